@@ -115,7 +115,7 @@ def _shaped(part: str, layouts: Sequence[tuple[int, int]], algorithms: str) -> I
         return
     yield from _hierarchical_gain(fit, [run for run in runs if run.plan.series.id == "large"])
     name = f"rate between nodes, {BARE_FLOWS} bare sockets each way, {BARE_BYTES / 1e6:.0f} MB: what the link carries"
-    yield Figure.of(bare, name=name, unit=f"of {RATE}", goal="told")
+    yield Figure.of(bare, name=name, unit=f"of {RATE}", goal="none")
 
 
 def _placed(nodes: int, ranks: int) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
 def _error(name: str, errors: Sequence[float], most: float | None, *, unit: str = "median", reason: str = "") -> Figure:
     """The median of relative errors; `most`: its goal, None where there is none."""
     value, low, high = median_interval(errors)
-    goal, met = ("told", None) if most is None else (f"at most {most:g}", _at_most(low, high, most))
+    goal, met = ("none", None) if most is None else (f"at most {most:g}", _at_most(low, high, most))
     return Figure(
         name=name, value=value, low=low, high=high, n=len(errors), unit=unit, reason=reason, goal=goal, met=met
     )
@@ -247,8 +247,8 @@ def _in_band(runs: Sequence[CommRun]) -> Iterator[Figure]:
         value=float(np.median(widths)) if widths else None,
         n=len(widths),
         unit="median",
-        goal="told",
-        reason="beside it: a band that is wide enough holds every point",
+        goal="none",
+        reason="a band that is wide enough holds every point",
     )
 
 

@@ -20,7 +20,7 @@ from dlbench.stats.estimates import median_estimate
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "bench"
 
-NO_GOAL = ("measured", "told", "none", "side by side", "beside it")
+NO_GOAL = ("measured", "told", "none", "side by side", "see the false alarms")
 """What a figure without a goal has for one."""
 
 

@@ -76,7 +76,7 @@ CASES = (
             slowdown=slowdown,
             repeats=repeats,
             paired=kind == "pairs",
-            goal="told",
+            goal="none",
             met=None,
         )
         for kind in ("separate sides", "pairs")
@@ -119,7 +119,7 @@ def simulated(case: Case, *, seed: int, trials: int | None = None) -> Iterator[F
             high=high,
             n=count,
             unit="% of comparisons",
-            goal=case.goal if ours else "beside it",
+            goal=case.goal if ours else "side by side",
             met=case.met(value) if ours and case.met is not None else None,
         )
 

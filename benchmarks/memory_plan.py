@@ -147,7 +147,7 @@ def large_chains() -> Iterator[Figure]:
         high=high,
         n=len(gains),
         unit="% longer",
-        goal="told",
+        goal="none",
         reason=f"at most {max(gains):.2f} %",
     )
     yield Figure(

@@ -92,7 +92,7 @@ def _spread(sessions: Sequence[Session]) -> Figure:
         value=None if of_sessions is None else 100 * of_sessions.scatter,
         n=len(sessions),
         unit="%",
-        goal="told",
+        goal="none",
         reason=f"of all runs {scatter:.2%}" + ("; fewer than five sessions" if of_sessions is None else ""),
     )
 

@@ -102,7 +102,7 @@
     body.append(...keyed.flatMap(({ rows }) => rows));
   };
   const filter = (table, name) => {
-    const told = make("output", { className: "count" });
+    const shownRows = make("output", { className: "count" });
     const input = make("input", { type: "search" });
     input.addEventListener("input", () => {
       const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -111,9 +111,9 @@
         const text = row.textContent.replaceAll("\u00a0", " ").toLowerCase();
         row.hidden = !wanted.every((word) => text.includes(word));
       }
-      told.textContent = wanted.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+      shownRows.textContent = wanted.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
     });
-    return [make("label", {}, "Show lines with: ", unseen(name), input), told];
+    return [make("label", {}, "Show lines with: ", unseen(name), input), shownRows];
   };
   const MANY = 20;
   for (const table of document.querySelectorAll("main table")) {
@@ -166,7 +166,7 @@
     if (panel) show(panel);
     if (!wanted) return;
     for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    const own = wanted.matches("section, .sheet") ? wanted.querySelector(":scope > details:not(.all-conditions, .untold)") : null;
+    const own = wanted.matches("section, .sheet") ? wanted.querySelector(":scope > details:not(.all-conditions, .not-measured)") : null;
     if (own) own.open = true;
     if (panel && wanted.id === panel.dataset.panel) scrollTo({ top: 0, behavior: "instant" });
     else wanted.scrollIntoView();

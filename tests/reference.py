@@ -339,7 +339,7 @@ def _inner(group: click.Group, context: click.Context, name: str) -> click.Comma
 
 
 def _option_lines(command: click.Command) -> str:
-    """Every option but --help as it is written, with the first sentence of its help and its default.
+    """Returns a line for every option but --help: its forms, its help and its default.
 
     In the order of the command's own help and under its titles, where that has some.
     """
@@ -350,9 +350,9 @@ def _option_lines(command: click.Command) -> str:
             continue
         metavar = "" if option.is_flag else " " + option.make_metavar(context)
         default = option.to_info_dict().get("default") if option.show_default else None
-        said = first_sentence(option.help or "").split("; ")[0].split(", repeatable:")[0]
-        sentences = [said if said.endswith((".", "?")) or not said else f"{said}."]
-        sentences += ["Required."] * option.required + ["Repeatable."] * option.multiple
+        sentences = [" ".join((option.help or "").split())]
+        sentences += ["Required."] * option.required
+        sentences += ["Repeatable."] * (option.multiple and "repeatable" not in sentences[0])
         sentences += [f"[{default}]"] * (not isinstance(default, bool) and default not in (None, ()))
         written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
         lines.append((str(option.name), f"- {written}: {' '.join(filter(None, sentences))}"))
@@ -360,7 +360,7 @@ def _option_lines(command: click.Command) -> str:
     if isinstance(command, GroupedCommand):
         titles = {name: title for title, names in OPTION_GROUPS.items() for name in names.split()}
         groups = [(title, [line for name, line in lines if titles.get(name) == title]) for title in OPTION_GROUPS]
-        groups.append(("Further options", [line for name, line in lines if name not in titles]))
+        groups.append(("Other options", [line for name, line in lines if name not in titles]))
     return "\n\n".join("\n".join((*([f"{title}:\n"] * bool(title)), *mine)) for title, mine in groups if mine)
 
 

@@ -202,8 +202,9 @@ def hand(workload: str) -> Iterator[Figure]:
             _, low, high = median_interval(ratios)
             live, hands = one["live"]
             met = False if high < 1.0 or live > SAME_PEAK * hands else True if low >= 1.0 else None
-            note = f"{statistics.median(one['own']):.3g} s a step; {live / 2**20:.0f} MiB live, by hand "
-            note += f"{hands / 2**20:.0f}; told {one['told'] / 2**20:.0f}, resident {one['resident'] / 2**20:.0f} of it"
+            note = f"{statistics.median(one['own']):.3g} s a step; {live / 2**20:.0f} MiB live, "
+            note += f"by hand {hands / 2**20:.0f}; predicted {one['told'] / 2**20:.0f}, "
+            note += f"resident {one['resident'] / 2**20:.0f} of it"
             goal = f"at least 1.0, with at most {SAME_PEAK:g} of its live bytes"
             yield _figure(f"{what}: over the same by hand", ratios, "ratio of throughputs", goal, met, note)
         errors = [one["predicted"] / passed for passed in one["passes"]]
@@ -276,14 +277,14 @@ def accounts() -> Iterator[Figure]:
             told, live, resident = found["told"], found["live"], found["resident"]
             ratios = [told / one for one in (live, resident)]
             yield Figure(
-                name=f"{title} (ci, batch {batch}), {method}: told over held",
+                name=f"{title} (ci, batch {batch}), {method}: predicted over live bytes",
                 value=max(ratios, key=lambda ratio: abs(math.log(ratio))),
                 unit="ratio",
                 n=len(ratios),
                 goal=f"within {ACCOUNT:g} of 1",
                 met=all(abs(ratio - 1) <= ACCOUNT for ratio in ratios),
-                reason=f"{told / 2**20:.1f} MiB told, {live / 2**20:.1f} MiB live, "
-                f"{resident / 2**20:.1f} MiB resident; in core {found['in_core'] / 2**20:.1f} told",
+                reason=f"{told / 2**20:.1f} MiB predicted, {live / 2**20:.1f} MiB live, "
+                f"{resident / 2**20:.1f} MiB resident; in core {found['in_core'] / 2**20:.1f} predicted",
             )
 
 

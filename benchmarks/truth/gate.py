@@ -153,7 +153,7 @@ def slowdowns(trials: int = TRIALS // 4) -> Iterator[Figure]:
     for seed, (slowdown, count) in enumerate((slowdown, count) for slowdown in (0.03, 0.05) for count in (5, 10)):
         generator = np.random.default_rng([SEED, 2, seed])
         calls = [regressed(sides(generator, count, 0.01, slowdown, paired=False)) for _ in range(trials)]
-        yield rate(f"found at +{slowdown:.0%}, separate sides, {count} a side, sd 1.0%", calls, "told", None)
+        yield rate(f"found at +{slowdown:.0%}, separate sides, {count} a side, sd 1.0%", calls, "none", None)
 
 
 def stalls(trials: int = TRIALS // 10) -> Iterator[Figure]:
@@ -204,7 +204,7 @@ def sessions(trials: int = TRIALS // 2) -> Iterator[Figure]:
             )
         generator = np.random.default_rng([SEED, 5, list(shapes).index(name)])
         slower = [of_sessions(generator, 0.01, num_a, num_b, earlier, slowdown=0.1) for _ in range(trials // 2)]
-        yield rate(f"found at +10%, {name}, sd between sessions 1.0%", [regressed(one) for one in slower], "told", None)
+        yield rate(f"found at +10%, {name}, sd between sessions 1.0%", [regressed(one) for one in slower], "none", None)
 
 
 def days(trials: int = TRIALS // 4) -> Iterator[Figure]:

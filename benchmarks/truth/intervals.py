@@ -301,7 +301,7 @@ def over_sessions(trials: int = 2000) -> Iterator[Figure]:
             low=100 * chance.low,
             high=100 * chance.high,
             n=trials,
-            goal=f"at least the {100 * level:.4g} % printed less {SLACK} points" if is_goal else "told",
+            goal=f"at least the {100 * level:.4g} % printed less {SLACK} points" if is_goal else "none",
             met=bool(100 * chance.high >= 100 * level - SLACK) if is_goal else None,
             reason=f"over sessions {100 * over / trials:.3g}: the text says that it holds within one" * is_within,
         )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from benchmarks.figures import Figure
 from benchmarks.gate import share, share_figure
-from dlbench.history.change_points import NAMED, Found, detect, detect_together, newest
+from dlbench.history.change_points import NAMED, DetectedChange, detect, detect_together, newest
 
 Array = npt.NDArray[np.float64]
 
@@ -144,7 +144,7 @@ def shapes(correlation: float) -> Iterator[Figure]:
     """What a drift of 10 % over 120 nights, and a step of as much, is called."""
     rise = math.log1p(DRIFT) * np.arange(DRIFT_NIGHTS) / DRIFT_NIGHTS
     for what, course in (("drift", rise), ("step", math.log1p(DRIFT) * (np.arange(DRIFT_NIGHTS) >= DRIFT_NIGHTS // 2))):
-        found: list[Found] = []
+        found: list[DetectedChange] = []
         for seed in range(DRIFTS):
             found += detect(list(nights([seed, 79], DRIFT_NIGHTS, correlation, 0.02) * np.exp(course)))
         wrong = {"drift": "step", "step": "drift"}[what]
@@ -177,7 +177,7 @@ def delay(step: float, correlation: float) -> Figure:
         name=f"trends: nights until a change of {step:.0%} in one of {TOGETHER} trends is shown (scatter 2 %, "
         f"autocorrelation {correlation:g})",
         unit="nights",
-        goal="beside the false alarms",
+        goal="see the false alarms",
         reason=f"90 % within {np.percentile(waited, 90):.0f}; not within {MOST}: {sum(one > MOST for one in waited)}",
     )
 

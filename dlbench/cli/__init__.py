@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. One file a subject; heavy imports inside the commands."""
+"""The command line. Each module holds the commands of one subject; heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -19,68 +19,69 @@ from dlbench.removed import removed_command
 
 GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Start": (
-        ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
+        ("doctor", "setup", "Check what is installed, what is missing, and how to install it."),
         ("ls", "show", "List workloads, presets and systems."),
-        ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
-        ("run", "run", "Train and measure on this machine, or inside an allocation."),
-        ("report", "report", "Turn runs into a scaling report."),
+        ("show", "show", "Show every key of a workload or system: value, unit, meaning."),
+        ("run", "run", "Train and measure on this machine or inside an allocation."),
+        ("report", "report", "Write a scaling report of runs."),
     ),
     "Cluster": (
-        ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
+        ("preflight", "preflight", "Check a system before its first run: system file, Slurm, every node."),
         ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
-        ("status", "status", "Show how far runs are, and why some failed."),
-        ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
-        ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
+        ("status", "status", "Show the state of runs, and why runs failed."),
+        ("wait", "status", "Wait until all jobs of a series have finished."),
+        ("logs", "status", "Print the logs of a run: job, launcher, ranks."),
         ("cancel", "status", "Cancel the jobs of a series or a run."),
-        ("cost", "estimate", "Report what the jobs cost: node-hours, queue wait, memory, energy."),
+        ("cost", "estimate", "Report what jobs cost: node-hours, queue wait, memory, energy."),
     ),
     "Compare": (
-        ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
-        ("baseline", "comparing", "Write the baseline that `check` compares with."),
-        ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
-        ("history", "history", "Keep runs for months; find regressions and slow nodes."),
+        ("compare", "comparing", "Compare two sets of runs: is B slower, by how much, how certain."),
+        ("baseline", "comparing", "Write a baseline file for `dlbench check`."),
+        ("check", "comparing", "Compare runs with a baseline in CI: exit code, JUnit, summary."),
+        ("history", "history", "Store runs for months; find regressions and slow nodes."),
     ),
     "Understand": (
-        ("diagnose", "report", "Say where efficiency is lost, and what to try next."),
-        ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
+        ("diagnose", "report", "Show where efficiency is lost, and what to try next."),
+        ("trace", "trace", "Write the timeline of a run for Perfetto."),
         ("comm", "comm", "Measure collectives, fit a network model, predict."),
-        ("io", "io", "Measure storage and readers, and what input costs."),
+        ("io", "io", "Measure storage and data loading, and what input costs."),
         ("memory", "out_of_core", "Plan which activations to keep, swap or recompute."),
-        ("project", "project", "Project runs to rank counts that were not measured, with bands."),
-        ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
+        ("project", "project", "Project runs to rank counts that were not measured."),
+        ("estimate", "estimate", "Estimate time to train, GPU-hours and price, from runs."),
     ),
     "Data and export": (
-        ("data", "data", "Make, convert and verify data sets."),
-        ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
-        ("setup", "setup", "Make this machine ready: build Horovod, and decoding of crops."),
+        ("data", "data", "Make, pack and verify data sets."),
+        ("export", "export", "Export runs as metrics, MLPerf log or system description."),
+        ("setup", "setup", "Build Horovod and the image decoder for this machine."),
     ),
 }
-"""Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""
+"""Commands by purpose: name, module, one line of help (so that --help imports no command)."""
 
 COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for commands in GROUPS.values() for command in commands)
 
 
 class CommandGroups(click.Group):
-    """Lists commands by what they are for and imports a command only when it is used."""
+    """A group that lists commands by purpose, and imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, *_ in COMMANDS]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands without importing any, which Click would do for their lines of help."""
+        """Completes command names without importing the commands, which Click would do for their help."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         return [CompletionItem(name, help=text) for name, _, text in COMMANDS if name.startswith(incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
+        """Refuses control characters in arguments of every command: they would end up in scripts and on pages."""
         for before, word in zip(["", *args], args, strict=False):
             if not word.isprintable():
                 from dlbench.specs.files import control_character
 
                 if problem := control_character(word):
-                    option = f"{before} " if before.startswith("-") and "=" not in before else ""
-                    raise UserError(f"{option}{word[:80]!a}: {problem}")
+                    if before.startswith("-") and "=" not in before:
+                        raise UserError(f"{before} {word[:80]!a}: {problem}")
+                    raise UserError(f"{word[:80]!a}: {problem}")
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -95,7 +96,7 @@ class CommandGroups(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            # Of standard output and error none comes here; click would end with 1, as a failed check does.
+            # It does not come from standard output or error; click would exit with 1, the code of a failed check.
             raise EnvironmentLacksError(os_error_words(error)) from error
 
     def resolve_command(
@@ -124,20 +125,19 @@ def cli() -> None:
           dlbench report runs -o report.html
 
     Exit codes: 0 success, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
-    something, 6 inconclusive, 70 a defect of dlbench, 75 stopped in good order, 124 timeout,
-    130 interrupted.
+    something, 6 inconclusive, 70 bug in dlbench, 75 stopped on request, 124 timeout, 130 interrupted.
     """
 
 
 def main() -> None:
-    """Entry point: runs the command; whatever happens becomes a line and an exit code (`dlbench.cli.streams`)."""
+    """Runs the command; every exception becomes a line and an exit code (`dlbench.cli.streams`)."""
     streams = Streams()
     code = _run()
     lost = streams.lost_output()
     if lost is not None:
         _say(f"dlbench: error: standard output: {lost.strerror or lost}; not all results could be written there")
         if code in (ExitCode.OK, ExitCode.REGRESSION, ExitCode.INCONCLUSIVE):
-            # No verdict: who reads the results has none.
+            # Without the results a reader has no verdict.
             code = int(ExitCode.ENVIRONMENT)
     sys.exit(code)
 
@@ -148,7 +148,7 @@ def _run() -> int:
         returned = cli(standalone_mode=False)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # It ends already: a second Ctrl-C must not change how it is said to have ended.
+            # The command is ending: a second Ctrl-C must not change the reported cause.
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
         ending = ending_of(error)
@@ -159,7 +159,7 @@ def _run() -> int:
 
 
 def _say(text: str) -> None:
-    """The last words of a command; nothing that hinders them changes its exit code."""
+    """Prints the last line of a command; a failure here does not change the exit code."""
     with suppress(Exception):
         click.echo(text, err=True)
 

@@ -1,4 +1,4 @@
-"""Which runs a command reads: folders, single runs, histories, patterns of names; and `--where`, which narrows them."""
+"""Reads the runs that a command line names: run folders, histories, patterns of names, and the filter `--where`."""
 
 from __future__ import annotations
 
@@ -21,55 +21,59 @@ if TYPE_CHECKING:
 
 
 def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
-    """The argument RUNS of commands that read any number of folders; `default` where none is given."""
-    given = None if default is None else (Path(default),)
+    """Returns the argument RUNS of a command that reads any number of folders."""
+    default_paths = () if default is None else (Path(default),)
     return click.argument(
-        "runs", nargs=-1, required=default is None, type=FILE, callback=lambda ctx, param, value: value or given or ()
+        "runs",
+        nargs=-1,
+        required=default is None,
+        type=FILE,
+        callback=lambda ctx, param, value: value or default_paths or (),
     )
 
 
 def where_option(name: str, of: str) -> Callable[[F], F]:
-    """An option that chooses runs by their properties."""
+    """Returns an option that selects runs by their properties; `of`: the runs it selects from."""
     return click.option(
         name,
         multiple=True,
         metavar="KEY=VALUE",
-        help=f"Only {of} with this property, repeatable: series, side, variant, state, tag.NAME, or a registered key "
-        "such as workload, preset, engine, precision, ranks.",
+        help=f"Use only {of} with this property, repeatable. Keys: series, side, variant, state, tag.NAME, or a "
+        "registered key such as workload, preset, engine, precision, ranks.",
     )
 
 
 def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` texts by key. Raises `UserError`: a text has another form, or a key two values."""
-    found: dict[str, str] = {}
+    """Returns the values of `KEY=VALUE` texts by key. Raises `UserError`: another form, or two values for a key."""
+    value_by_key: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
             raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
-        if found.setdefault(key, value) != value:
-            raise UserError(f"{option} {key}: is given two values, {found[key]} and {value}; no run has both")
-    return found
+        if value_by_key.setdefault(key, value) != value:
+            raise UserError(f"{option} {key}: is given twice, as {value_by_key[key]} and {value}; no run has both")
+    return value_by_key
 
 
 def named(paths: Sequence[Path]) -> str:
-    """Folders as an error or a title names them."""
+    """Returns folders as text for an error or a title."""
     return ", ".join(map(str, paths))
 
 
 def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
-    """The runs of training in folders of runs, single runs and histories, those that `--where` chose."""
+    """Returns the training runs in run folders, folders of runs and histories that match `where`."""
     from dlbench.analysis.selection import select
 
     chosen = parse_where(where, "--where")
-    found = runs_at(*paths)
-    found.runs = select(found.runs, named(paths), chosen, "--where")
-    return found
+    scan = runs_at(*paths)
+    scan.runs = select(scan.runs, named(paths), chosen, "--where")
+    return scan
 
 
 def read_one_run(path: Path) -> Run:
-    """The run of training in a folder, where that is the folder of one."""
+    """Returns the training run in a folder. Raises `UserError`: it is not the folder of one run."""
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder of a run")
+        raise UserError(f"{path}: no such run folder")
     from dlbench.records.folder import RunFolder
     from dlbench.records.scan import read_run, run_folders
     from dlbench.report.wording import runs_text
@@ -77,50 +81,51 @@ def read_one_run(path: Path) -> Run:
     if not RunFolder(path).plan.exists():
         inside = [folder.path for folder in run_folders(path) if folder.plan.exists()]
         if inside:
-            raise UserError(f"{path}: holds {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
+            raise UserError(f"{path}: contains {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
     return read_run(path)
 
 
 def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
-    """The same of runs of the collective benchmark; histories hold none."""
+    """Returns the runs of the collective benchmark that match `where`; histories contain none."""
     from dlbench.analysis.selection import select
     from dlbench.records.comm import scan_comm
 
     chosen = parse_where(where, "--where")
-    found = scan_comm(*expanded(paths))
-    _note_withheld(found.withheld)
-    found.runs = select(found.runs, named(paths), chosen, "--where")
-    return found
+    comm_scan = scan_comm(*expanded(paths))
+    _note_withheld(comm_scan.withheld)
+    comm_scan.runs = select(comm_scan.runs, named(paths), chosen, "--where")
+    return comm_scan
 
 
 def runs_at(*paths: Path) -> Scan:
-    """All runs of training in folders of runs, single runs and histories."""
+    """Returns all training runs in run folders, folders of runs and histories."""
     from dlbench.history.store import MARKER, Store
     from dlbench.records.scan import Scan, read_each, read_run, scan
 
     roots = expanded(paths)
     stores = [path for path in roots if (path / MARKER).is_file()]
     folders = [path for path in roots if path not in stores]
-    found = scan(*folders) if folders else Scan(root=roots[0])
+    merged = scan(*folders) if folders else Scan(root=roots[0])
     for store in stores:
-        held = read_each(store, Store.at(store).folders(), lambda folder: read_run(folder.path))
+        stored = read_each(store, Store.at(store).folders(), lambda folder: read_run(folder.path))
         # The same run in a second folder of a history is no repeat.
-        first = {run.plan.run_id: run for run in reversed(held.runs)}
-        found.add([run for run in held.runs if first[run.plan.run_id] is run], held)
-    _note_withheld(found.withheld)
-    return found
+        first = {run.plan.run_id: run for run in reversed(stored.runs)}
+        merged.add([run for run in stored.runs if first[run.plan.run_id] is run], stored)
+    _note_withheld(merged.withheld)
+    return merged
 
 
 def _note_withheld(lines: Sequence[str]) -> None:
-    """Says once of each run which user keeps it, and of all runs of an earlier dlbench together."""
+    """Prints a note for each run that cannot be read, and one note for all runs of an earlier dlbench."""
     from dlbench.cli.streams import cleaned
     from dlbench.records.scan import EARLIER
 
     earlier = [line for line in lines if line.endswith(EARLIER)]
     if len(earlier) > 1:
-        lines = [*(one for one in lines if one not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
-    context = click.get_current_context(silent=True)
-    noted: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
+        lines = [line for line in lines if line not in earlier] + [f"{len(earlier)} runs, the first {earlier[0]}"]
+    noted: set[str] = set()
+    if context := click.get_current_context(silent=True):
+        noted = context.find_root().meta.setdefault("dlbench.withheld", noted)
     for line in lines:
         if line not in noted:
             noted.add(line)
@@ -128,31 +133,31 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
-    """Paths, and in place of a pattern that names no file itself what it matches, by name."""
-    found: list[Path] = []
+    """Replaces each pattern, unless a file of that name exists, by the folders that match it."""
+    matched: list[Path] = []
     for path in paths:
         text = str(path)
         if not glob.has_magic(text) or path.exists():
-            found.append(path)
+            matched.append(path)
             continue
-        matches = sorted(glob.glob(text))  # noqa: PTH207  # of a whole path, absolute or not
+        matches = sorted(glob.glob(text))  # noqa: PTH207  # the pattern may be absolute
         if not matches:
             raise UserError(f"{text}: matches no folder of runs")
-        found += [Path(match) for match in matches if Path(match).is_dir()]
-    return found
+        matched += [Path(match) for match in matches if Path(match).is_dir()]
+    return matched
 
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
-    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr."""
+    """Opens the history and updates its index; messages about the index go to standard error."""
     from dlbench.history.from_runs import open_history
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")
     opened = open_history(store, create=create, notify=note)
-    gc.freeze()  # Entries stay, in no cycles: looking for some among a hundred thousand takes a sixth of a page.
+    gc.freeze()  # Searching the many entries, which live to the end, for cycles would take a sixth of the time.
     return opened
 
 
 def note(line: str) -> None:
-    """One line on stderr, without control characters."""
+    """Prints a line on standard error, without control characters."""
     click.echo(f"dlbench: history: {printable(line)}", err=True)

@@ -1,4 +1,4 @@
-"""`dlbench comm`: the collective benchmark; here its runs, in `reading` what is made of them."""
+"""`dlbench comm`: runs the collective benchmark, reports it, fits network costs and predicts."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ if TYPE_CHECKING:
     from dlbench.specs.expand import CommRuns
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
-SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
+SHARDS = value_option(
+    "--shards", "K", "Number of servers of the algorithm parameter-server (default: every rank).", type=int
+)
 
 
 @click.command()
 @report_options
-@click.option(
+@value_option(
     "--table",
+    None,
+    "Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
     type=click.Choice(TABLES),
-    help="Which table CSV holds: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -53,10 +56,10 @@ def report(
     full: bool,
     table: str | None,
 ) -> None:
-    """Turn runs of the collective benchmark in folders RUNS into a report: rates, best algorithm, fitted costs.
+    """Write a report of the collective benchmark runs in RUNS: rates, best algorithm, fitted costs.
 
-    Runs of training in the same folders are passed over. Ends with 4 if a file is damaged or no run has figures; what
-    can be reported is reported all the same.
+    Training runs in the same folders are ignored. Exits with 4 if a file is damaged or no run has figures; the rest is
+    reported anyway.
 
     \b
     Examples:
@@ -68,25 +71,26 @@ def report(
     from dlbench.comm.document import document_of
     from dlbench.comm.report import assemble
 
-    found = assemble(read_comm_runs(runs, where))
-    emit(document_of(found), chosen, output, table or "points", full=full)
-    note_counts(output, found)
+    comm_report = assemble(read_comm_runs(runs, where))
+    emit(document_of(comm_report), chosen, output, table or "points", full=full)
+    note_counts(output, comm_report)
     problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
-    finish(found.damaged, "" if found.groups or found.pairs else problem)
+    finish(comm_report.damaged, problem, unless=comm_report.groups or comm_report.pairs)
 
 
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
-@click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
-@click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
+@value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
+@value_option("--system", "NAME", "System to fit, if RUNS contains several.")
+@value_option("--transport", "NAME", "Transport to fit, if RUNS contains several.")
+@value_option("--dtype", "NAME", "Element type to fit (default: fp32, if it was measured).")
 def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
-    """Fit the costs of a message to the runs in folders RUNS: alpha and beta of each level, and gamma.
+    """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
-    The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
-    if no run has figures, or too few for a fit.
+    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. The file contains one
+    system and one transport; training (sync.network) and `dlbench comm predict` read it. Exits with 4 if no run has
+    figures, or too few for a fit.
 
     \b
     Examples:
@@ -103,45 +107,51 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
     table = tabulate(read_comm_runs(runs, where))
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    found = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
-    _show_fit(found, output)
+    network_fit = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
+    _show_fit(network_fit, output)
     if table.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: NetworkFit, output: Path | None) -> None:
+def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
     from dlbench.comm.document import fit_document
 
-    emit(fit_document(found), "text", None, full=True)
+    emit(fit_document(network_fit), "text", None, full=True)
     if output is not None:
-        shared.write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
-        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+        shared.write_output((network_fit.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(
+            f"{output}: {network_fit.network.num_points} points, {len(network_fit.network.collectives)} lines", err=True
+        )
 
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
-@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option(
-    "--ranks", type=int, multiple=True, metavar="N", help="Ranks of outputs that do not say: for all, or for each."
+@value_option("--system", "NAME", "Name of the measured system.", required=True)
+@value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
+@value_option(
+    "--ranks",
+    "N",
+    "Rank count of outputs that do not state it: one for all files, or one per file.",
+    type=int,
+    multiple=True,
 )
-@click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
-@click.option(
-    "--level",
-    "levels",
+@value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
+@value_option(
+    "--level levels",
+    None,
+    "Position of the two ranks of osu_latency and osu_bw: inside a node, across nodes, or beyond a leaf switch.",
     type=click.Choice(["inside", "across", "beyond"]),
     multiple=True,
-    help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
 )
-@click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
-@click.option("--type", "dtype", metavar="NAME", help="Which of several types of data, e.g. float.")
-@click.option("--op", metavar="NAME", help="Which of several operations, e.g. sum.")
+@value_option("--collective", "NAME", "Collective of nccl-tests outputs that do not name it.")
+@value_option("--type dtype", "NAME", "Data type to fit, if an output contains several, e.g. float.")
+@value_option("--op", "NAME", "Reduction operation to fit, if an output contains several, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
-    """Make fitted costs of the text that nccl-tests and OSU's micro-benchmarks print, in FILES.
+    """Fit network costs to FILES, which contain the output of nccl-tests or of OSU's micro-benchmarks.
 
-    A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
-    algorithm that explains the times best. Outputs of equal layouts, and cycles, are repeats: three or more give
-    intervals. Programs without costs, and what was not asked for, are listed as left out.
+    Each collective and rank count gets one fitted line. With several rank counts, message costs are fitted too, for the
+    algorithm that fits the times best. Outputs of equal layouts, and cycles, count as repeats; three or more give
+    intervals. Programs that cannot be fitted, and data that was not selected, are listed as left out.
 
     \b
     Examples:
@@ -151,7 +161,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     """
     check_writable(output)
     require_modules("comm import", "numpy", "scipy")
-    from dlbench.comm.imports import import_tables
+    from dlbench.comm.imports import ImportOptions, import_tables
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.units import utc_now
 
@@ -160,35 +170,36 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
-    _show_fit(found, output)
+    network_fit = import_tables(files, system=system, fitted=utc_now(), options=ImportOptions(**unsaid))
+    _show_fit(network_fit, output)
 
 
-def _require_known(option: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+def _require_known(option: str, name: str, valid_names: Collection[str]) -> None:
+    if name not in valid_names:
+        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, valid_names)}")
 
 
 def _require_counts(options: Mapping[str, Any], *names: str) -> None:
     for name in names:
-        value, least = options[name], 0 if name == "warmup" else 1
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+        minimum = 0 if name == "warmup" else 1
+        if options[name] is not None and options[name] < minimum:
+            raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be {minimum} or more")
 
 
 @click.command("table")
 @click.argument("network", type=FILE, required=False)
-@click.option("--ranks", metavar="8,64", default="8", show_default=True, help="Rank counts.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
-@value_option("--size", "BYTES", "A rank's buffer.", "64MiB", callback=size_in_bytes)
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
+@value_option("--ranks", "8,64", "Rank counts.", "8")
+@value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
+@value_option("--size", "BYTES", "Buffer size per rank.", "64MiB", callback=size_in_bytes)
+@value_option("--collective", "NAME", "Collective.", "allreduce")
 @SHARDS
 def table_(
     network: Path | None, ranks: str, group_size: int | None, size: int, collective: str, shards: int | None
 ) -> None:
-    """Print what each algorithm costs: steps, volume, predicted by file NETWORK of fitted costs, over the ideal.
+    """Print the cost of each algorithm: steps, volume, predicted time, and ratio to the ideal time.
 
-    Without NETWORK steps and volume alone. The report of runs has the same table with what was measured.
+    Times are predicted from NETWORK, a file of fitted costs; without it, only steps and volume are printed. `dlbench
+    comm report` prints the same table with measured times.
 
     \b
     Examples:
@@ -207,35 +218,45 @@ def table_(
     _require_known("--collective", collective, ALGORITHMS)
     _require_counts({"group_size": group_size, "shards": shards}, "group_size", "shards")
     if network is not None and network.is_dir():
-        raise UserError(f"{network}: folders of runs have their costs in `dlbench comm report RUNS --full`")
+        raise UserError(f"{network}: is a folder; `dlbench comm report RUNS --full` prints the costs of runs")
     fitted = None if network is None else read_network(network)
-    wanted = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
+    request = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
     tables = {}
     for count in parse_counts(ranks, "--ranks"):
-        layout = layout_asked(count, wanted)
-        groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
-        tables[f"{count} ranks{groups}"] = [
-            cost(wanted.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(wanted, layout)
+        layout = layout_asked(count, request)
+        title = f"{count} ranks"
+        if layout.num_groups > 1:
+            title += f" in {layout.num_groups} groups of {layout.group_size}"
+        tables[title] = [
+            cost(request.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(request, layout)
         ]
     emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
 
 
 @click.command()
 @click.argument("network", type=FILE, required=False)
-@click.option("--topology", metavar="FILE", type=FILE, help="Cables to price instead, YAML.")
-@click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
-@click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
-@value_option("--sizes", "LOW:HIGH[:COUNT]|A,B", "Bytes of each rank's buffer.", "1KiB:64MiB")
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
-@click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
-@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+@value_option("--topology", "FILE", "Topology (YAML) to predict from, instead of NETWORK.", type=FILE)
+@value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
+@value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
+@value_option("--leaf-size", "N", "Ranks per leaf switch (default: all on one switch).", type=int)
+@value_option(
+    "--sizes",
+    "LOW:HIGH[:COUNT]|A,B",
+    "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
+    "1KiB:64MiB",
+)
+@value_option("--collective", "NAME", "Collective.", "allreduce")
+@value_option("--algorithms", "A,B", "Algorithms of dlbench (default: all that support the layout).")
+@value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32")
 @SHARDS
 @value_option(
-    "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
+    "--workload-bytes",
+    "BYTES",
+    "Gradient size of a training step, e.g. 94MB: also predict its exchange time and message sizes.",
+    callback=size_in_bytes,
 )
-@click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
+@value_option("--format format_name", None, "Output format.", "text", type=click.Choice(["text", "json"]))
+@click.option("--full", is_flag=True, help="Print every algorithm as text (default: the fastest per size).")
 def predict(
     network: Path | None,
     topology: Path | None,
@@ -245,12 +266,13 @@ def predict(
     dtype: str,
     format_name: Literal["text", "json"],
     full: bool,
-    **more: Any,
+    **options: Any,
 ) -> None:
-    """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
+    """Predict the time of collectives from NETWORK, a file of fitted costs.
 
-    Ranks, groups and sizes beyond those fitted are named as extrapolated, with the error at the largest rank count when
-    it is held out. Library times are lines through measured sizes, at measured rank counts alone.
+    The rank counts need not have been measured. Ranks, groups and sizes outside the fitted range are marked as
+    extrapolated, with the error of a fit without the largest rank count at that rank count. Times of libraries are
+    lines through measured sizes, at measured rank counts only.
 
     \b
     Examples:
@@ -268,65 +290,87 @@ def predict(
 
     if (network is None) == (topology is None):
         raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
-    if topology is not None and more["leaf_size"] is not None:
-        raise UserError("--leaf-size: the topology says which hosts share a switch")
-    _require_known("--collective", more["collective"], ALGORITHMS)
+    if topology is not None and options["leaf_size"] is not None:
+        raise UserError("--leaf-size has no effect with --topology, which defines the leaf switches")
+    _require_known("--collective", options["collective"], ALGORITHMS)
     _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
-    _require_counts(more, "group_size", "leaf_size", "shards")
+    _require_counts(options, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
-    wanted = PredictionRequest(
-        algorithms=tuple(algorithms.split(",")) if algorithms else (),
+    request = PredictionRequest(
+        algorithms=tuple(algorithms.split(",") if algorithms else ()),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
         topology=None if topology is None else read_topology(topology),
-        **more,
+        **options,
     )
-    modelled = NetworkModel(system=str(topology), transport=CABLES)
-    found = predict_all(modelled if network is None else read_network(network), counts, wanted)
-    emit(predictions_document(found), format_name, None, full=full)
+    if network is not None:
+        costs = read_network(network)
+    else:
+        costs = NetworkModel(system=str(topology), transport=CABLES)
+    predictions = predict_all(costs, counts, request)
+    emit(predictions_document(predictions), format_name, None, full=full)
 
 
 def measure_options(function: F) -> F:
-    """Options that say what to measure; `runs_of` reads them."""
+    """Adds the options that say what to measure; `runs_of` reads them."""
     decorators = [
         value_option(
             "--collective",
             "NAME",
-            "allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or p2p.",
+            "Collective: allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or p2p "
+            "(point to point).",
             "allreduce",
         ),
         value_option(
-            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
+            "--victims --pairs victims",
+            "auto|0:1,0:2",
+            "p2p: pairs of ranks to measure (default: chosen by the layout).",
         ),
-        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all other ranks, two by two."),
-        value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
+        value_option(
+            "--congestors",
+            "auto|1:3",
+            "p2p: pairs of ranks that send at the same time; auto: all other ranks in pairs.",
+        ),
+        value_option(
+            "--algorithms",
+            "all|A,B|none",
+            "Algorithms of dlbench; all: every algorithm that supports the layout.",
+            "all",
+        ),
         value_option(
             "--backends",
             "auto|A,B|none",
-            "Libraries timed as references: gloo, mpi, nccl; auto: those at hand.",
+            "Libraries to time for comparison: gloo, mpi, nccl; auto: those that are installed.",
             "auto",
         ),
         value_option(
             "--sizes",
             "LOW:HIGH[:COUNT]|A,B",
-            "Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
             "1KiB:64MiB",
         ),
-        click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16."),
+        value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
         value_option(
-            "--transport", "torch|mpi", "What carries the algorithms' messages: torch.distributed, or mpi4py.", "torch"
+            "--transport",
+            "torch|mpi",
+            "Transport of the algorithms' messages: torch (torch.distributed) or mpi (mpi4py).",
+            "torch",
         ),
-        value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
-        click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
-        click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
+        value_option("--iterations", "N", "Timed iterations per point.", 10, type=int),
+        value_option("--warmup", "N", "Untimed iterations before them.", 2, type=int),
+        value_option("--group-size", "N", "Ranks per group (default: the ranks of a node).", type=int),
         SHARDS,
-        value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
+        shared.REPEATS,
         shared.LAUNCHER,
-        click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
-        click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
+        shared.RANKS_PER_NODE,
+        value_option("--set overrides", "system.KEY=VALUE", "Set a key of the system, repeatable.", multiple=True),
         value_option(
-            "--timeout", "SECONDS", "Longest time of one iteration; then the run is given up.", 60.0, type=float
+            "--timeout",
+            "SECONDS",
+            "Maximum time of one iteration, in seconds; a slower run is aborted.",
+            60.0,
+            type=float,
         ),
         shared.SERIES,
         shared.output_folder(),
@@ -338,7 +382,7 @@ def measure_options(function: F) -> F:
 def runs_of(
     options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: Literal["ranks", "nodes"]
 ) -> CommRuns:
-    """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
+    """Returns the plans for the options of `measure_options`. Raises `UserError`: one of them is invalid."""
     from dlbench.specs.comm import PAIRS
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
@@ -360,15 +404,15 @@ def runs_of(
 
 @click.group(cls=InOrder)
 def comm() -> None:
-    """Measure collectives: dlbench's own algorithms, message by message, and libraries for comparison.
+    """Measure collectives: dlbench's own algorithms, and libraries for comparison.
 
-    Every result is checked against the sum computed apart, and steps and bytes are counted.
+    Every result is compared with a sum that is computed independently; steps and bytes are counted.
     """
 
 
 @click.command()
 @measure_options
-@click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts.")
+@value_option("--ranks", "2,4", "Rank counts; each is a point.", "2")
 @shared.SYSTEM
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
@@ -382,24 +426,24 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
     from dlbench.specs.requests import parse_counts
 
-    made = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
-    require_here(made.plans[0].system)
-    require_room(made.plans)
-    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
-    _print_notes(made)
+    comm_runs = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
+    require_here(comm_runs.plans[0].system)
+    require_room(comm_runs.plans)
+    shared.require_ranks_needs(comm_runs.plans, is_dry=options["dry_run"])
+    _print_notes(comm_runs)
     if options["dry_run"]:
-        print_commands(made.plans, options["out"])
+        print_commands(comm_runs.plans, options["out"])
         return
     following = f"dlbench comm report {shown(options['out'])}"
     bar = sys.stderr.isatty() and not no_progress
-    sys.exit(int(run_all(made.plans, options["out"], following, fail_fast=False, bar=bar)))
+    sys.exit(int(run_all(comm_runs.plans, options["out"], following, fail_fast=False, bar=bar)))
 
 
 @click.command()
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them.
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs.
 
     \b
     Example:
@@ -407,25 +451,21 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
     """
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
-    from dlbench.specs.requests import parse_counts
 
-    if (nodes is None) == (ranks is None):
-        raise UserError("give either --nodes or --ranks, e.g. --nodes 2,4")
-    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
-    made = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
-    require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
-    campaign = campaign_from(made.plans, options)
-    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
-    _print_notes(made)
+    points, points_are = shared.parse_points(nodes, ranks)
+    comm_runs = runs_of(options, system=system, points=points, points_are=points_are)
+    require_scheduler(comm_runs.plans[0].system, options["out"], "dlbench comm run")
+    campaign = campaign_from(comm_runs.plans, options)
+    shared.require_ranks_needs(comm_runs.plans, is_dry=options["dry_run"])
+    _print_notes(comm_runs)
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
     submit_all(campaign, options)
 
 
-def _print_notes(made: CommRuns) -> None:
-    """What was chosen for lack of an option, once nothing is wrong any more."""
-    for note in made.notes:
+def _print_notes(comm_runs: CommRuns) -> None:
+    for note in comm_runs.notes:
         for line in textwrap.wrap(f"note: {note}", 80, subsequent_indent="  ", break_on_hyphens=False):
             click.echo(line, err=True)
 

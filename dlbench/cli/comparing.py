@@ -1,4 +1,4 @@
-"""What `dlbench compare`, `check` and `baseline` share: their options, sides, and how they end."""
+"""`dlbench compare`, `check` and `baseline`: their options, the sides of a comparison, and the exit codes."""
 
 from __future__ import annotations
 
@@ -37,81 +37,83 @@ EXIT_CODES = {"bad": ExitCode.REGRESSION, "good": ExitCode.OK, "open": ExitCode.
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
 
-def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
+def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
     def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
-        share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-        if match and not match[2] and share >= 1:
-            raise UserError(f"--{param.name} {text}: 1 or more is taken in percent only: write {text.strip()}%")
-        if not (0 <= share <= most and (share > 0 or with_zero)):
-            least = "from 0" if with_zero else "above 0"
-            raise UserError(f"--{param.name} {text}: is no share {least} to {most * 100:g}%, such as 2% or 0.02")
+        share = float(match[1]) if match else -1.0
+        if match and match[2]:
+            share /= 100
+        elif share >= 1:
+            raise UserError(f"--{param.name} {text}: 1 or more must be given in percent: write {text.strip()}%")
+        if not (0 <= share <= max_share and (share > 0 or with_zero)):
+            lower_bound = "from 0" if with_zero else "above 0"
+            raise UserError(
+                f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2% or 0.02"
+            )
         return share
 
     return convert
 
 
 def rule_options(function: F) -> F:
-    """What decides a comparison, and where it is written: options of `compare` and `check`."""
+    """Adds the options of `compare` and `check` that decide the verdict and the output."""
     decorators: list[Callable[[F], F]] = [
-        click.option(
-            "--metric",
-            "metrics",
-            multiple=True,
-            metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs have.  [default: step_median_s and "
+        value_option(
+            "--metric metrics",
+            "NAME",
+            "Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: step_median_s and "
             "step_mean_s]",
+            multiple=True,
         ),
         value_option(
             "--tolerance",
             "SHARE",
-            "Slowdown that is tolerated: only a larger one fails; equivalence is shown within it.",
+            "Tolerated slowdown; only a larger one fails. Also the limit for `equivalent`.",
             "2%",
             callback=_share(_MOST, with_zero=True),
         ),
         value_option(
             "--level",
             "SHARE",
-            "Chance that any metric or point fails though none is slower than tolerated.",
+            "Probability of a false alarm, over all metrics and points together.",
             "1%",
             callback=_share(0.5, with_zero=False),
         ),
         value_option(
             "--detect",
             "SHARE",
-            "Slowdown for which the number of repeats is given.",
+            "Slowdown to detect; the report says how many repeats this needs.",
             "3%",
             callback=_share(_MOST, with_zero=False),
         ),
         value_option(
             "--history",
             "DIR|RUNS",
-            "Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
-            "where the sides have fewer than five.",
+            "Earlier runs (a history, a folder of runs or a baseline file) that show how much sessions differ, if the "
+            "sides have fewer than five sessions.",
             type=FILE,
         ),
-        click.option(
+        value_option(
             "--allow",
+            "KEY[,KEY]",
+            "Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
             multiple=True,
-            metavar="KEY[,KEY]",
-            help="Key that may differ between the sides, e.g. system or train.learning_rate.",
         ),
         OUTPUT,
-        format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
-        click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
-        click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
+        format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
         click.option(
-            "--summary",
-            "summary_file",
-            type=FILE,
-            help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
+            "--full", is_flag=True, help="Print the evidence of every comparison as text (default: one screen)."
+        ),
+        value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
+        value_option(
+            "--summary summary_file", None, "Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
         ),
     ]
     return decorated(function, decorators)
 
 
 def prepare(command: str, options: dict[str, Any]) -> None:
-    """Refuses what cannot end well before anything is read."""
+    """Checks the options before anything is read."""
     metric_names(options["metrics"])
     for name in ("output", "junit_file", "summary_file"):
         check_writable(options[name])
@@ -120,33 +122,32 @@ def prepare(command: str, options: dict[str, Any]) -> None:
 
 
 def chosen_format(options: dict[str, Any]) -> FormatName:
-    """The format of the main output."""
+    """Returns the format of the main output."""
     return format_by_suffix(options["output"], options["format_name"], SUFFIXES, "text")
 
 
-def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide."""
+def metric_names(requested: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the metrics that decide the verdict."""
     from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
-    for name in asked:
+    for name in requested:
         if name != "all" and name not in by_name():
             raise UserError(f"--metric {name}: no such metric; {nearest(name, [*by_name(), 'all'])}")
-    if "all" in asked:
+    if "all" in requested:
         return tuple(by_name())
-    return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
+    return tuple(dict.fromkeys(requested)) or DEFAULT_METRICS
 
 
-def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> GateSide:
-    """One side: a folder of runs, one run, a history, or a baseline file.
+def read_side(path: Path, where: Sequence[str], where_side: Sequence[str], options: tuple[str, str]) -> GateSide:
+    """Returns a side of the comparison: a folder of runs, one run, a history, or a baseline file.
 
-    `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
-    other.
+    `where`: conditions of both sides; `where_side`: of this side. `options`: their names for this and the other side.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
 
-    option = options[0] if own else "--where"
-    chosen = parse_where((*where, *own), option)
+    option = options[0] if where_side else "--where"
+    chosen = parse_where((*where, *where_side), option)
     if path.is_file():
         for key, value in parse_where(where, "--where").items():
             if key not in TITLES:
@@ -161,28 +162,31 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
 
 
 def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
-    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
+    """Returns earlier runs of the compared workloads and sizes, on the system of the newest of them."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
 
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), {}, "--history")
-    found = runs_at(path)
-    wanted = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
-    like = [
-        run for run in found.runs if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in wanted
+    history = runs_at(path)
+    points = [point for side in sides for point in side.points]
+    compared = {(point.content.registered["workload"], *point.place) for point in points}
+    runs = [
+        run
+        for run in history.runs
+        if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in compared
     ]
-    if not like:
-        raise UserError(f"--history {path}: holds no run of these workloads and sizes")
-    # Other modules or nodes are another machine: its nights may scatter otherwise.
-    asked = system_content(like[-1].plan)
-    found.runs = [run for run in like if system_content(run.plan) == asked]
-    return side_of_runs(found, str(path), {}, "--history")
+    if not runs:
+        raise UserError(f"--history {path}: contains no run of these workloads and sizes")
+    # Other modules or nodes make another machine, whose sessions may differ more or less.
+    newest_system = system_content(runs[-1].plan)
+    history.runs = [run for run in runs if system_content(run.plan) == newest_system]
+    return side_of_runs(history, str(path), {}, "--history")
 
 
 def rule_of(options: dict[str, Any]) -> Rule:
-    """What counts as a change."""
+    """Returns the rule that decides what counts as a change."""
     from dlbench.gate.verdicts import Rule
 
     return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
@@ -191,7 +195,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 def comparison(
     a: GateSide, b: GateSide, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """B against A and against floors; `where` names the options that choose the runs of each side."""
+    """Compares B with A and with floors; `where` names the options that select the runs of each side."""
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
@@ -204,13 +208,13 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """GateSide b against side a of the interleaved runs of one folder."""
+    """Compares side b with side a of the interleaved runs in one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
-        raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
+        raise UserError("--allow: has no effect with --paired; the sides may differ in the settings of run --ab")
     if options["history"] is not None:
-        raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
+        raise UserError("--history: has no effect with --paired; both sides of a pair are in the same session")
     points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"))
     return compare_pairs(
         points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
@@ -218,18 +222,19 @@ def paired_comparison(
 
 
 def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
-    """Writes every output that was asked for, and ends with the verdict's exit code."""
+    """Writes all requested outputs, and exits with the code of the verdict."""
     from dlbench.gate.page import document_of, to_junit
 
     def rendered(form: FormatName, *, full: bool = True) -> bytes:
-        text = to_junit(report, name) if form == "junit" else render(document_of(report), form, full=full)
-        return text.encode("utf-8")
+        if form == "junit":
+            return to_junit(report, name).encode("utf-8")
+        return render(document_of(report), form, full=full).encode("utf-8")
 
     if options["junit_file"] is not None:
         write_output(rendered("junit"), options["junit_file"])
     if (summary := options["summary_file"]) is not None:
         try:
-            # Others write to it as well: a CI step's summary.
+            # A CI system may write to the file as well.
             with summary.open("ab") as file:
                 file.write(rendered("md"))
         except OSError as error:
@@ -245,12 +250,12 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
 
 @click.command()
 @click.argument("paths", nargs=-1, type=FILE, metavar="A B | RUNS --paired")
-@click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (run --ab) in one folder.")
+@click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (`run --ab`) in one folder.")
 @where_option("--where", "runs of both sides")
 @where_option("--where-a", "runs of A")
 @where_option("--where-b", "runs of B")
 @rule_options
-@click.option("--exit-zero", is_flag=True, help="Only inform: end with 0 whatever the verdict is.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0, whatever the verdict is.")
 def compare(
     paths: tuple[Path, ...],
     paired: bool,
@@ -260,23 +265,24 @@ def compare(
     exit_zero: bool,
     **options: Any,
 ) -> None:
-    """Say whether the runs of B are slower than those of A, by how much, and how sure that is.
+    """Compare the runs of B with the runs of A: is B slower, by how much, and how certain is that?
 
-    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
-    that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
-    with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
-    sessions (runs of different days or nights) of A, of B or of --history: what differs from night to night does not
-    show within one.
+    A and B are run folders, folders of runs, histories, or baseline files (`dlbench baseline`). Points are matched by
+    their settings, ranks and nodes. Runs that differ in a key that --allow does not name are refused, and the keys are
+    printed.
+
+    A verdict needs five runs per side. It also needs interleaved pairs (`run --ab`), or five sessions (runs of
+    different days or nights) of A, of B or of --history: one session does not show how much sessions differ.
 
     \b
     Verdicts and exit codes:
-      regressed     1  slower by more than the tolerance, beyond chance
+      regressed     1  significantly slower, by more than the tolerance
       equivalent    0  shown to be within the tolerance
-      improved      0  faster by more than the tolerance, beyond chance
-      inconclusive  6  neither is shown, or too few sessions to say
+      improved      0  significantly faster, by more than the tolerance
+      inconclusive  6  none of these is shown, or too few sessions
       insufficient  6  fewer than five runs on a side
-    Also: 2 wrong usage, equal sides or runs that are not comparable; 4 damaged
-    data, or a side without figures.
+    Also: 2 wrong usage, identical sides or runs that are not comparable;
+    4 damaged data, or a side without figures.
 
     \b
     Examples:
@@ -285,41 +291,42 @@ def compare(
       dlbench compare runs-old runs-new --allow system -o comparison.md
       dlbench compare runs --paired
     """
-    if len(paths) != (1 if paired else 2):
-        wanted = "one folder of runs with --paired" if paired else "two sides, A and B (or one folder with --paired)"
-        raise UserError(f"compare: takes {wanted}, not {len(paths)}")
+    if paired and len(paths) != 1:
+        raise UserError(f"compare: needs one folder of runs with --paired, not {len(paths)}")
+    if not paired and len(paths) != 2:
+        raise UserError(f"compare: needs two sides, A and B (or one folder with --paired), not {len(paths)}")
     if paired and (where_a or where_b):
         raise UserError("--where-a, --where-b: have no effect with --paired; use --where")
     prepare("compare", options)
     if paired:
-        found = paired_comparison(paths[0], where, options)
+        report = paired_comparison(paths[0], where, options)
     else:
         a = read_side(paths[0], where, where_a, ("--where-a", "--where-b"))
         b = read_side(paths[1], where, where_b, ("--where-b", "--where-a"))
-        found = comparison(a, b, options, ("--where-a", "--where-b"))
-    write(found, options, exit_zero=exit_zero, name="dlbench compare")
+        report = comparison(a, b, options, ("--where-a", "--where-b"))
+    write(report, options, exit_zero=exit_zero, name="dlbench compare")
 
 
 @click.command()
 @value_option(
     "--baseline",
     "FILE|RUNS",
-    "What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
+    "Baseline: a baseline file (`dlbench baseline`), a folder of runs, or a history.",
     type=FILE,
 )
-@click.option("--candidate", type=FILE, metavar="RUNS", help="Folder of the runs to be checked.")
+@value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
 @value_option(
     "--paired",
     "RUNS",
-    "Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
+    "Folder of interleaved runs (`run --ab`), instead of --baseline and --candidate; side b is checked against side a.",
     type=FILE,
 )
-@click.option(
+@value_option(
     "--at-least",
+    "[KEY=VALUE,..:] RATE",
+    "Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; needs no "
+    "baseline.",
     multiple=True,
-    metavar="[KEY=VALUE,..:] RATE",
-    help="Throughput that the candidate must reach, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank', with or "
-    "without a baseline; repeatable.",
 )
 @where_option("--where", "runs of both sides")
 @where_option("--where-baseline", "runs of the baseline")
@@ -335,13 +342,15 @@ def check(
     where_candidate: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Gate a candidate against a baseline: end with 1 if it is slower by more than the tolerance, beyond chance.
+    """Compare candidate runs with a baseline, for CI: exit with 1 if they are significantly slower.
 
-    The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
-    a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
-    interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from five runs of
-    one session on it is missed where the whole interval lies below, and met where it lies above. Runs of two to four
-    sessions are inconclusive; check those of the newest night alone: --where-candidate series=NAME.
+    This is the comparison of `dlbench compare`. Every point of the baseline needs runs of the candidate; a point
+    without them is insufficient. For a verdict, make the baseline from runs of five nights or more, or check
+    interleaved runs of the old and the new commit (`run --ab`).
+
+    --at-least needs no baseline. With five or more runs of one session, the floor is missed if the whole interval is
+    below it, and met if the whole interval is above it. Runs of two to four sessions are inconclusive; check the newest
+    night alone: --where-candidate series=NAME.
 
     \b
     Exit codes:
@@ -352,7 +361,8 @@ def check(
       6  inconclusive (too noisy, one session per side), or insufficient (fewer
          than five runs on a side)
 
-    In JUnit, 1 is a failure and 6 an error; while the baseline has too few runs or sessions, a case is skipped.
+    In JUnit, exit code 1 is a failure and 6 an error. A case is skipped while the baseline has too few runs or
+    sessions.
 
     \b
     Examples:
@@ -371,18 +381,18 @@ def check(
     if floors and options["detect"] >= 1:
         raise UserError("--detect: no throughput is short of --at-least by 100 % or more; ask for less")
     if paired is not None:
-        found = paired_comparison(paired, where, options, floors)
+        report = paired_comparison(paired, where, options, floors)
     else:
         assert candidate is not None
         if candidate.is_file() and floors:
             raise UserError("--at-least: needs runs; a baseline file holds no throughput")
         b = read_side(candidate, where, where_candidate, ("--where-candidate", "--where-baseline"))
         if baseline is None:
-            found = compare_floors(b, rule=rule_of(options), floors=floors)
+            report = compare_floors(b, rule=rule_of(options), floors=floors)
         else:
             a = read_side(baseline, where, where_baseline, ("--where-baseline", "--where-candidate"))
-            found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
-    write(found, options, exit_zero=False, name="dlbench check")
+            report = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
+    write(report, options, exit_zero=False, name="dlbench check")
 
 
 def _refuse_sides(
@@ -402,16 +412,16 @@ def _refuse_sides(
 
 @click.command()
 @runs_argument()
-@click.option("-o", "--output", type=FILE, required=True, help="File to write, e.g. baseline.json.")
+@value_option("-o --output", None, "File to write, e.g. baseline.json.", type=FILE, required=True)
 @where_option("--where", "runs")
-@click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
+@click.option("--allow-few", is_flag=True, help="Accept points with fewer than five runs; they give no verdict.")
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:
-    """Write the figures of RUNS (folders of runs, single runs, histories) as what dlbench check compares with.
+    """Write a baseline file from RUNS (run folders, folders of runs, histories), for `dlbench check`.
 
-    A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
-    decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
-    knows how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
-    data.
+    A baseline is a small JSON file that fits into a repository. It contains the metrics of every run, its time, job and
+    boot, and the settings that decide which runs are comparable. Use runs of five nights or more: fewer sessions do not
+    show how much nights differ. The same runs give the same bytes. Points with fewer than five runs, and damaged data,
+    are refused.
 
     \b
     Examples:

@@ -1,16 +1,16 @@
-"""What a shell may complete, by Click's own means: names of workloads, systems, presets and series, and keys.
+"""Shell completion of workloads, systems, presets, series and keys, by Click's own mechanism.
 
-Click asks the parameter at the cursor. What it is asked for follows from its name, for all commands alike, and is set
-only while a shell asks (the variable below), so that no other command pays for it.
+Click asks the parameter at the cursor. Its name decides the completions, in all commands. They are added only if a
+shell asks (the variable below), so that other commands do not get slower.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -31,7 +31,7 @@ def _files(*kinds: Kind) -> list[str]:
 
 def _given(ctx: click.Context) -> str:
     words = (ctx.params.get(name) for name in ("workload", "subject", "name"))
-    # Behind an option that still lacks its value Click leaves arguments unparsed.
+    # Click leaves arguments after an option without value unparsed.
     return str(next(filter(None, (*words, *ctx.args)), ""))
 
 
@@ -43,16 +43,19 @@ def _presets(ctx: click.Context) -> Iterable[str]:
 
 
 def _keys(ctx: click.Context) -> list[str]:
-    """Of the workload that is given, and of any system; all that there are where none is given."""
+    """Completes keys of the given workload (of all, if none is given) and of any system."""
     from dlbench.specs.choices import Choices, WorkloadFile
     from dlbench.specs.files import find
     from dlbench.specs.problems import keys_of
     from dlbench.specs.system import SystemSpec
 
-    given = _given(ctx)
-    chosen = WorkloadFile(find("workloads", given)).base if given in _files("workloads") else {}
-    own = [key.name for key in keys_of(Choices, chosen)]
-    return [f"{name}=" for name in dict.fromkeys([*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}))])]
+    workload = _given(ctx)
+    base: Mapping[str, Any] = {}
+    if workload in _files("workloads"):
+        base = WorkloadFile(find("workloads", workload)).base
+    names = [key.name for key in keys_of(Choices, base)]
+    names += [f"system.{key.name}" for key in keys_of(SystemSpec, {})]
+    return [f"{name}=" for name in dict.fromkeys(names)]
 
 
 def _series(ctx: click.Context) -> list[str]:
@@ -71,19 +74,19 @@ _NAMES: dict[str, Callable[[click.Context], Iterable[str]]] = {
     "--set": _keys,
     "--sweep": _keys,
 }
-"""What may stand there, by an option, or by an argument's name in capitals."""
+"""Functions that list completions, by option, or by an argument's name in capitals."""
 
 
 def completing(command: click.Command) -> click.Command:
-    """The command, whose parameters know what may stand there; as it is where no shell asks."""
+    """Adds completion to the parameters of a command; does nothing unless a shell asks for completions."""
     if VARIABLE not in os.environ:
         return command
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             completing(inner)
     for param in command.params:
-        names = _NAMES.get(param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper())
-        if names is not None:
+        key = param.opts[0] if isinstance(param, click.Option) else str(param.name).upper()
+        if (names := _NAMES.get(key)) is not None:
             param.shell_complete = partial(_complete, names)  # type: ignore[method-assign]
     return command
 
@@ -94,5 +97,5 @@ def _complete(
     try:
         return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete)]
     except DlbenchError:
-        # What is typed so far names nothing, or a file is broken: the command itself will say so.
+        # An incomplete word, or a broken file; the command itself reports the error.
         return []

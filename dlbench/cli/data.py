@@ -16,7 +16,7 @@ import click
 from dlbench.cli.options import FILE, InOrder, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 Meter = Callable[[str, int, int], None]
 """Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
-_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
+_SEED = value_option("--seed", "N", "Seed of all random choices.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
-WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
+WORKERS = value_option("--workers", "N", "Number of processes (default: one per core).", type=_COUNT)
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -47,11 +47,11 @@ def meter() -> Iterator[Meter]:
         if not sys.stderr.isatty():
             told_s = time.monotonic()
 
-            def say(what: str, done: int, total: int) -> None:
+            def say(task: str, done: int, total: int) -> None:
                 nonlocal told_s
                 if time.monotonic() - told_s >= _LINE_EVERY_S:
                     told_s = time.monotonic()
-                    click.echo(f"{what}: {done:,} of {total:,}", err=True)
+                    click.echo(f"{task}: {done:,} of {total:,}", err=True)
 
             yield say
             return
@@ -62,10 +62,10 @@ def meter() -> Iterator[Meter]:
         with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
             tasks: dict[str, Any] = {}
 
-            def report(what: str, done: int, total: int) -> None:
-                if what not in tasks:
-                    tasks[what] = progress.add_task(escape(cleaned(what)), total=total)
-                progress.update(tasks[what], completed=done)
+            def report(task: str, done: int, total: int) -> None:
+                if task not in tasks:
+                    tasks[task] = progress.add_task(escape(cleaned(task)), total=total)
+                progress.update(tasks[task], completed=done)
 
             yield report
 
@@ -74,11 +74,11 @@ def meter() -> Iterator[Meter]:
 @click.argument("folder", type=FILE)
 @_SEED
 def demo(folder: Path, seed: int) -> None:
-    """Make one small real data set for each workload in FOLDER.
+    """Make a small real data set for each workload in FOLDER.
 
-    JPEGs cut from the photographs that scikit-image and scikit-learn ship, English text from Python's own
-    documentation, and volumes of random universes; each with training and validation data. What is there already is
-    left alone. Prints the three paths, for --data.
+    Images are crops of the photographs that scikit-image and scikit-learn ship, text is Python's own documentation in
+    English, and volumes are random universes. Each data set has training and validation data. Existing data is kept.
+    Prints the three paths, for --data.
 
     \b
     Example:
@@ -87,30 +87,34 @@ def demo(folder: Path, seed: int) -> None:
     """
     from dlbench.datasets.making.catalogue import prepare_demo_data
 
-    made = prepare_demo_data(
+    folder_by_workload = prepare_demo_data(
         folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
     )
-    for path in made.values():
+    for path in folder_by_workload.values():
         click.echo(path)
 
 
 @click.command()
 @click.argument("kind", metavar="images|text|density")
 @click.argument("folder", type=FILE)
-@click.option("--samples", type=_COUNT, metavar="N", help="Training images or volumes.")
-@value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
-@click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
-@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images, 2 to 10 (default 10).")
-@value_option("--container", "NAME", "density: hdf5, tfrecord (default: hdf5).")
-@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a file of volumes.")
+@value_option("--samples", "N", "Number of training images or volumes.", type=_COUNT)
+@value_option(
+    "--validation", "N", "Number of validation samples (default: a tenth of --samples).", type=click.IntRange(min=0)
+)
+@value_option(
+    "--size", "SIZE", "Size of images in pixels (default: 500x375), or edge length of volumes (default: 128)."
+)
+@value_option("--classes", "N", "Number of image classes, 2 to 10 (default: 10).", type=_COUNT)
+@value_option("--container", "NAME", "density: file format, hdf5 or tfrecord (default: hdf5).")
+@value_option("--samples-per-file", "N", "density: number of volumes per file.", type=_COUNT)
 @_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set in FOLDER, without a download.
 
-    Images are cuts from photographs with grain, so that each is another file of the size of ImageNet's. Text is that
-    of Python's documentation, 1.5 MB. Volumes are random universes. FOLDER gets train and
-    validation, and a manifest with checksums. Interrupted, the same command continues.
+    Images are crops of photographs with added grain, so that every file differs and is as large as an ImageNet file.
+    Text is Python's documentation (1.5 MB). Volumes are random universes. FOLDER gets train, validation and a manifest
+    with checksums. If interrupted, the same command continues.
 
     \b
     Example:
@@ -125,28 +129,28 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 
 
 def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
-    """Makes a data set and says so: its path on standard output, what is in it on standard error."""
+    """Makes a data set; prints its path on standard output and a summary on standard error."""
     from dlbench.datasets.making.production import produce
 
-    unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
-    most = available_cores() if build.most_workers is None else build.most_workers
+    remarks = iter(build.remarks)  # printed when work begins, so that an error before stays a single line
+    workers = workers or build.most_workers or available_cores()
     begun = False
     with meter() as report:
 
         def progress(done: int, total: int, _num_bytes: int) -> None:
             nonlocal begun
-            _remark(unsaid)
+            _remark(remarks)
             if done and not begun:
-                click.echo(f"{build.unit}: {done:,} of {total:,} are there already", err=True)
+                click.echo(f"{build.unit}: {done:,} of {total:,} exist already", err=True)
             begun = True
             report(build.unit, done, total)
 
         try:
-            manifest = produce(build.recipe, folder, workers=workers or most, progress=progress)
+            manifest = produce(build.recipe, folder, workers=workers, progress=progress)
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
-    _remark(unsaid)
+    _remark(remarks)
     click.echo(folder)
     counts = " and ".join(f"{num:,} {build.unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
@@ -155,15 +159,15 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
 @click.command()
 @click.argument("source", type=FILE)
-@click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
+@value_option("--vocabulary", "NAME|FILE", "Check text or BERT samples against this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @WORKERS
 def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
-    """Read everything in a data set and name every bad file.
+    """Read a whole data set and list every bad file.
 
-    Compares the checksums of the manifest, if there is one, decodes every image, reads every sample, and says whether
-    it is the whole public set (ImageNet-2012, cosmoUniverse). Bad files are printed one a line. Exit code: 0 whole,
-    4 if anything is bad.
+    Compares the files with the checksums of the manifest if there is one, decodes every image, reads every sample, and
+    reports whether this is the complete public data set (ImageNet-2012, cosmoUniverse). Prints one line per bad file.
+    Exits with 0 if all files are good, with 4 if not.
 
     \b
     Example:
@@ -190,22 +194,21 @@ def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | N
 
 
 def summary(verdict: DatasetCheck) -> list[str]:
-    """What a person should know of a verdict, apart from the single bad files."""
+    """Returns the summary of a check, without the list of bad files."""
     from dlbench.datasets.kinds import KINDS
 
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
-    lines = [f"{verdict.source}: {KINDS[verdict.kind].title}" + (f", {counts}" if counts else "")]
+    lines = [f"{verdict.source}: {', '.join(filter(None, (KINDS[verdict.kind].title, counts)))}"]
     if verdict.account is not None:
         lines.append(verdict.account.line())
     if verdict.public_set is not None:
         if verdict.lacking or verdict.faults:
-            lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
+            lines += [f"not the complete {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
         else:
-            lines.append(f"by its counts the whole {verdict.public_set}")
-    bad = len(verdict.faults)
-    whole = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
-    lines.append(f"{whole} ({checksums[verdict.manifest]})")
+            lines.append(f"by its counts the complete {verdict.public_set}")
+    result = f"{counted(len(verdict.faults), 'bad file')}, listed above" if verdict.faults else "all files are good"
+    lines.append(f"{result} ({checksums[verdict.manifest]})")
     return lines
 
 
@@ -217,15 +220,15 @@ def _remark(lines: Iterable[str]) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
-@value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
+@value_option("--samples-per-shard", "N", "Number of images per shard.", 1252, type=_COUNT)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
     """Pack images into tar shards: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images are
-    copied as they are, in an order that mixes the classes. webdataset reads the shards, too. What is left out is
-    printed. Interrupted, the same command continues.
+    SOURCE is a tree <class>/<image>.jpg or a folder of shards, with subfolders train and validation if it has both. The
+    encoded images are copied unchanged, in an order that mixes the classes. webdataset can read the shards. Files that
+    are left out are printed. If interrupted, the same command continues.
 
     \b
     Example:
@@ -240,7 +243,7 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets: make, pack, verify."""
+    """Make, pack and verify data sets."""
 
 
 for command in (demo, make, pack, verify):

@@ -1,6 +1,4 @@
-"""`dlbench estimate`: how many GPUs a training is worth, from runs; how long it takes at a throughput, and whether a
-stated time can be true.
-"""
+"""`dlbench estimate` and `cost`: training time and price from runs or a throughput, and the cost of Slurm jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_op
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.training_time import TimeVerdict, consistency
-from dlbench.units import format_number, format_seconds
+from dlbench.units import first_of, format_number, format_seconds, plural
 
 _CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
 _AMOUNT = re.compile(
@@ -46,7 +44,7 @@ def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> 
 
 
 def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """An efficiency; somewhat above 1 where caches help, never a percentage."""
+    """Parses an efficiency as a share, not as a percentage; it may be above 1, because caches can help."""
     share = _positive(ctx, param, text)
     if share is not None and share > 2:
         raise UserError(f"{param.opts[0]} {text!r}: must be a share, e.g. 0.992 for 99.2 %")
@@ -63,24 +61,34 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
 @where_option("--where", "runs")
-@value_option("--epochs", "NUMBER", "Epochs trained (default of RUNS: their recipe's).", callback=_positive)
-@value_option("--epoch-samples", "N", "Samples of an epoch (default: what RUNS or WORKLOAD say).", callback=_whole)
-@click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
+@value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=_positive)
+@value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=_whole)
+@value_option("--samples", "N", "Number of samples to train, instead of epochs.", callback=_whole)
 @value_option(
     "--price",
     "PRICE",
-    "Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
-    "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
+    "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
+    "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@click.option("--deadline", metavar="DURATION", callback=duration, help="Which is the cheapest that trains in e.g. 3d?")
-@value_option("--budget", "AMOUNT", "Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?")
+@value_option(
+    "--deadline",
+    "DURATION",
+    "Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
+    callback=duration,
+)
+@value_option(
+    "--budget",
+    "AMOUNT",
+    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count that meets "
+    "it.",
+)
 @AS_JSON
-@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Samples per second of WORKLOAD, all ranks.")
-@click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
-@click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
+@value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
+@click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
+@value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
 @value_option(
-    "--time stated", "DURATION", "Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?", callback=duration
+    "--time stated", "DURATION", "With --throughput: a stated training time to check, e.g. 6.6min.", callback=duration
 )
 def estimate(
     what: tuple[str, ...],
@@ -98,12 +106,14 @@ def estimate(
     efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Estimate how many GPUs a training is worth, from RUNS (folders of runs, single runs, histories): time, GPU-hours
-    and price at every measured rank count. Or, with --throughput, the time to train WORKLOAD at that rate.
+    """Estimate training time, GPU-hours and price, from RUNS or from a throughput.
 
-    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy have their own time.
-    Ends with 1 if in a group of runs no rank count meets --deadline and --budget (--where chooses runs), or if --time
-    is too short for the throughput; with 4 if a file is damaged or no run has figures.
+    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated. With --throughput, the
+    time to train WORKLOAD at that rate is printed.
+
+    The amount of training is that of the runs' recipe, of --epochs or of --samples; for runs to accuracy it is their
+    own time. Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or
+    if --time is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
@@ -115,10 +125,12 @@ def estimate(
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
-            raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
+            raise UserError(
+                f"{option} {value:g}: --samples {samples} sets the amount of training already; leave one out"
+            )
     if throughput is None:
         for option in given_options("per_rank", "ranks", "efficiency", "stated"):
-            raise UserError(f"{option}: runs have their own speed; it belongs to WORKLOAD --throughput")
+            raise UserError(f"{option}: only for WORKLOAD --throughput; runs have a measured speed")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -126,10 +138,10 @@ def estimate(
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(
-            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) have their own, leave it out"
+            f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]}), which have their own"
         )
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
-        raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
+        raise UserError(f"{option}: only for RUNS, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
@@ -150,15 +162,21 @@ def _estimate_workload(
     efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Prints the time to train a workload at a throughput. `ranks`: of which it is that of one; None: of all."""
+    """Prints the time to train a workload; `ranks`: None if the throughput is that of all ranks."""
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
-    total = throughput * ranks * (efficiency or 1.0) if ranks else throughput
     _row("training", amount)
-    if samples is None:
-        _row("data set", "--epoch-samples" if epoch_samples else data_set)
-    parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if ranks else ""
-    _row("throughput", f"{_count(total)} {unit}/s{parts}")
+    if samples is None and epoch_samples:
+        _row("data set", "--epoch-samples")
+    elif samples is None:
+        _row("data set", data_set)
+    total = throughput
+    if ranks:
+        total *= ranks * (efficiency or 1.0)
+        factors = f"({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})"
+        _row("throughput", f"{_count(total)} {unit}/s {factors}")
+    else:
+        _row("throughput", f"{_count(total)} {unit}/s")
     _row("time to train", _time(per_epoch * passes / total))
     if stated is None:
         return
@@ -166,58 +184,65 @@ def _estimate_workload(
     _row("stated time", f"{_time(stated)}: needs {_count(verdict.needed_throughput)} {unit}/s")
     _row("verdict", _words(verdict))
     if verdict.group is not None and verdict.group_s is not None:
-        whose = "--ranks counts nodes" if ranks else "the throughput is that of a node"
-        _row("perhaps", f"{whose} of {verdict.group}: then it takes")
+        assumption = "--ranks counts nodes" if ranks else "the throughput is that of a node"
+        _row("perhaps", f"{assumption} of {verdict.group}: then it takes")
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))
 
 
 def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
-    """Number, currency and what the hours are of; empty where they are not said."""
+    """Returns number, currency and the resource whose hours are counted; the latter two may be empty."""
     if text is None:
         return None, "", ""
-    found, (what, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
-    if found is None or not float(found["number"]):
+    match, (description, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
+    if match is None or not float(match["number"]):
         raise UserError(f"{option} {text[:80]!r}: must be an amount above zero, e.g. {form}")
-    currency, held = (found["before"] or found["behind"] or "").upper(), (found["held"] or "").lower()
-    if found["hours"] and not held:
-        raise UserError(f"{option} {text[:80]!r}: hours of what? e.g. {form}")
-    # A price is per hour, and a budget one of both.
-    if (held and not found["per"]) if option.startswith("--price") else (found["per"] or bool(held) == bool(currency)):
-        raise UserError(f"{option} {text[:80]!r}: must be {what}, e.g. {form}")
-    return float(found["number"]), currency, held.replace("gpu", "GPU")
+    currency, resource = (match["before"] or match["behind"] or "").upper(), (match["held"] or "").lower()
+    if match["hours"] and not resource:
+        raise UserError(f"{option} {text[:80]!r}: the resource of the hours is missing, e.g. {form}")
+    # A price is per hour of a resource; a budget is either hours of a resource or money.
+    if option.startswith("--price"):
+        is_wrong = bool(resource and not match["per"])
+    else:
+        is_wrong = bool(match["per"]) or bool(resource) == bool(currency)
+    if is_wrong:
+        raise UserError(f"{option} {text[:80]!r}: must be {description}, e.g. {form}")
+    return float(match["number"]), currency, resource.replace("gpu", "GPU")
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
-        have = f"--price is in {currency}" if currency else f"needs --price in {money}"
-        raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")
+        problem = f"--price is in {currency}" if currency else f"needs --price in {money}"
+        raise UserError(f"--budget {budget}: {problem}; an amount of hours is e.g. '500 GPU-hours'")
     if cost_of and limit_of and cost_of != limit_of:
-        raise UserError(f"--budget {budget}: is in {limit_of}-hours, --price per {cost_of}-hour; give both in one")
-    held = cost_of or limit_of or None
-    return {"price": cost, "currency": currency, "held": held, "budget": limit, "is_money": bool(money)}
+        raise UserError(
+            f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use the same resource"
+        )
+    resource = cost_of or limit_of or None
+    return {"price": cost, "currency": currency, "held": resource, "budget": limit, "is_money": bool(money)}
 
 
-def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dict[str, Any], as_json: bool) -> None:
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
-        raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
+        raise UserError(f"{runs[0]}: is not a folder of runs; for a workload, --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
     from dlbench.views.time_to_train import Asked, TimeToTrain
 
-    found, document = estimate_of(read_runs(runs, where), Asked(**asked))
+    report, document = estimate_of(read_runs(runs, where), Asked(**question))
     emit(document, "json" if as_json else "text", None, full=True)
-    times = [one for group in found.groups if (one := group.of(TimeToTrain))]
-    finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
-    if not all(answer.is_met for one in times for answer in one.answers):
+    times = [time_to_train for group in report.groups if (time_to_train := group.of(TimeToTrain))]
+    problem = f"{named(runs)}: no run has figures of speed; `dlbench report` says why"
+    finish(report.damaged, problem, unless=times)
+    if not all(answer.is_met for time_to_train in times for answer in time_to_train.answers):
         sys.exit(int(ExitCode.REGRESSION))
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:
-    """Unit of a sample, samples of an epoch if they are known, and which data set has them.
+    """Returns the sample unit, the samples per epoch if they are known, and their source.
 
     A published set is that of a bundled workload alone: a file of one's own trains on data of one's own.
     """
@@ -235,7 +260,7 @@ def _workload(name: str) -> tuple[str, int | None, str]:
 def _amount(
     name: str, own_samples: int | None, unit: str, epochs: float | None, epoch_samples: int | None, samples: int | None
 ) -> tuple[int, float, str]:
-    """Samples of an epoch, epochs, and both in words. Samples alone are one epoch of as many."""
+    """Returns samples per epoch, number of epochs, and both as text; --samples alone counts as one epoch."""
     if samples is not None:
         return samples, 1.0, f"{samples:,} {unit}"
     per_epoch = epoch_samples or own_samples
@@ -245,28 +270,32 @@ def _amount(
             "(train.schedule.epoch_samples): give that N with --epochs, or --samples 2500000 alone"
         )
     if epochs is None:
-        raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
+        raise UserError("--epochs: missing; set the amount of training, e.g. --epochs 90, or --samples 2500000")
     total = round(per_epoch * epochs)
-    return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
+    return per_epoch, epochs, f"{epochs:g} {plural('epoch', epochs)} x {per_epoch:,} = {total:,} {unit}"
 
 
 def _words(verdict: TimeVerdict) -> str:
     if verdict.status == "impossible":
         return f"impossible: {verdict.speed_factor:.3g} times faster than the throughput allows"
     if verdict.status == "unexplained":
-        rest = format_seconds(verdict.stated_s - verdict.expected_s)
-        return f"possible, but {rest} are not explained by the throughput"
+        unexplained = format_seconds(verdict.stated_s - verdict.expected_s)
+        return f"possible, but {unexplained} are not explained by the throughput"
     return "fits"
 
 
 def _count(value: float) -> str:
-    """Whole samples per second where there are many, four digits where there are few."""
-    return f"{value:,.0f}" if value >= 1000 else format_number(value)
+    """Formats a rate: whole numbers from 1,000 on, else four significant digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return format_number(value)
 
 
 def _time(seconds: float) -> str:
-    """In words, and from a minute on as publications print it."""
-    return format_seconds(seconds) + (f" ({format_number(seconds / 60, 3)} min)" if seconds >= 60 else "")
+    """Formats a duration; from one minute on also in minutes, as publications do."""
+    if seconds < 60:
+        return format_seconds(seconds)
+    return f"{format_seconds(seconds)} ({format_number(seconds / 60, 3)} min)"
 
 
 def _row(title: str, text: str) -> None:
@@ -276,18 +305,20 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("-o", "--output", type=FILE, help="File to write: .html, .md, .json, .csv or .txt.")
-@click.option("--full", is_flag=True, help="Run by run.")
+@value_option(
+    "-o --output", None, "File to write (.html, .md, .json, .csv or .txt; default: standard output).", type=FILE
+)
+@click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
-    """Report what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait,
-    memory, energy, by point and by result.
+    """Report what the Slurm jobs of RUNS (default: runs) cost, by point and by result.
 
-    Slurm is asked once for all jobs that have ended, and its answer kept with each run (accounting.json), because it
-    forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records say (start,
-    measured steps, the rest) stands next to it.
+    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm is queried once for all
+    finished jobs; the answer is stored with each run (accounting.json), because Slurm deletes it after some time.
+    Without accounting, squeue knows the times of a job for some minutes. The times from the runs' own records (start,
+    measured steps, the rest) are printed next to Slurm's.
 
-    Ends with 6 where Slurm knows nothing, with 4 if a run is damaged.
+    Exits with 6 if Slurm has no data, with 4 if a run is damaged.
 
     \b
     Examples:
@@ -300,23 +331,22 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
 
     chosen = prepared("cost", output, "json" if as_json else None, needs=())
     scanned = read_runs(runs, where)
-    found, why_not = with_accounting(scanned.runs)
-    whole = campaign_cost(found)
+    runs_with_cost, why_not = with_accounting(scanned.runs)
+    total_cost = campaign_cost(runs_with_cost)
     for reason in dict.fromkeys(why_not.values()):
-        names = [name for name, text in why_not.items() if text == reason]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
+        names = [clean(name) for name, text in why_not.items() if text == reason]
+        click.echo(f"dlbench: no cost of {first_of(names, 1)}: {clean(reason)}", err=True)
     for problem in scanned.problems:
         click.echo(f"dlbench: damaged: {problem}", err=True)
-    if whole is not None:
-        emit(cost_document(whole), chosen, output, "cost-points", full=full)
+    if total_cost is not None:
+        emit(cost_document(total_cost), chosen, output, "cost-points", full=full)
     elif as_json:
         click.echo(json.dumps(None))
-    elif recorded := recorded_parts(found):
+    elif recorded := recorded_parts(runs_with_cost):
         click.echo(f"Cost by Slurm: not measured. {recorded_text(recorded)}")
     if scanned.problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if whole is None:
+    if total_cost is None:
         if not why_not:
             click.echo(f"dlbench: {named(runs)}: none of these runs was submitted to Slurm", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))

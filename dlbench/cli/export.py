@@ -1,7 +1,8 @@
-"""`dlbench export`: runs in the formats of other tools."""
+"""`dlbench export`: writes runs in the formats of other tools."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +18,7 @@ from dlbench.records.scan import Run
 
 @click.group()
 def export() -> None:
-    """Write runs for other tools: metrics for monitoring, an MLPerf log, or a description of the machine."""
+    """Export runs for other tools: monitoring metrics, an MLPerf log, or a description of the machine."""
 
 
 @export.command()
@@ -27,17 +28,17 @@ def export() -> None:
     "-o",
     "--output",
     type=FILE,
-    help="File to replace as a whole, e.g. in node_exporter's --collector.textfile.directory (default: standard "
+    help="File to replace atomically, e.g. in node_exporter's --collector.textfile.directory (default: standard "
     "output).",
 )
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
-    """Write the figures of RUNS (folders of runs, single runs, histories) for monitoring.
+    """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.
 
-    Throughput, efficiency, time per step and energy of each point with the ends of their intervals, and how many runs
-    are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. Control runs and
-    sides of pairs are in no point.
+    The text contains throughput, efficiency, step time and energy of each point with interval bounds, and the number of
+    valid and failed runs. Prometheus' textfile collector and OpenMetrics parsers read it. Control runs and sides of
+    pairs belong to no point.
 
-    Ends with 4 where data is damaged, and the rest is written; or where there is no run, and nothing is.
+    Exits with 4 if data is damaged (the rest is written) or if there is no run (nothing is written).
 
     \b
     Example:
@@ -48,21 +49,21 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
     from dlbench.analysis.table import tabulate
     from dlbench.exports.metrics import to_openmetrics
 
-    found = read_runs(runs, where)
-    table = tabulate(found)
-    if not found.runs:
+    scan = read_runs(runs, where)
+    table = tabulate(scan)
+    if not scan.runs:
         reasons = "; ".join([*table.damaged[:3], "nothing is written"])
         raise IncompleteDataError(f"{named(runs)}: there is no run: {reasons}")
-    write_output(to_openmetrics(found.runs, table).encode("utf-8"), output)
+    write_output(to_openmetrics(scan.runs, table).encode("utf-8"), output)
     finish(table.damaged)
 
 
 def _statement_options(command: F) -> F:
-    statuses, how = click.Choice(get_args(Status)), "How available the machine is, in MLPerf's words."
+    statuses, how = click.Choice(get_args(Status)), "Availability of the machine, in MLPerf's terms."
     options = [
         click.argument("run", type=FILE),
         OUTPUT,
-        click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
+        click.option("--org", metavar="NAME", help='Organisation that made the run (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
         click.option("--status", type=statuses, default="research", show_default=True, help=how),
     ]
@@ -71,28 +72,28 @@ def _statement_options(command: F) -> F:
 
 @export.command()
 @_statement_options
-@click.option("--cache-cleared", is_flag=True, help="You state that caches were cleared before the run.")
+@click.option("--cache-cleared", is_flag=True, help="State in the log that caches were cleared before the run.")
 def mllog(
     run: Path, output: Path | None, org: str | None, platform: str | None, status: Status, cache_cleared: bool
 ) -> None:
     """Write the run in folder RUN as MLPerf log lines (:::MLLOG).
 
-    The lines follow the last rule set of the package mlperf-logging that has the network. They always say "open
-    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would refuse them, the
-    reason is printed on standard error; dlbench clears no cache and says so in the log.
+    The lines follow the latest rule set in the package mlperf-logging that has this network. They always say "open
+    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would reject them, the
+    reason is printed on standard error. dlbench clears no cache, and the log says so.
 
     \b
     Example:
       dlbench export mllog runs/RUN --org "My lab" -o result_0.txt
     """
-    found = _read(run, output)
+    valid_run = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
     require_modules("export mllog", "numpy")
     from dlbench.analysis.measures import measure
 
-    write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
-    rules = rules_of(found)
-    reasons = obstacles(found)
+    write_output(to_mllog(valid_run, statement, measure(valid_run).throughput).encode("ascii"), output)
+    rules = rules_of(valid_run)
+    reasons = obstacles(valid_run)
     for reason in reasons:
         click.echo(f"dlbench: {rules.usage} {rules.ruleset}'s checker will not accept this log: {reason}", err=True)
     if output is not None and not reasons:
@@ -102,9 +103,9 @@ def mllog(
 @export.command()
 @_statement_options
 def system(run: Path, output: Path | None, org: str | None, platform: str | None, status: Status) -> None:
-    """Describe the machine of the run in folder RUN in the fields of an MLPerf system description (JSON).
+    """Write a description of the machine of the run in folder RUN, as an MLPerf system description (JSON).
 
-    Fields that dlbench does not record say "not recorded": fill them in by hand.
+    Fields that dlbench does not record say "not recorded"; fill them in by hand.
 
     \b
     Example:
@@ -112,24 +113,26 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     """
     from dlbench.exports.system_description import to_system_description
 
-    found = _read(run, output)
-    write_output(to_system_description(found, _statement(org, platform, status)).encode("ascii"), output)
+    valid_run = _read(run, output)
+    write_output(to_system_description(valid_run, _statement(org, platform, status)).encode("ascii"), output)
 
 
 def _statement(org: str | None, platform: str | None, status: Status, cache_cleared: bool = False) -> Statement:
     for option, text in (("--org", org), ("--platform", platform)):
         if text is not None and not text.strip():
-            raise UserError(f"{option}: is empty; give a name, or leave the option out")
-    known = {} if org is None else {"org": org}
-    return Statement(platform=platform, status=status, cache_cleared=cache_cleared, **known)
+            raise UserError(f"{option}: is empty; give a name or leave it out")
+    statement = Statement(platform=platform, status=status, cache_cleared=cache_cleared)
+    if org is not None:
+        statement = replace(statement, org=org)
+    return statement
 
 
 def _read(path: Path, output: Path | None) -> Run:
-    """One run with a valid record; only such a run has anything to say to others."""
+    """Returns a run with a valid record. Raises an error for any other run."""
     check_writable(output)
     run = read_one_run(path)
     if run.record is None:
-        raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.detail}")
+        raise IncompleteDataError(f"{path}: {run.state}, without a record to export: {run.detail}")
     if run.record.state != "valid":
-        raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.detail}")
+        raise RunError(f"{path}: a sanity check failed; only valid runs are exported: {run.detail}")
     return run

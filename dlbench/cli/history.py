@@ -1,4 +1,4 @@
-"""`dlbench history`: runs of months in one place, and what they say over months."""
+"""`dlbench history`: stores runs of months in one folder, and finds changes and slow nodes."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
 
 
-store_option = click.option(
+store_option = value_option(
     "--store",
+    "DIR",
+    "Folder of the history (default: the variable DLBENCH_HISTORY).",
     type=FILE,
     envvar="DLBENCH_HISTORY",
-    metavar="DIR",
-    help="Folder of the history (default: what DLBENCH_HISTORY names).",
 )
-where_option = click.option(
+where_option = value_option(
     "--where",
+    "KEY=VALUE",
+    "Use only runs with this value, repeatable (all must match), e.g. workload=resnet50, ranks=8, state=valid, "
+    "host=n17, tag.commit=1a2b3c.",
     multiple=True,
-    metavar="KEY=VALUE",
-    help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
-    "may be given several times, and all must hold.",
 )
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
 @click.group(cls=InOrder)
 def history() -> None:
-    """Keep runs over months; find when they became slower, and which nodes did.
+    """Store runs over months; find regressions and slow nodes.
 
-    A history is a folder: below its `runs` the folders of runs lie as they are, by month, and every command that reads
-    a folder of runs reads a month of it. Next to them lies an index, a cache that can be deleted at any time.
+    A history is a folder. Its subfolder `runs` contains the run folders unchanged, by month; every command that reads a
+    folder of runs can read one month. The index next to them is a cache and can be deleted at any time.
 
     \b
     Example:
@@ -58,21 +58,21 @@ def history() -> None:
     """
 
 
-@history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
+@history.command("import", short_help="Import runs: run folders, folders of runs, archives.")
 @click.argument("runs", type=FILE, nargs=-1, required=True)
 @store_option
 def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
-    """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
+    """Import RUNS: run folders, folders of runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
-    Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
-    of the same name with other content is refused, and so is one that an earlier dlbench made and this one cannot
-    read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
-    ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
-    in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
-    files. Recorded projections of a folder (dlbench project runs --record) come along; one that was changed counts as
-    damaged. The history is made if the folder is empty or not there.
+    Runs are copied completely and never changed afterwards. A run that the history already has is skipped. A run is
+    refused if the history has another run of the same name, or if it comes from an earlier dlbench and cannot be read.
+    Runs without a record (still running, or killed) are skipped: import them again when they have ended.
 
-    Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
+    A run counts as damaged and is not imported if a file cannot be read, if the folder contains a link, a pipe or too
+    many levels, or if its samples or spans are damaged. Recorded projections (`dlbench project runs --record`) are
+    imported too; one that was changed counts as damaged. The history is created if the folder is empty or missing.
+
+    Exits with 2 if a run was refused, with 4 if one is damaged; all other runs are imported.
 
     \b
     Example:
@@ -91,12 +91,16 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
         for outcome in history_import.import_runs(opened, _candidates(runs, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
-                line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
+                line = ": ".join(filter(None, (f"{outcome.verdict:<9} {outcome.name}", outcome.why)))
                 click.echo(printable(line), err=outcome.verdict in ("refused", "damaged"))
     for path in runs:
-        new, problems = bring(path, opened.store.path) if path.is_dir() else (0, ())
-        for line in (*([f"{path}: {new} recorded projections imported"] if new else []), *problems):
-            click.echo(printable(line), err=line in problems)
+        if not path.is_dir():
+            continue
+        num_projections, problems = bring(path, opened.store.path)
+        if num_projections:
+            click.echo(printable(f"{path}: {num_projections} recorded projections imported"))
+        for problem in problems:
+            click.echo(printable(problem), err=True)
         counts["damaged"] += len(problems)
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
@@ -121,7 +125,7 @@ def _folders(path: Path) -> list[RunFolder]:
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):
-        return Store.at(path).folders(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
+        return Store.at(path).folders(lambda folder: note(f"{folder!a}: not the name of a run; skipped"))
     try:
         return run_folders(path)
     except OSError as error:
@@ -131,16 +135,15 @@ def _folders(path: Path) -> list[RunFolder]:
 @history.command("list", short_help="List the runs of a history.")
 @store_option
 @where_option
-@click.option(
-    "--format",
-    "form",
+@value_option(
+    "--format form",
+    None,
+    "text: 80 columns; csv: one line per run; json: all fields of the index.",
+    "text",
     type=click.Choice(["text", "csv", "json"]),
-    default="text",
-    show_default=True,
-    help="text: 80 columns; csv: one line per run; json: all that the index knows.",
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
-    """List runs by the time they ended, with step time, hosts, Slurm job and commit.
+    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
 
     \b
     Example:
@@ -159,28 +162,28 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
 @history.command("trends", short_help="Find when runs became slower or faster, and what changed then.")
 @store_option
 @where_option
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    metavar="NAME",
-    help="Figure to follow; may be given several times (default: {}, where runs have them; further: {}).".format(
+@value_option(
+    "--metric metrics",
+    "NAME",
+    "Metric to follow, repeatable (default: {}, if the runs have them; others: {}).".format(
         " and ".join((", ".join(FOLLOWED[:-1]), FOLLOWED[-1])),
         ", ".join(metric.name for metric in METRICS if metric.name not in FOLLOWED),
     ),
+    multiple=True,
 )
 @click.option(
     "--fail-on-regression",
     is_flag=True,
-    help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
-    "has the 12 nights that it takes.",
+    help="For CI: exit with 1 if there is an unacknowledged regression, with 6 if no series has the required 12 "
+    "nights.",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
-@click.option(
+@value_option(
     "--table",
+    None,
+    "Table to write as CSV: change points (default), series, every night, or hosts by month.",
     type=click.Choice(["changes", "series", "nights", "hosts"]),
-    help="Which table CSV holds: change points (default), series, every night, or hosts by month.",
 )
 def trends(
     store: Path | None,
@@ -193,10 +196,11 @@ def trends(
 ) -> None:
     """Find when runs became slower or faster, and what changed then.
 
-    Runs of one configuration, machine, rank and node count are one series; its runs of one session are one night. Each
-    change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are
-    reported as such. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given;
-    with 4 if a run is damaged.
+    Runs with equal configuration, machine, rank count and node count are one series; its runs of one session are one
+    night. Each change point is reported with its ratio, a 95 % interval, and the commit and environment before and
+    after. Gradual changes are reported as such. A series needs 12 nights.
+
+    Exits with 0 whatever is found, unless --fail-on-regression is given; with 4 if a run is damaged.
 
     \b
     Examples:
@@ -212,37 +216,37 @@ def trends(
 
     for name in metrics:
         if name not in by_name():
-            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+            raise UserError(f"--metric {name}: unknown metric: {nearest(name, by_name())}")
     followed = metrics or FOLLOWED
     opened = open_store(store)
-    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
-    emit(trends_document(found), chosen, output, table or "changes")
-    for line in found.damaged:
+    report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    emit(trends_document(report), chosen, output, table or "changes")
+    for line in report.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    worse = found.open_regressions if fail_on_regression else ()
+    worse = report.open_regressions if fail_on_regression else ()
     for row in worse:
         click.echo(f"dlbench: regression: {row.line}", err=True)
     if worse:
         sys.exit(int(ExitCode.REGRESSION))
-    if found.damaged:
+    if report.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if fail_on_regression and not any(series.is_long_enough for series in found.series):
-        click.echo(f"dlbench: inconclusive: {found.finding}", err=True)
+    if fail_on_regression and not any(series.is_long_enough for series in report.series):
+        click.echo(f"dlbench: inconclusive: {report.finding}", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
-@history.command("acknowledge", short_help="Say that a change of level is known, and why.")
+@history.command("acknowledge", short_help="Acknowledge a change of level, with a reason.")
 @click.argument("series")
 @click.argument("day")
-@click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
+@value_option("--reason", "TEXT", "Explanation that is stored and shown with the change.", required=True)
 @store_option
 @where_option
 def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
-    """Say that a change of SERIES on DAY is known, so that it is no longer called worse and fails no gate.
+    """Acknowledge the change of SERIES on DAY: it no longer counts as a regression.
 
-    SERIES and DAY are those that `dlbench history trends` shows with the change. Who, when and why are kept in the
-    history and shown. The change comes back if the level gets worse still; to take the word back, delete its file in
-    the folder acknowledged of the history.
+    `dlbench history trends` prints SERIES and DAY of each change. User, date and reason are stored in the history and
+    shown. The change is reported again if the level gets even worse. To undo, delete its file in the folder
+    `acknowledged` of the history.
 
     \b
     Example:
@@ -256,29 +260,28 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     from dlbench.history.words import percent_change
 
     if not reason.strip() or len(reason) > MAX_REASON:
-        raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
+        raise UserError(f"--reason: must have 1 to {MAX_REASON} characters")
     opened = open_store(store)
     metric = series.rpartition("-")[2]
     followed = FOLLOWED if metric in FOLLOWED else (metric,)
-    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
-    trend = next((one for one in found.series if one.id == series), None)
+    report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    trend = next((trend for trend in report.series if trend.id == series), None)
     if trend is None:
-        known = ", ".join(one.id for one in found.series if one.changes) or "none has changes"
-        raise UserError(f"{series}: is no series of this history; with changes: {known}")
-    of_day = [one for one in trend.changes if one.time[:10] == day]
-    change = next((one for one in of_day if one.acknowledged is None), next(iter(of_day), None))
+        changed_series = ", ".join(trend.id for trend in report.series if trend.changes) or "none"
+        raise UserError(f"{series}: no such series in this history; series with changes: {changed_series}")
+    of_day = [change for change in trend.changes if change.time[:10] == day]
+    change = next((change for change in of_day if change.acknowledged is None), next(iter(of_day), None))
     if change is None:
-        days = ", ".join(one.time[:10] for one in trend.changes) or "none"
-        raise UserError(f"{day}: {series} has no change of that day; it has: {days}")
-    if change.acknowledged is not None:
-        word = change.acknowledged
-        raise UserError(f"{day}: is acknowledged by {word.by} on {word.written[:10]}: {word.reason}")
+        days = ", ".join(change.time[:10] for change in trend.changes) or "none"
+        raise UserError(f"{day}: {series} has no change on that day, only: {days}")
+    if (earlier := change.acknowledged) is not None:
+        raise UserError(f"{day}: was acknowledged by {earlier.by} on {earlier.written[:10]}: {earlier.reason}")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container whose user has no name.
+        # In a container the user may have no name.
         user = f"user {os.getuid()}"
-    made = Acknowledgement(
+    acknowledgement = Acknowledgement(
         group=trend.group,
         ranks=trend.ranks,
         nodes=trend.nodes,
@@ -291,8 +294,8 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
         by=user,
         written=utc_now(),
     )
-    write(opened.store, made)
-    click.echo(f"acknowledged: {series}, {day}: {percent_change(made.ratio)}", err=True)
+    write(opened.store, acknowledgement)
+    click.echo(f"acknowledged: {series}, {day}: {percent_change(acknowledgement.ratio)}", err=True)
 
 
 @history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")
@@ -301,7 +304,7 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
 @click.option(
     "--exclude",
     is_flag=True,
-    help="Print only Slurm's option --exclude=... for nodes that are slow now, nothing if none is; the evidence goes "
+    help="Print only Slurm's option --exclude=... for nodes that are slow now (nothing if none is); the evidence goes "
     "to standard error.",
 )
 @OUTPUT
@@ -311,10 +314,12 @@ def slow_nodes(
 ) -> None:
     """Show which nodes were slow, month by month, since when, and whether they still are.
 
-    Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
-    workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
-    all hosts together. A slow link: exchanges end that much later than on the other hosts; it is named and not
-    excluded, because either end may be to blame. Ends with 4 if a run is damaged.
+    In each run, the compute time of a host's slowest rank is compared with that of the other hosts. Runs of any
+    workload count if they used several hosts. A node is slow if a t test over five nights or more shows it to be over 3
+    % slower; the test is corrected for the number of hosts. A link is slow if exchanges end that much later than on the
+    other hosts; it is reported but not excluded, because either end may be the cause.
+
+    Exits with 4 if a run is damaged.
 
     \b
     Examples:
@@ -326,38 +331,39 @@ def slow_nodes(
     needs = ("numpy", "scipy")
     chosen = prepared("history slow-nodes", output, format_name, suffixes=suffixes, needs=needs)
     if exclude and chosen != "text":
-        raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
+        raise UserError(f"--exclude: cannot be combined with format {chosen}: it prints a Slurm option")
     from dlbench.history.document import nodes_document
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
 
-    found = slow_months(open_store(store).entries(parse_where(where)))
+    report = slow_months(open_store(store).entries(parse_where(where)))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
 
-        for host in found.slow:
+        for host in report.slow:
             mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
             click.echo(f"dlbench: {mark}: {host.sentence}", err=True)
-        write_output(f"{found.exclude_option}\n".encode() if found.exclude else b"", output)
-        for line in found.unsafe_lines:
+        option = f"{report.exclude_option}\n" if report.exclude else ""
+        write_output(option.encode(), output)
+        for line in report.unsafe_lines:
             click.echo(f"dlbench: {clean(line)}", err=True)
     else:
-        emit(nodes_document(found), chosen, output, "hosts")
-    finish(found.damaged)
+        emit(nodes_document(report), chosen, output, "hosts")
+    finish(report.damaged)
 
 
-@history.command("export", short_help="Write runs as an archive that `import` reads.")
+@history.command("export", short_help="Write runs to an archive that `import` reads.")
 @value_option(
     "-o --output",
     "FILE.tar[.gz]",
-    "The archive; .gz or .tgz: compressed.",
+    "Archive to write; .gz or .tgz compresses it.",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
 )
 @store_option
 @where_option
 def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
-    """Write runs as a tar archive that `dlbench history import` reads; equal runs give equal bytes.
+    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes.
 
     \b
     Example:
@@ -366,10 +372,10 @@ def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> Non
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
 
-    wanted = parse_where(where)
+    condition = parse_where(where)
     opened = open_store(store)
     entries = []
-    for entry in opened.entries(wanted):
+    for entry in opened.entries(condition):
         if entry.state == "damaged":
             note(f"left out: {entry.folder}: damaged: {entry.why}")
         else:

@@ -1,4 +1,4 @@
-"""`dlbench io`: what storage and readers give without training, and what input costs by difference."""
+"""`dlbench io`: measures storage and readers without training, and the cost of input by comparing runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.errors import UserError
+from dlbench.units import counted
 
 if TYPE_CHECKING:
+    from dlbench.cli.report import FormatName
     from dlbench.perfmodels.storage_demand import Demand
     from dlbench.report.document import Document
     from dlbench.specs.plan import RunPlan
@@ -24,8 +26,8 @@ DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 3600.0
 MAX_REPEATS = 1000
 
-_OF_TIERS = ("engine", "launcher", "ranks_per_node", "series", "out", "no_progress")
-_OF_READERS = ("seconds", "like", "rate")
+_TIERS_OPTIONS = ("engine", "launcher", "ranks_per_node", "series", "out", "no_progress")
+_READER_OPTIONS = ("seconds", "like", "rate")
 
 
 def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -37,37 +39,52 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.command()
 @click.argument("workload")
 @shared.PRESET
-@click.option("--data", metavar="PATH", help="Data set folder.")
-@click.option("--ranks", default="1", show_default=True, metavar="1,2", help="Ranks that read, or train, at a time.")
-@click.option("--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Repeats of everything.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@shared.value_option("--data", "PATH", "Folder of the data set.")
+@shared.value_option("--ranks", "1,2", "Rank counts: ranks that read (or train, with --tiers) at the same time.", "1")
+@shared.value_option("--repeats", None, "Number of repeats of every measurement.", DEFAULT_REPEATS, type=int)
+@shared.KEYS
 @shared.SYSTEM
 @click.option(
     "--tiers",
     is_flag=True,
-    help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
+    help="Train instead: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
 )
-@click.option(
-    "--seconds", type=float, callback=_above_zero, help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g})."
+@shared.value_option(
+    "--seconds",
+    None,
+    f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
+    type=float,
+    callback=_above_zero,
 )
-@click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
-@click.option("--rate", type=float, callback=_above_zero, help="Readers: need this many samples/s per accelerator.")
-@click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp, fsdp or single.")
-@click.option("--launcher", metavar="NAME", help="--tiers: local, mpirun, srun-mpi or srun-gloo.")
-@click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
-@click.option("--series", metavar="NAME", help="--tiers: name of the series.")
+@shared.value_option(
+    "--like", "RUN", "Without --tiers: compare with the rate of a rank of this run, instead of published rates."
+)
+@shared.value_option(
+    "--rate",
+    None,
+    "Without --tiers: compare with this rate, in samples/s per accelerator.",
+    type=float,
+    callback=_above_zero,
+)
+@shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
+@shared.value_option(
+    "--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
+)
+@shared.value_option("--ranks-per-node", None, "With --tiers: ranks per node (default: the system's).", type=int)
+@shared.value_option("--series", "NAME", "With --tiers: name of the series (default: time and a random suffix).")
 @shared.output_folder()
 @shared.DRY_RUN
-@click.option("--no-progress", is_flag=True, help="--tiers: plain lines instead of a progress bar.")
+@click.option("--no-progress", is_flag=True, help="With --tiers: print lines instead of a progress bar.")
 @shared.AS_JSON
 def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_json: bool, **options: Any) -> None:
-    """Measure storage and readers of WORKLOAD, and what input costs.
+    """Measure how fast storage and data loading feed WORKLOAD, and what input costs.
 
-    Without training: how fast this node reads and prepares samples of --data with a cold and a warm page cache,
-    next to what an H100, A100 or V100 needs, and how many of them the readers can feed.
+    By default nothing is trained: this node reads and prepares samples of --data, with a cold and with a warm page
+    cache. The result is compared with the need of an H100, A100 or V100: how many of them can be fed.
 
-    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved:
-    the ingestion ceiling, the preparation stall and the fetch stall per step.
+    With --tiers the workload is trained with synthetic data, with data from the page cache and with data from cold
+    storage, interleaved. The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls
+    per step.
 
     \b
     Examples:
@@ -75,12 +92,16 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
       dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
       dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
-    # Options of the one do nothing in the other.
-    for option in shared.given_options(*(_OF_READERS if tiers else _OF_TIERS)):
-        trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
-        raise UserError(f"{option}: {'is of the readers alone: leave out --tiers' if tiers else trains}")
+    if tiers:
+        for option in shared.given_options(*_READER_OPTIONS):
+            raise UserError(f"{option}: has no effect with --tiers")
+    else:
+        for option in shared.given_options(*_TIERS_OPTIONS):
+            raise UserError(
+                f"{option}: needs --tiers: without it nothing is trained or stored (figures: --json > FILE)"
+            )
     if options["like"] is not None and options["rate"] is not None:
-        raise UserError("--like and --rate exclude each other: both say what an accelerator needs")
+        raise UserError("--like and --rate exclude each other: both set the required rate")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
         raise UserError(f"--seconds {options['seconds']:g}: must be at most {MAX_SECONDS:g}")
     if not 1 <= repeats <= MAX_REPEATS:
@@ -114,8 +135,8 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
     plans = shared.expand_request(request)
-    for one in shared.systems_of(plans):
-        require_here(one)
+    for system in shared.systems_of(plans):
+        require_here(system)
     require_room(plans)
     shared.require_data(plans)
     if options["dry_run"]:
@@ -128,7 +149,8 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
     from dlbench.views.stalls import stalls, stalls_document
 
-    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), "json" if as_json else "text", None)
+    form: FormatName = "json" if as_json else "text"
+    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), form, None)
     return int(code)
 
 
@@ -138,9 +160,9 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     plans = shared.expand_request(request, trains=False)
     first = plans[0]
     if first.workload.data.is_synthetic:
-        raise UserError("io: synthetic data is read from nowhere: give --data PATH")
+        raise UserError("io: synthetic data is not read from storage: give --data PATH")
     if "data.cache" in request.overrides:
-        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
+        raise UserError("--set data.cache: has no effect; io measures a cold and a warm cache")
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
@@ -158,11 +180,12 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
         return
     require_modules("io", "numpy")
     shared.require_torch(first.system)
-    emit(_measured(first, orders, demands), "json" if as_json else "text", None)
+    form: FormatName = "json" if as_json else "text"
+    emit(_measured(first, orders, demands), form, None)
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are asked, see `dlbench.node.data.reader_rate`."""
+    """Returns the request to the reader process, see `dlbench.node.data.reader_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],
@@ -187,8 +210,8 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
     with interrupted_by_signals():
         for number, order in enumerate(orders, 1):
             cache = order["data"]["cache"]
-            size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
-            click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
+            ranks = counted(order["processes"], "rank")
+            click.echo(f"[{number}/{len(orders)}] reading, {ranks}, page cache {cache}", err=True)
             answers.append(answer_of(command, order, ReadingRate, "the readers' process"))
     supplies = tuple(map(supply_of, answers))
     return io_document(
@@ -224,16 +247,15 @@ def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
         raise UserError(f"--like {options['like']}: the run is {run.state} and has no figures")
     if run.plan.workload.model.family != plan.workload.model.family:
         raise UserError(
-            f"--like {options['like']}: is a run of {run.plan.workload.name}, not of {plan.workload.name}: its rate "
-            "says nothing here"
+            f"--like {options['like']}: is a run of {run.plan.workload.name}, not of {plan.workload.name}; their rates "
+            "cannot be compared"
         )
     longest = max(rank.measured_s for rank in record.ranks)
     samples = sum(rank.samples for rank in record.ranks)
     if not longest or not samples:
         raise UserError(f"--like {options['like']}: the run measured no samples")
-    waited = (
-        "" if run.plan.workload.data.is_synthetic else "; it read real data: a run with --data synthetic never waits"
-    )
-    source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}{waited}"
+    source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}"
+    if not run.plan.workload.data.is_synthetic:
+        source += "; it read real data: a run with --data synthetic never waits"
     rate = samples / longest / len(record.ranks)
     return (Demand(accelerator="rank of that run", samples_per_s=rate, source=source),)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share, and their conversion into requests and plans."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 from dlbench.removed import removed_command
+from dlbench.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.datasets.account import Account
@@ -23,25 +24,38 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def value_option(
+    names: str, metavar: str | None, text: str, default: Any = None, **attributes: Any
+) -> Callable[[F], F]:
+    """Returns an option with one value, whose default is shown; `names`: separated by blanks."""
+    if default is not None:
+        attributes |= {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **attributes)
+
+
 FILE = click.Path(path_type=Path)
 
 # Options that several commands have.
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
-NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
-PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
-SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
-SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
-LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
-OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Print lines instead of a progress bar.")
+PRESET = value_option("--preset", "NAME", "Preset of the workload (`dlbench ls` lists them).")
+SYSTEM = value_option("--system", "NAME|FILE", "System: a name (`dlbench ls` lists them) or a YAML file.", "local")
+SERIES = value_option("--series", "NAME", "Name of the series (default: time and a random suffix).")
+LAUNCHER = value_option("--launcher", "NAME", "Launcher: local, mpirun, srun-mpi or srun-gloo (default: the system's).")
+RANKS_PER_NODE = value_option("--ranks-per-node", "N", "Ranks per node (default: the system's).", type=int)
+REPEATS = value_option("--repeats", "N", "Number of runs per point; the repeats of all points alternate.", 1, type=int)
+KEYS = value_option("--set overrides", "KEY=VALUE", "Set a key (`dlbench show` lists them), repeatable.", multiple=True)
+OUTPUT = value_option("-o --output", None, "File to write (default: standard output).", type=FILE)
 
-COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Variables with the tested commit in GitLab CI and GitHub Actions.
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
-    "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
-    "Where": "system launcher fail_fast",
+    "Training": "preset engine data to_accuracy resume overrides",
+    "Runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
+    "System": "system launcher fail_fast",
     "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
 }
@@ -49,7 +63,7 @@ OPTION_GROUPS = {
 
 
 class InOrder(click.Group):
-    """Lists commands in the order of work."""
+    """A group that lists its commands in the order of definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -69,21 +83,23 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.files import find
 
-    file, taken = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
+    file, preset = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
     default = file.default_preset
-    # What a person without a GPU means: the last that is neither the default nor made for GPUs.
+    # The best preset without a GPU is the last that is neither the default nor made for GPUs.
     others = [name for name in file.presets if name != default and not file.is_meant_for_gpus(name)]
-    if request.preset is None and others and taken == default:
+    suggestion = f"did you mean --preset {others[-1]}? " if others else ""
+    if request.preset is None and others and preset == default:
         raise UserError(
             f"{request.workload}: no --preset is given, and this machine has no GPU: preset {default}, the default, "
-            f"{_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {default} runs it all the same"
+            f"{_duration(plans, cores)}{suggestion}--preset {default} runs it anyway"
         )
     if any(plan.workload.meant_for == "gpu" for plan in plans):
-        hidden = hidden_gpus()
+        problem = "this machine has none"
+        if hidden := hidden_gpus():
+            problem = f"this machine shows none ({hidden.reason}; {hidden.remedy})"
         raise UserError(
-            f"{request.workload}: preset {taken} is made for GPUs, and this machine "
-            f"{f'shows none ({hidden.reason}; {hidden.remedy})' if hidden else 'has none'}: "
-            f"{f'did you mean --preset {others[-1]}? ' if others else ''}--set meant_for=any runs it all the same"
+            f"{request.workload}: preset {preset} is made for GPUs, and {problem}: "
+            f"{suggestion}--set meant_for=any runs it anyway"
         )
 
 
@@ -93,46 +109,50 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     from dlbench.specs.files import find
 
     file = WorkloadFile(find("workloads", request.workload))
-    taken, system = plans[0].workload.preset, plans[0].system
+    preset, system = plans[0].workload.preset, plans[0].system
     if request.preset is not None or GPU_PRESET not in file.presets or file.default_preset == GPU_PRESET:
         return None
-    because = f"preset {taken}, because no --preset is given and system {system.name}"
-    if taken == GPU_PRESET:
+    because = f"preset {preset}, because no --preset is given and system {system.name}"
+    if preset == GPU_PRESET:
         return f"{because} has GPUs (node.gpus); on CPUs it would be {file.default_preset}"
-    here = system.scheduler == "none" and has_gpu()
-    return f"{because} names no GPUs (node.gpus); for the GPU here: --preset {GPU_PRESET}" if here else None
+    if system.scheduler == "none" and has_gpu():
+        return f"{because} names no GPUs (node.gpus); for the GPU of this machine: --preset {GPU_PRESET}"
+    return None
 
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
-    """What a person should know of presets and recipes where they are to run, in sentences, each once."""
+    """Returns notes on presets, recipes and the environment in which the plans will run, each once."""
     from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.training import recipe_note
 
-    found = [
+    recipe_notes = [
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    # Settings of sbatch in this shell, the account that a site's profile sets among them.
+    # A site's profile may set e.g. the account.
     sbatch = ", ".join(sorted(name for name in os.environ if name.startswith("SBATCH_")))
     missing: list[str | None] = []
     for system in (plan.system for plan in plans):
         missing.append(_variable_missing(system))
         if system.scheduler == "slurm" and sbatch:
             missing.append(
-                f"{sbatch}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
+                f"{sbatch}: set in this shell and not used: jobs are requested as in system {system.name} (slurm.*)"
             )
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
-    return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
+    return list(
+        dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *recipe_notes) if note)
+    )
 
 
 def _variable_missing(system: SystemSpec) -> str | None:
-    for name, given in system.launch.environment.items():
-        source = None if isinstance(given, str) else given.variable
-        if system.scheduler == "slurm" and source is not None and source not in os.environ:
+    for name, value in system.launch.environment.items():
+        if isinstance(value, str) or value.variable is None or system.scheduler != "slurm":
+            continue
+        if value.variable not in os.environ:
             return (
-                f"launch.environment.{name}: {source} is not set here: a job fails where its modules and setup do not "
-                "set it"
+                f"launch.environment.{name}: {value.variable} is not set in this shell: a job fails unless its modules "
+                "or setup set it"
             )
     return None
 
@@ -144,7 +164,7 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
         return None
     return (
         f"preset {workload.preset} of {workload.name} is made for GPUs, and system {system.name} has none (node.gpus) "
-        "and asks for none (slurm.gpu_request)"
+        "and requests none (slurm.gpu_request)"
     )
 
 
@@ -154,15 +174,14 @@ def _gpus_not_asked(plan: RunPlan) -> str:
     if system.scheduler != "slurm" or not system.node.gpus or is_asked:
         return ""
     return (
-        f"system {system.name} has GPUs (node.gpus {system.node.gpus}), and its jobs ask for none: ranks may see none, "
-        "and train on CPUs; set slurm.gpu_request to gres, gpus-per-node or gpus-per-task"
+        f"system {system.name} has GPUs (node.gpus {system.node.gpus}), but its jobs request none: ranks may see "
+        "none and train on CPUs; set slurm.gpu_request to gres, gpus-per-node or gpus-per-task"
     )
 
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
-    """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
+    """Returns e.g. ``takes at least 2 h 05 min on 2 cores (...); ``; empty if the time is not known."""
     from dlbench.jobs.local import product_rate
-    from dlbench.units import format_seconds
 
     if any(plan.measure.until != "steps" for plan in plans):
         return ""
@@ -174,84 +193,87 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
         steps = plan.measure.warmup_steps + plan.measure.measured_steps
         flops = plan.workload.model.training_flops(plan.workload.data) * plan.global_batch * steps
         seconds += max(flops / (rate * cores), plan.least_training_s)
-    runs = "" if len(plans) == 1 else f" for {len(plans)} runs"
+    scope = counted(cores, "core")
+    if len(plans) > 1:
+        scope += f" for {len(plans)} runs"
     return (
-        f"takes at least {format_seconds(seconds)} on {cores} core{'s' * (cores > 1)}{runs} (its model "
-        f"FLOPs at the rate of a matrix product here); "
+        f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product here); "
     )
 
 
-def value_option(names: str, metavar: str | None, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
-    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
-    shown = {} if default is None else {"default": default, "show_default": True}
-    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
-
-
 class GroupedCommand(click.Command):
-    """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
+    """A command whose help lists its options by `OPTION_GROUPS`, and all others at the end."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        # click's own option has another name in each of its versions.
-        named = {"help" if "--help" in option.opts else option.name: option for option in options}
-        lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
+        lines: dict[str, tuple[str, str]] = {}
+        for option in options:
+            if line := option.get_help_record(ctx):
+                # The name of click's help option differs between versions.
+                lines["help" if "--help" in option.opts else str(option.name)] = line
         width = max(len(words) for words, _ in lines.values())
         groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
-        for title, names in {**groups, "Further options": [*lines]}.items():
-            if shown := [lines.pop(name) for name in names if name in lines]:
+        for title, names in {**groups, "Other options": [*lines]}.items():
+            if group_lines := [lines.pop(name) for name in names if name in lines]:
                 with formatter.section(title):
-                    formatter.write_dl([(words.ljust(width), text) for words, text in shown])
+                    formatter.write_dl([(words.ljust(width), text) for words, text in group_lines])
 
 
 def plan_options(function: F) -> F:
-    """Options that say what to run; `request_from` reads them."""
+    """Adds the options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
         PRESET,
-        click.option("--engine", metavar="NAME", help="horovod, ddp, fsdp or single."),
-        click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
-        click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
-        click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
-        value_option("--repeats", "N", "Runs of each point, interleaved over points.", 1, type=int),
+        value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
+        value_option(
+            "--data",
+            "PATH|synthetic",
+            "Folder of the data set, or `synthetic`: random tensors (default: the workload's).",
+        ),
+        click.option(
+            "--to-accuracy", is_flag=True, help="Train until the workload's target quality, instead of timing steps."
+        ),
+        value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
+        REPEATS,
         value_option(
             "--scaling",
             None,
-            "Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
+            "weak: fixed batch per rank. strong: fixed global batch (the preset's times the smallest rank count).",
             "weak",
             type=click.Choice(["weak", "strong"]),
         ),
         value_option(
             "--set overrides",
             "KEY=VALUE",
-            "Change one key; `dlbench show` explains all. Sizes may have units: 64MiB. A list: [16,32].",
+            "Set a key (`dlbench show` lists them), repeatable. Sizes may have units: 64MiB. A list: [16,32].",
             multiple=True,
         ),
         value_option(
             "--sweep",
             "KEY=A,B",
-            "Run every point with each value of a key; of lists: [16,32],[32,64].",
+            "Run every point with each of these values of a key, repeatable. Lists as values: [16,32],[32,64].",
             multiple=True,
         ),
         click.option(
             "--ladder",
             is_flag=True,
-            help="Run every point step by step: each optimisation of the workload's ladder on top of those before it.",
+            help="Run every point once per optimisation of the workload's ladder; each run adds one to those before.",
         ),
         value_option(
             "--ab",
             "A B",
-            "Run every point as a pair on the same nodes. A side is `plain`, or KEY=VALUE,KEY=VALUE. A verdict needs 5 "
-            "repeats.",
+            "Run every point as pairs of side A and side B on the same nodes. A side is `plain` or "
+            "KEY=VALUE,KEY=VALUE. A verdict needs 5 repeats.",
             nargs=2,
         ),
         value_option(
             "--tag tags",
             "KEY=VALUE",
-            f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
+            f"Label stored with the runs, repeatable; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
             multiple=True,
         ),
         LAUNCHER,
-        click.option("--ranks-per-node", metavar="N", type=int, help="Ranks per node (default: the system's)."),
+        RANKS_PER_NODE,
         SERIES,
         output_folder(),
         DRY_RUN,
@@ -260,14 +282,14 @@ def plan_options(function: F) -> F:
 
 
 def output_folder() -> Callable[[F], F]:
-    """The option --out of every command that makes runs."""
-    return click.option(
-        "--out", type=FILE, default=Path("runs"), show_default=True, callback=_for_scripts, help="Folder of all runs."
+    """Returns the option --out."""
+    return value_option(
+        "--out", None, "Folder that contains the run folders.", Path("runs"), type=FILE, callback=_for_scripts
     )
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given."""
+    """Parses a duration such as 6.6min, 90s or 2h into seconds, above zero."""
     from dlbench.units import parse_seconds
 
     try:
@@ -277,7 +299,7 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
 
 
 def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """Text such as 10GB as bytes, above zero."""
+    """Parses a size such as 10GB into bytes, above zero."""
     from dlbench.units import parse_bytes
 
     if text is None:
@@ -301,32 +323,45 @@ def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Pat
 
 
 def submit_options(ranks_example: str) -> Callable[[F], F]:
-    """Options of every command that submits a series to Slurm; `ranks_example` stands for rank counts in the help."""
+    """Adds the options of every command that submits a series to Slurm; `ranks_example`: metavar of --ranks."""
 
     def decorate(function: F) -> F:
         decorators = [
-            click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler."),
-            click.option("--nodes", metavar="1,2,4", help="Node counts."),
-            click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
+            value_option("--system", "NAME|FILE", "System with a scheduler: a name or a YAML file.", required=True),
+            value_option("--nodes", "1,2,4", "Node counts; each is a point."),
+            value_option("--ranks", ranks_example, "Rank counts, instead of --nodes."),
             value_option(
                 "--pack",
                 None,
-                "Runs that share a job: those of one node count, or all, in an allocation of the largest.",
+                "points: runs of one node count share a job. all: all runs share one job of the largest node count.",
                 "points",
                 type=click.Choice(["points", "all"]),
             ),
-            click.option("--one-run-per-job", is_flag=True, help="No run shares a job; equal requests share an array."),
+            click.option(
+                "--one-run-per-job",
+                is_flag=True,
+                help="Submit one job per run; jobs with equal resources form an array.",
+            ),
             click.option(
                 "--chain/--no-chain",
                 default=True,
                 show_default=True,
-                help="Each job starts after the one before (afterany), so that jobs do not disturb each other.",
+                help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
+                "other.",
             ),
-            click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
-            click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
-            value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
-            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts, too."),
-            click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
+            value_option(
+                "--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs)."
+            ),
+            value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
+            value_option(
+                "--max-jobs", "N", "Maximum number of jobs of the series in the queue.", type=click.IntRange(min=1)
+            ),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
+            click.option(
+                "--write-only",
+                is_flag=True,
+                help="Write plans and job scripts and print the sbatch commands; submit nothing.",
+            ),
         ]
         return decorated(function, decorators)
 
@@ -334,7 +369,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
 
 
 def given_options(*names: str) -> Iterator[str]:
-    """Those of the running command's parameters, by the names of their options, that the command line gives."""
+    """Yields the options, among the parameters `names`, that the command line gives."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
@@ -342,29 +377,52 @@ def given_options(*names: str) -> Iterator[str]:
 
 
 def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
-    """A command with options, which its help lists in the order given."""
+    """Adds options to a command; its help lists them in the given order."""
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
 
 
-def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
-    """The options of `plan_options` as a request. Raises `UserError`: a text that is not of the right form."""
+def parse_points(nodes: str | None, ranks: str | None) -> tuple[tuple[int, ...], Literal["ranks", "nodes"]]:
+    """Returns the counts of --nodes or --ranks, and which was given. Raises `UserError`: both or neither."""
+    from dlbench.specs.requests import parse_counts
+
+    if (nodes is None) == (ranks is None):
+        raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
+    if nodes is not None:
+        return parse_counts(nodes, "--nodes"), "nodes"
+    return parse_counts(ranks or "", "--ranks"), "ranks"
+
+
+def request_from(
+    options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: Literal["ranks", "nodes"]
+) -> Request:
+    """Returns the request for the options of `plan_options`. Raises `UserError`: one of them is malformed."""
     from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep, parse_tags, tag_value
 
     tags = parse_tags(options["tags"])
-    for name in COMMIT_VARIABLES:  # The commit that a CI names.
+    for name in COMMIT_VARIABLES:  # The commit that a CI system tests.
         if "commit" not in tags and os.environ.get(name):
             tags["commit"] = tag_value(os.environ[name], f"tag commit from the variable {name}")
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
-    kept = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
+    same_names = (
+        "workload",
+        "preset",
+        "engine",
+        "data",
+        "to_accuracy",
+        "resume",
+        "ranks_per_node",
+        "repeats",
+        "scaling",
+    )
     return Request(
-        **{name: options[name] for name in (*kept, "launcher", "series")},
+        **{name: options[name] for name in (*same_names, "launcher", "series")},
         system=system,
         points=points,
-        points_are="nodes" if points_are == "nodes" else "ranks",
+        points_are=points_are,
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
         decompose=options.get("decompose", False),
@@ -375,39 +433,39 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def note_few_pairs(request: Request) -> None:
-    """Says on standard error that so few pairs will carry no verdict."""
+    """Warns on standard error if there are too few pairs for a verdict."""
     from dlbench.stats.estimates import MIN_RUNS
 
     if request.sides and request.repeats < MIN_RUNS:
-        pairs = f"{request.repeats} pair{'' if request.repeats == 1 else 's'} of runs"
-        click.echo(f"note: --ab: {pairs} per point will give no verdict: use --repeats {MIN_RUNS} or more", err=True)
+        pairs = counted(request.repeats, "pair")
+        click.echo(f"note: --ab: {pairs} of runs per point give no verdict: use --repeats {MIN_RUNS} or more", err=True)
 
 
 def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
-    """The systems of a series as its plans have them: one, or one for each side of a comparison."""
-    found: list[SystemSpec] = []
+    """Returns the different systems of the plans; the sides of a comparison may have different ones."""
+    systems: list[SystemSpec] = []
     for plan in plans:
-        if plan.system not in found:
-            found.append(plan.system)
-    return found
+        if plan.system not in systems:
+            systems.append(plan.system)
+    return systems
 
 
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
-    """Expands with this machine's cores; where the plans are to be trained, what this machine cannot do is refused."""
+    """Expands a request with this machine's cores; if the plans are trained here, checks that this machine can."""
     from dlbench.jobs.local import has_gpu, precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
-    found = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
-    plans = [plan for plan, _ in found]
-    for profile in dict.fromkeys(said for _, said in found if said):
+    profiled = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
+    plans = [plan for plan, _ in profiled]
+    for profile in dict.fromkeys(profile_note for _, profile_note in profiled if profile_note):
         click.echo(f"note: {profile}", err=True)
     if trains:
-        here = [plan for plan in plans if plan.system.scheduler == "none"]
-        if any(plan.workload.model.computes for plan in here) and not has_gpu():
-            _require_preset_for_cpus(request, here, cores)
-        for problem in filter(None, map(precision_problem, here)):
+        local_plans = [plan for plan in plans if plan.system.scheduler == "none"]
+        if any(plan.workload.model.computes for plan in local_plans) and not has_gpu():
+            _require_preset_for_cpus(request, local_plans, cores)
+        for problem in filter(None, map(precision_problem, local_plans)):
             raise EnvironmentLacksError(problem)
         if note := _default_note(request, plans):
             click.echo(f"note: {note}", err=True)
@@ -420,7 +478,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 
 
 def require_data(plans: list[RunPlan]) -> None:
-    """Proves that the data set is there, and may be what is to be trained on, before anything is made."""
+    """Checks that data sets, checkpoints and validation data exist and can be read."""
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
         _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
@@ -448,14 +506,14 @@ def require_data(plans: list[RunPlan]) -> None:
 
 
 def require_fitting_data(plans: Sequence[RunPlan]) -> None:
-    """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them."""
-    seen, lines = set(), set[str]()
+    """Checks, as far as this is cheap, that the plans can train on the data sets visible from this machine."""
+    checked, lines = set(), set[str]()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
-        wanted = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
-        if plan.workload.data.is_synthetic or wanted in seen:
+        requirement = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
+        if plan.workload.data.is_synthetic or requirement in checked:
             continue
-        seen.add(wanted)
+        checked.add(requirement)
         from dlbench.datasets.recognition import require_fitting
         from dlbench.report.wording import clean
 
@@ -468,21 +526,21 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
             lines.add(line)
             click.echo(clean(line), err=True)
         if not answers:
-            click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
+            click.echo(f"note: {plan.workload.data.source} does not answer: not checked before the run", err=True)
             return
 
 
-def _require_path(path: str, who: str, remedy: str) -> None:
+def _require_path(path: str, key: str, remedy: str) -> None:
     if not Path(path).exists():
-        raise UserError(f"{who} {path}: no such file or folder{remedy}")
+        raise UserError(f"{key} {path}: no such file or folder{remedy}")
     if not (Path(path).is_file() or Path(path).is_dir()):
-        raise UserError(f"{who} {path}: is neither a file nor a folder{remedy}")
+        raise UserError(f"{key} {path}: is neither a file nor a folder{remedy}")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{who} {path}: cannot be read")
+        raise UserError(f"{key} {path}: cannot be read")
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
-    """Refuses what the ranks would refuse; warns in a dry run, and where the nodes may have what is missing here."""
+    """Raises errors that ranks would raise; only warns in a dry run, and if compute nodes may differ."""
     from dlbench.setup.requirements import is_sure, refusal
 
     errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]
@@ -494,19 +552,24 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
 
 
 def require_torch(system: SystemSpec) -> None:
-    """Raises `EnvironmentLacksError`: what this command starts would run in a Python that lacks torch."""
+    """Raises `EnvironmentLacksError` if the Python that the command starts lacks torch."""
     if not system.python and importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
 
 
 def precision_words(plan: RunPlan) -> str:
-    """The precision of a run for a person, e.g. ``strict fp32 (TF32 off)``."""
-    of = {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32", "bf16": "bf16 autocast", "fp16": "fp16 autocast"}
-    return of[plan.workload.train.precision]
+    """Returns the precision of a run as text, e.g. ``strict fp32 (TF32 off)``."""
+    words = {
+        "fp32": "strict fp32 (TF32 off)",
+        "tf32": "fp32 with TF32",
+        "bf16": "bf16 autocast",
+        "fp16": "fp16 autocast",
+    }
+    return words[plan.workload.train.precision]
 
 
 def describe_plan(plan: LaunchPlan) -> str:
-    """One line that names a run for a person."""
+    """Returns a line that names a run."""
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan
 
@@ -515,27 +578,30 @@ def describe_plan(plan: LaunchPlan) -> str:
 
 
 def describe_point(plan: LaunchPlan) -> str:
-    """Returns a line that names a point of a series: what all repeats of a run have in common."""
+    """Returns a line that names a point of a series, without the repeat."""
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan, value_text
 
-    size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
-    size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    size = counted(plan.layout.ranks, "rank")
+    if plan.layout.nodes > 1:
+        size += f" on {plan.layout.nodes} nodes"
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}"
     assert isinstance(plan, RunPlan)
+    parts = [f"{plan.workload.name} ({plan.workload.preset})", plan.engine_words, size]
     # On one line, because `run --dry-run` prints it in a comment.
-    values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.named.items()}
-    axes = "".join(f", {key}={value}" for key, value in values.items())
-    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    side = f", side {plan.series.side}" if plan.series.side else ""
-    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}{axes}{variant}{side}"
+    parts += [f"{key}={' '.join(value_text(key, value).splitlines())}" for key, value in plan.series.named.items()]
+    if plan.series.variant != "plain":
+        parts.append(plan.series.variant)
+    if plan.series.side:
+        parts.append(f"side {plan.series.side}")
+    return ", ".join(parts)
 
 
 def write_output(content: bytes, output: Path | None) -> None:
-    """Writes what a command made to a file, as a whole, or to standard output."""
+    """Writes bytes to a file atomically, or to standard output."""
     if output is None:
-        # Bytes, because a batch job's locale may not know the characters.
+        # Bytes, because the encoding of a batch job may lack the characters.
         click.echo(content, nl=False)
         return
     from dlbench.records.files import write_result
@@ -543,4 +609,5 @@ def write_output(content: bytes, output: Path | None) -> None:
     try:
         write_result(output, content)
     except RunError as error:
-        raise (type(error) if isinstance(error, MachineError) else UserError)(f"-o {error}") from None
+        kind = type(error) if isinstance(error, MachineError) else UserError
+        raise kind(f"-o {error}") from None

@@ -1,4 +1,4 @@
-"""`dlbench memory`: which activations stay, are swapped or recomputed, planned before anything is trained."""
+"""`dlbench memory`: plans which activations are kept, swapped or recomputed, before any training."""
 
 from __future__ import annotations
 
@@ -21,31 +21,41 @@ if TYPE_CHECKING:
 
 _SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
 _DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.batch_per_rank")
-"""Keys that options of this command stand for, or that it compares."""
+"""Keys that this command sets by its options, or compares."""
 
 
 @click.group()
 def memory() -> None:
-    """Plan which activations stay, leave the device, or are recomputed."""
+    """Plan which activations stay in device memory, are swapped, or are recomputed."""
 
 
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
-@shared.value_option("--capacity", "BYTES|SHARE", "What a rank may hold, e.g. 8GiB, or 50% of what it would in core.")
+@shared.value_option(
+    "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
+)
+@shared.value_option(
+    "--capacity",
+    "BYTES|SHARE",
+    "Memory that a rank may use, e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%.",
+)
 @shared.PRESET
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@shared.KEYS
 @shared.SYSTEM
-@click.option("-o", "--output", type=shared.FILE, help="File to write: .html, .md, .json or .txt.")
+@shared.value_option(
+    "-o --output", None, "File to write (.html, .md, .json or .txt; default: standard output).", type=shared.FILE
+)
 @shared.AS_JSON
-@click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
-    """Measure the chain of WORKLOAD on this machine, plan for a capacity, and say what that takes.
+    """Plan the training of WORKLOAD within a memory capacity, and predict its memory and time.
 
-    The passes of one rank are measured by a process of its own, which needs little memory: each module is measured
-    alone. Then all is predicted: the plan block by block, its pass as a picture, other methods, capacities and batches.
-    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record has the chain. Ends
-    with 5 where no plan fits.
+    A separate process measures each module alone on this machine, which needs little memory. Everything else is
+    predicted: the plan block by block with a drawing of one pass, other methods, other capacities and other batches.
+    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record contains the
+    measurements.
+
+    Exits with 5 if no plan fits.
 
     \b
     Examples:
@@ -53,43 +63,43 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
       dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 90%
       dlbench memory plan runs/RUN --capacity 1GiB --batch 128
     """
-    from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+    from dlbench.cli.report import FORMAT_MODULES, check_writable, format_by_suffix, require_modules
 
     output = options["output"]
     if options["as_json"] and output is not None:
-        raise UserError("--json and -o exclude each other: a name that ends in .json says it as well")
+        raise UserError("--json and -o exclude each other: a file name that ends in .json selects JSON as well")
     check_writable(output)
-    chosen: FormatName = format_by_suffix(output, "json" if options["as_json"] else None, _SUFFIXES, "text")
+    chosen: FormatName = "json" if options["as_json"] else format_by_suffix(output, None, _SUFFIXES, "text")
     if not options["dry_run"]:
-        require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
+        require_modules("memory plan", "numpy", *FORMAT_MODULES.get(chosen, ()))
     if Path(subject).is_dir():
-        found = _of_run(Path(subject), batch, capacity)
+        capacity_plan = _of_run(Path(subject), batch, capacity)
     else:
-        asked = _asked(subject, batch, capacity, options)
+        run_plan = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
             from dlbench.jobs.node_program import PROFILE, supervised
             from dlbench.jobs.scripts.words import quoted
 
             click.echo("# measures the plan on its standard input:")
-            click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
-            click.echo(quoted(supervised(asked.system.python or sys.executable, PROFILE)).encode())
+            click.echo(f"# {json.dumps(run_plan.model_dump(mode='json'))}")
+            click.echo(quoted(supervised(run_plan.system.python or sys.executable, PROFILE)).encode())
             return
-        found = _of_workload(asked)
+        capacity_plan = _of_workload(run_plan)
     from dlbench.cli.report import emit
     from dlbench.views.out_of_core.plan import memory_plan_document
 
-    emit(memory_plan_document(found), chosen, output)
+    emit(memory_plan_document(capacity_plan), chosen, output)
 
 
 def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
     from dlbench.specs.requests import Request, parse_set
 
     if capacity is None:
-        raise UserError("give --capacity, e.g. 8GiB, or 50% of what training holds in core")
+        raise UserError("give --capacity, e.g. 8GiB, or 50% of the memory without a plan")
     overrides = parse_set(options["overrides"])
     for key in overrides:
         if key in _DECIDED:
-            raise UserError(f"--set {key}: is decided by this command (--batch, --capacity); all methods are compared")
+            raise UserError(f"--set {key}: is set by this command (--batch, --capacity); all methods are compared")
     decided = {"train.recompute": "planned", "train.swap": "planned", "train.memory.capacity": capacity}
     if batch is not None:
         decided["train.batch_per_rank"] = batch  # type: ignore[assignment]
@@ -104,30 +114,30 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
     return shared.expand_request(request, trains=False)[0]
 
 
-def _of_workload(asked: RunPlan) -> CapacityPlan:
+def _of_workload(run_plan: RunPlan) -> CapacityPlan:
     from dlbench.jobs.node_program import PROFILE, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes
     from dlbench.records.out_of_core import MemoryProfile
 
-    shared.require_torch(asked.system)
-    train, workload = asked.workload.train, asked.workload
+    shared.require_torch(run_plan.system)
+    train, workload = run_plan.workload.train, run_plan.workload
     click.echo(
         f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
         err=True,
     )
-    command = supervised(asked.system.python or sys.executable, PROFILE)
+    command = supervised(run_plan.system.python or sys.executable, PROFILE)
     with interrupted_by_signals():
-        profile = answer_of(command, asked.model_dump(mode="json"), MemoryProfile, "the profile's process")
+        profile = answer_of(command, run_plan.model_dump(mode="json"), MemoryProfile, "the profile's process")
     capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
     assert capacity is not None
     where, parts = f"this machine ({socket.gethostname()})", train.gradient_accumulation
     of = {"where": where, "device": profile.device, "parts": parts, "warnings": profile.warnings}
-    return _planned(asked, profile.chain, profile.rates, capacity, **of)
+    return _planned(run_plan, profile.chain, profile.rates, capacity, **of)
 
 
 def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> CapacityPlan:
-    """The plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
+    """Returns the plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
     from dlbench.perfmodels.out_of_core.blocks import block_starts
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 
@@ -143,14 +153,14 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
     from dlbench.specs.out_of_core import MemorySpec
 
     for option in shared.given_options("preset", "overrides", "system", "dry_run"):
-        raise UserError(f"{option}: has no effect on a finished run, which decided that")
+        raise UserError(f"{option}: has no effect on a finished run, which has fixed it")
     run = read_run(folder)
     memory = None if run.record is None else run.record.memory
     if run.record is None or memory is None:
+        reason = f"is {run.state}" if run.record is None else "did not recompute or swap"
         raise UserError(
-            f"{folder}: the run {'is ' + run.state if run.record is None else 'trained in core'} and says nothing of "
-            f"its activations; measure its workload: dlbench memory plan {run.plan.workload.name} --preset "
-            f"{run.plan.workload.preset} --capacity {capacity or '50%'}"
+            f"{folder}: the run {reason} and has no measurements of activations; measure its workload: dlbench memory "
+            f"plan {run.plan.workload.name} --preset {run.plan.workload.preset} --capacity {capacity or '50%'}"
         )
     chain, warnings = memory.chain, []
     if batch is not None:
@@ -163,14 +173,14 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
                 "taken as proportional."
             )
             chain = scaled(chain, samples)
-    wanted = memory.plan.capacity_bytes
+    capacity_bytes = memory.plan.capacity_bytes
     if capacity is not None:
         in_core = in_core_bytes(chain)
         try:
-            wanted = MemorySpec(capacity=capacity).capacity_bytes(in_core)
+            capacity_bytes = MemorySpec(capacity=capacity).capacity_bytes(in_core)
         except ValueError:
             raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None
-    if wanted is None:
+    if capacity_bytes is None:
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
     of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
-    return _planned(run.plan, chain, memory.rates, wanted, warnings=tuple(warnings), **of)
+    return _planned(run.plan, chain, memory.rates, capacity_bytes, warnings=tuple(warnings), **of)

@@ -1,4 +1,4 @@
-"""`dlbench preflight`: a system before its first run."""
+"""`dlbench preflight`: checks a system before its first run."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ import click
 
 from dlbench.cli.options import FILE, value_option
 from dlbench.errors import ExitCode, UserError
+from dlbench.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlbench.records.preflight import PreflightNode, PreflightReport
 
-MAX_NODES_SHOWN = 8  # Nodes in the table, those that failed first.
-MAX_TEXTS = 4  # Different things said of nodes, of each kind; the file has all.
+MAX_NODES_SHOWN = 8  # Rows of the table of nodes; failed nodes come first.
+MAX_TEXTS = 4  # Printed problems, and printed doubts; the report file has all.
 _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
 
 @click.command()
 @click.argument("system", metavar="SYSTEM")
-@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Nodes of the job.")
-@value_option("--timeout", "SECONDS", "Longest wait for the job.", 600.0, type=float)
-@click.option("--no-job", is_flag=True, help="Only ask sbatch --test-only; submit nothing.")
-@value_option("--out", "DIR", "Folder of all pre-flights; every node must see it.", Path("preflight"), type=FILE)
+@value_option("--nodes", "N", "Number of nodes of the job.", 2, type=int)
+@value_option("--timeout", "SECONDS", "Maximum time to wait for the job, in seconds.", 600.0, type=float)
+@click.option("--no-job", is_flag=True, help="Only run sbatch --test-only; submit no job.")
+@value_option("--out", "DIR", "Folder for the results; every node must see it.", Path("preflight"), type=FILE)
 def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) -> None:
-    """Check SYSTEM before its first run: Slurm tries its file, then a job of a minute looks at every node.
+    """Check SYSTEM before its first run: system file, Slurm and every node.
 
-    sbatch --test-only tries the arguments of a submission; the job proves folder, Python, versions, cores, GPUs,
-    scratch and an all-reduce, started as a run would be.
+    sbatch --test-only checks the submission options. Then a job of about one minute, started like a run, checks folder,
+    Python, versions, cores, GPUs, scratch space and an all-reduce on every node.
 
-    Ends with 0 if all is well, 5 if the system lacks something, 3 if nodes failed: they are named for --exclude; with 6
-    if the job did not start in time.
+    Exits with 0 if all checks pass, 5 if the system lacks something, 3 if nodes failed (their names are printed as
+    --exclude), 6 if the job did not start in time.
 
     \b
     Example:
@@ -61,22 +62,24 @@ def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) 
     report = check(plan, folder, timeout, lambda text: click.echo(text, err=True), starts_job=not no_job)
     for line in lines_of(report):
         click.echo(line)
-    click.echo(f"all that was found: {folder.report}", err=True)
+    click.echo(f"full report: {folder.report}", err=True)
     sys.exit(report.exit_code)
 
 
 def lines_of(report: PreflightReport) -> list[str]:
-    """A report as lines of a terminal."""
+    """Returns a report as lines for a terminal."""
     from dlbench.cli.streams import cleaned
 
     return [cleaned(line) for line in _lines(report)]
 
 
 def _lines(report: PreflightReport) -> Iterator[str]:
-    for one in report.job:
-        head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
-        words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
-        yield from _wrapped(head, words, " " * 22)[:3]
+    for check in report.job:
+        head = f"{check.subject:<20} {_MARKS[check.state]:<8} "
+        text = check.found
+        if check.remedy and check.state != "ok":
+            text += f" -> {check.remedy}"
+        yield from _wrapped(head, text, " " * 22)[:3]
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
     if nodes:
         header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch")
@@ -84,19 +87,21 @@ def _lines(report: PreflightReport) -> Iterator[str]:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        left = nodes[MAX_NODES_SHOWN:]
-        if left:
-            bad = sum(bool(node.problems) for node in left)
-            yield f"and {len(left)} more nodes{f', {bad} of them FAILED' if bad else ''}"
-        for said, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
-            yield from _wrapped(said, text)
+        not_shown = nodes[MAX_NODES_SHOWN:]
+        num_failed = sum(bool(node.problems) for node in not_shown)
+        if num_failed:
+            yield f"and {len(not_shown)} more nodes, {num_failed} of them FAILED"
+        elif not_shown:
+            yield f"and {len(not_shown)} more nodes"
+        for hosts_head, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
+            yield from _wrapped(hosts_head, text)
     if report.exclude:
-        yield f"leave out: --exclude={report.exclude} (slurm.exclude in the system file)"
+        yield f"to exclude the failed nodes: --exclude={report.exclude} (slurm.exclude in the system file)"
     yield _verdict(report)
 
 
 def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
-    """What is said of nodes, each text once with the nodes that it is said of."""
+    """Returns each problem or doubt once, with the nodes that have it."""
     from dlbench.specs.hostlist import compressed
 
     hosts: dict[str, list[str]] = {}
@@ -104,9 +109,10 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
         for text in getattr(node, which):
             hosts.setdefault(text, []).append(node.host)
     word = "FAILED" if which == "problems" else "doubt"
-    found = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
-    left = len(found) - MAX_TEXTS
-    return found if left <= 0 else [*found[:MAX_TEXTS], (f"and {left} more of the kind: ", "see the file")]
+    rows = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
+    if len(rows) > MAX_TEXTS:
+        rows[MAX_TEXTS:] = [(f"and {len(rows) - MAX_TEXTS} more of this kind: ", "see the file")]
+    return rows
 
 
 def _wrapped(head: str, text: str, indent: str = "  ") -> list[str]:
@@ -114,30 +120,36 @@ def _wrapped(head: str, text: str, indent: str = "  ") -> list[str]:
 
 
 def _row(node: PreflightNode) -> tuple[str, ...]:
-    from dlbench.units import format_bytes
-
     if not node.ranks:
         return (node.host, "-", "-", "-", "-", "-")
     first = node.ranks[0]
-    gpus = len({uuid for rank in node.ranks for uuid in (*rank.node_gpus, *([rank.gpu] if rank.gpu else []))})
-    place = next((one for one in first.scratch if one.key == "local"), None)
+    gpus, cores = set[str](), set[int]()
+    for rank in node.ranks:
+        gpus.update(filter(None, (*rank.node_gpus, rank.gpu)))
+        cores.update(rank.cores)
+    local_folder = next((folder for folder in first.scratch if folder.key == "local"), None)
     scratch = "-"
-    if place is not None:
-        free = "?" if place.free_bytes is None else format_bytes(place.free_bytes)
-        scratch = "NOT usable" if place.problem else f"{free} {place.file_system}".strip()
-    cores = len({core for rank in node.ranks for core in rank.cores})
-    shown = (str(len(node.ranks)), str(cores), str(gpus) if gpus else "none", first.versions.get("torch", "none"))
-    return (node.host, *shown, scratch)
+    if local_folder is not None and local_folder.problem:
+        scratch = "NOT usable"
+    elif local_folder is not None:
+        free = "?" if local_folder.free_bytes is None else format_bytes(local_folder.free_bytes)
+        scratch = f"{free} {local_folder.file_system}".strip()
+    torch_version = first.versions.get("torch", "none")
+    return (node.host, str(len(node.ranks)), str(len(cores)), str(len(gpus) or "none"), torch_version, scratch)
 
 
 def _verdict(report: PreflightReport) -> str:
-    wrong = [one.subject for one in report.job if one.state == "wrong"]
+    wrong = [check.subject for check in report.job if check.state == "wrong"]
     failed = sum(bool(node.problems) for node in report.nodes)
+    if report.exit_code == ExitCode.OK and report.nodes:
+        return f"{report.system} is ready for runs: {counted(len(report.nodes), 'node')} passed"
     if report.exit_code == ExitCode.OK:
-        measured = f": {len(report.nodes)} node{'s' * (len(report.nodes) != 1)} passed" if report.nodes else ""
-        return f"{report.system} is fit for runs{measured}" if report.nodes else f"{report.system}: nothing is wrong"
+        return f"{report.system}: no problem found"
     if report.exit_code == ExitCode.INCONCLUSIVE:
-        return f"{report.system}: cannot say"
-    parts = [f"{failed} of {len(report.nodes)} nodes failed"] if failed else []
-    parts += [f"wrong: {', '.join(dict.fromkeys(wrong))}"] if wrong else []
-    return f"{report.system} is not fit for runs: {'; '.join(parts)}"
+        return f"{report.system}: not decided"
+    parts = []
+    if failed:
+        parts.append(f"{failed} of {len(report.nodes)} nodes failed")
+    if wrong:
+        parts.append(f"wrong: {', '.join(dict.fromkeys(wrong))}")
+    return f"{report.system} is not ready for runs: {'; '.join(parts)}"

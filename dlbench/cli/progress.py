@@ -1,4 +1,4 @@
-"""How far a series of runs is: one line per finished run, and on a terminal a live line of the one that runs."""
+"""Prints the progress of a series: a line per finished run, and on a terminal a live line of the current run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode
 from dlbench.specs.comm import CommPlan, CommSeries
 from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
-from dlbench.units import format_number, format_seconds
+from dlbench.units import counted, format_number, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.jobs.local import RunOutcome
@@ -28,7 +28,7 @@ _MEASURING = "measuring"
 
 
 class SeriesProgress:
-    """Knows how long runs took, and how far the one that runs is, which another thread reports; seconds of `clock`."""
+    """Records the duration of runs and the progress of the current one, which another thread reports."""
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
         self._plans = plans
@@ -52,7 +52,7 @@ class SeriesProgress:
             self._of, self._stage = 0, ""
 
     def report(self, number: int, of: int, stage: str) -> None:
-        """The run is at step (or point) `number` of `of`; what is reported after the last run has ended is late."""
+        """Notes that the run is at step (or point) `number` of `of`; ignored after the end of the last run."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return
@@ -64,7 +64,7 @@ class SeriesProgress:
             self._first = self._first or self._last
 
     def end(self) -> float:
-        """The run has ended; how long it took."""
+        """Notes the end of the current run and its duration."""
         with self._lock:
             took = self._clock() - self._begun
             self._took.append((self._plans[self.num_done], took))
@@ -72,60 +72,76 @@ class SeriesProgress:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Of the run that runs; None where nothing is measured yet."""
+        """Steps per second of the current run; None before the first measurement."""
         if self._first is None or self._last is None:
             return None
-        (first, low), (last, high) = self._first, self._last
-        return (high - low) / (last - first) if last > first and high > low else None
+        (first_s, first_step), (last_s, last_step) = self._first, self._last
+        if last_s <= first_s or last_step <= first_step:
+            return None
+        return (last_step - first_step) / (last_s - first_s)
 
     @property
     def left_of_run_s(self) -> float | None:
-        """Until the run that runs is over: by its steps, else by runs like it; None where neither says anything."""
+        """Seconds until the end of the current run, from its steps or from similar runs; None if neither is known."""
         rate = self.steps_per_s
-        # Points of collectives take unequally long.
+        # The points of a collective benchmark differ in duration.
         is_training = isinstance(self._plans[self.num_done], RunPlan)
         if rate is not None and self._last is not None and self._of and is_training:
             return max(0.0, self._of - self._last[1]) / rate
-        expected = self._expected(self._plans[self.num_done])
-        return None if expected is None else max(0.0, expected - (self._clock() - self._begun))
+        expected_s = self._expected_s(self._plans[self.num_done])
+        if expected_s is None:
+            return None
+        return max(0.0, expected_s - (self._clock() - self._begun))
 
     def left_s(self, *, is_between: bool) -> float | None:
-        """Until the last run is over; `is_between` runs, or in one. None where nothing is known."""
+        """Returns the seconds until the end of the series; `is_between`: no run is active. None if not known."""
         later = self._plans[self.num_done + (not is_between) :]
-        left = 0.0 if is_between else self.left_of_run_s
-        if left is None:
+        run_left_s = 0.0 if is_between else self.left_of_run_s
+        if run_left_s is None:
             return None
-        whole = left + self._clock() - self._begun
-        return left + sum(whole if (known := self._expected(plan)) is None else known for plan in later)
+        left_s = run_left_s
+        for plan in later:
+            expected_s = self._expected_s(plan)
+            if expected_s is None:
+                # No run has ended: the current one is the best estimate.
+                expected_s = run_left_s + self._clock() - self._begun
+            left_s += expected_s
+        return left_s
 
-    def _expected(self, plan: LaunchPlan) -> float | None:
-        alike = [took for other, took in self._took if _kind(other) == _kind(plan)]
-        return mean(alike or [took for _, took in self._took]) if self._took else None
+    def _expected_s(self, plan: LaunchPlan) -> float | None:
+        """Returns the mean duration of similar runs, else of all runs; None before the first has ended."""
+        if not self._took:
+            return None
+        similar = [took_s for ended_plan, took_s in self._took if _kind(ended_plan) == _kind(plan)]
+        return mean(similar or [took_s for _, took_s in self._took])
 
     def now(self, plan: LaunchPlan) -> str:
-        """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
+        """The progress of the current run as text: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return ""
-            done = self._last[1] if self._last is not None else 0
             parts = [self._stage or "starting"]
-            if done and self._of:
-                is_comm = isinstance(plan, CommPlan)
-                parts = [f"point {done} of {self._of} ({self._stage})" if is_comm else f"step {done} of {self._of}"]
+            if self._last is not None and self._last[1] and self._of:
+                parts = [f"step {self._last[1]} of {self._of}"]
+                if isinstance(plan, CommPlan):
+                    parts = [f"point {self._last[1]} of {self._of} ({self._stage})"]
             rate = self.steps_per_s
             if rate is not None and isinstance(plan, RunPlan):
                 parts.append(_throughput(plan, rate * plan.global_batch))
-            most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
-            left, whole = self.left_of_run_s, self.left_s(is_between=False)
-            if left is not None:
-                parts.append(f"{most}{_roughly(left)} left")
+            run_left_s, series_left_s = self.left_of_run_s, self.left_s(is_between=False)
+            ends_early = isinstance(plan, RunPlan) and plan.measure.until == "quality"
+            if run_left_s is not None and ends_early:
+                parts.append(f"at most {_roughly(run_left_s)} left")
+            elif run_left_s is not None:
+                parts.append(f"{_roughly(run_left_s)} left")
             text = ", ".join(parts)
-            is_last = self.num_done + 1 == len(self._plans)
-            return text if whole is None or is_last else f"{text}; all: {_roughly(whole)}"
+            if series_left_s is not None and self.num_done + 1 < len(self._plans):
+                text += f"; all: {_roughly(series_left_s)}"
+            return text
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
-    """Runs of one kind take equally long."""
+    """Returns a key that is equal for runs of about the same duration."""
     size = plan.layout.ranks, plan.layout.nodes
     if not isinstance(plan, RunPlan):
         return size
@@ -134,10 +150,12 @@ def _kind(plan: LaunchPlan) -> tuple[object, ...]:
 
 
 def _roughly(seconds: float) -> str:
-    """A time that nobody knows better than to the minute, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
+    """Formats an estimated time, to the minute at most, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 6000 else format_seconds(seconds)
+    if seconds < 6000:
+        return f"{round(seconds / 60)} min"
+    return format_seconds(seconds)
 
 
 def _throughput(plan: RunPlan, per_s: float) -> str:
@@ -145,7 +163,7 @@ def _throughput(plan: RunPlan, per_s: float) -> str:
 
 
 class ProgressLines:
-    """A line for each run that has ended."""
+    """Prints a line for each finished run."""
 
     def __init__(self, plans: Sequence[LaunchPlan]) -> None:
         self._plans = plans
@@ -153,8 +171,7 @@ class ProgressLines:
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
         if self.progress.num_done == 0:
-            count = f"{len(self._plans)} run{'s' * (len(self._plans) > 1)}"
-            self._say(f"{count} of {_what(plan)}, series {_series(plan).id}")
+            self._say(f"{counted(len(self._plans), 'run')} of {_description(plan)}, series {_series(plan).id}")
         self.progress.begin()
         return self.progress.report
 
@@ -167,25 +184,30 @@ class ProgressLines:
         if outcome.detail:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
             return f"{head}: {how} after {format_seconds(took)}: {outcome.detail}"
-        rate = outcome.throughput
-        shown = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
-        shown += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
-        left = self.progress.left_s(is_between=True)
-        is_last = self.progress.num_done == len(self._plans)
-        later = "" if left is None or is_last else f"; about {_roughly(left)} left"
-        return f"{head}: {', '.join(shown)}{later}"
+        parts = [format_seconds(took)]
+        if outcome.throughput is not None and isinstance(plan, RunPlan):
+            parts.insert(0, _throughput(plan, outcome.throughput))
+        if outcome.quality:
+            parts.append(outcome.quality)
+        line = f"{head}: {', '.join(parts)}"
+        series_left_s = self.progress.left_s(is_between=True)
+        if series_left_s is not None and self.progress.num_done < len(self._plans):
+            line += f"; about {_roughly(series_left_s)} left"
+        return line
 
     def _place(self, plan: LaunchPlan) -> str:
-        words = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
+        words = describe_plan(plan).removeprefix(f"{_description(plan)}, ").rpartition(", repeat ")[0]
         series = _series(plan)
-        return words if series.repeats == 1 else f"{words}, repeat {series.repeat + 1}"
+        if series.repeats > 1:
+            words += f", repeat {series.repeat + 1}"
+        return words
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
         click.echo(text, err=True)
 
 
 class Bar(ProgressLines):
-    """The same, and below them a live line of the run that runs."""
+    """Prints a line for each finished run, and below them a live line of the current run."""
 
     def __init__(self, plans: Sequence[LaunchPlan], bar: Any) -> None:
         super().__init__(plans)
@@ -198,7 +220,8 @@ class Bar(ProgressLines):
 
         def show(number: int, of: int, stage: str) -> None:
             report(number, of, stage)
-            self._show(plan, number / of if of else 0.0)
+            share = number / of if of else 0.0
+            self._show(plan, share)
 
         return show
 
@@ -213,11 +236,12 @@ class Bar(ProgressLines):
         from rich.text import Text
 
         self._bar.update(self._task, completed=self.progress.num_done)
-        self._bar.console.print(Text(cleaned(text), style="red" if is_bad else ""), soft_wrap=True)
+        style = "red" if is_bad else ""
+        self._bar.console.print(Text(cleaned(text), style=style), soft_wrap=True)
 
 
-def _what(plan: LaunchPlan) -> str:
-    """What all runs of a series have in common, as `describe_plan` begins with it."""
+def _description(plan: LaunchPlan) -> str:
+    """Returns the description that all runs of a series have in common."""
     if isinstance(plan, RunPlan):
         return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
     return plan.title
@@ -230,7 +254,7 @@ def _series(plan: LaunchPlan) -> SeriesSpec | CommSeries:
 
 @contextmanager
 def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLines]:
-    """What is said of a series while it runs, on standard error; `bar` on a terminal."""
+    """Yields the printer of a series' progress on standard error; `bar`: draw a live line."""
     if not bar:
         yield ProgressLines(plans)
         return
@@ -240,6 +264,8 @@ def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLine
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     console = terminal()
     columns = (BarColumn(bar_width=20), text) if console.width >= WIDE else (text,)
-    # Gone when the last run has ended: its line and the result stay.
-    with Progress(*columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True) as shown:
-        yield Bar(plans, shown)
+    # The live line disappears at the end; the lines of the runs and the result stay.
+    with Progress(
+        *columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True
+    ) as progress_bar:
+        yield Bar(plans, progress_bar)

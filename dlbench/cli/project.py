@@ -1,4 +1,4 @@
-"""`dlbench project`: what rank counts that were not measured would do, with a band, or why nothing is said of them.
+"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command.
 
 Each source of a projection is a command with the options that act there.
 """
@@ -24,34 +24,37 @@ if TYPE_CHECKING:
     from dlbench.cli.projecting import Write
     from dlbench.specs.system import SystemSpec
 
-SCALING = click.option(
+SCALING = value_option(
     "--scaling",
+    None,
+    "weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
     type=click.Choice(["weak", "strong"]),
-    help="weak: the batch per rank stays; strong: the global batch.  [default: as the runs]",
 )
-INGREDIENTS = click.option(
+INGREDIENTS = value_option(
     "--ingredients",
-    metavar="FILE",
+    "FILE",
+    "Write the inputs of the projection to this file, for `dlbench project ingredients`.",
     type=FILE,
-    help="Write what the projection is made of, for `dlbench project ingredients`.",
 )
 STRATEGY = value_option(
-    "--strategy", "all|NAME", "What other ways of sharing the training would take and hold: all, or one, e.g. fsdp."
+    "--strategy",
+    "all|NAME",
+    "Also project step time and memory of other parallelisation strategies: all, or one, e.g. fsdp.",
 )
 MEMORY_LIMIT = value_option(
     "--memory-limit",
     "SIZE",
-    "What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
+    "Memory that a rank may use, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
     callback=size_in_bytes,
 )
-TO = click.option("--to", required=True, metavar="64,256", help="Rank counts to project.")
+TO = value_option("--to", "64,256", "Rank counts to project to.", required=True)
 
 
 class Sources(InOrder):
-    """The commands of `dlbench project`; words as earlier versions took them are answered with the new ones."""
+    """The commands of `dlbench project`; command lines of earlier versions are answered with the new form."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = args[0] if args else ""
+        first = next(iter(args), "")
         is_option = first.startswith("-") and first not in ctx.help_option_names
         is_path = first != "" and first not in self.commands and Path(first).exists()
         if is_option or is_path:
@@ -60,10 +63,10 @@ class Sources(InOrder):
 
 
 def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Returns the folders. Raises `UserError`: there are none, as in `project runs --to 64` of earlier versions."""
+    """Returns the folders. Raises `UserError`: there are none."""
     if not paths:
         command = ctx.command_path
-        raise UserError(f"{command}: RUNS is missing; name the folders of runs behind it, e.g. {command} my-runs")
+        raise UserError(f"{command}: RUNS is missing; add the folders of the runs, e.g. {command} my-runs")
     return paths
 
 
@@ -79,34 +82,36 @@ def _machine(_ctx: click.Context, _param: click.Parameter, name: str | None) -> 
 def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float | None, str]:
     price, currency, hours_of = amount_of("--price-per-node-hour", text)
     if hours_of not in ("", "node"):
-        raise UserError(f"--price-per-node-hour {text}: is of a {hours_of}-hour; give that of a node-hour")
+        raise UserError(f"--price-per-node-hour {text}: must be the price of a node-hour, not of a {hours_of}-hour")
     return price, currency
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of how a projection is printed, and passes the command `write`."""
+    """Adds the options of the output, and passes the command a function `write`."""
 
     @functools.wraps(function)
     def command(output: Path | None, format_name: FormatName | None, full: bool, **arguments: Any) -> None:
         chosen = prepared("project", output, format_name)
         function(write=lambda document, table: emit(document, chosen, output, table, full=full), **arguments)
 
-    shown = click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
-    return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), shown])
+    full_option = click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
+    return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), full_option])
 
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options of `projecting.question_of`. `costs`: what those of `--network` replace."""
-    way = "Another way of exchanging gradients, repeatable: exchange, fusion, wire, group_size, topk_density."
-    slow = "Folder of a history: how many of the system's nodes are slow, and by how much."
-    other = "Project to the nodes and the network of another system, by its data sheet."
-    price = "What a node costs per hour, e.g. '9 EUR'."
+    """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
+    exchange_help = (
+        "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
+    )
+    slow = "History folder: take from it how many nodes of the system are slow, and by how much."
+    system_help = "Project to the nodes and the network of another system, from its data sheet."
+    price = "Price of a node-hour, e.g. '9 EUR'."
     decorators = [
         TO,
-        network_option(f"in place of {costs}"),
+        network_option(f"instead of {costs}"),
         SCALING,
-        value_option("--set overrides", "sync.KEY=VALUE", way, multiple=True),
-        value_option("--system", "SYSTEM", other, callback=_machine),
+        value_option("--set overrides", "sync.KEY=VALUE", exchange_help, multiple=True),
+        value_option("--system", "SYSTEM", system_help, callback=_machine),
         value_option("--price-per-node-hour price", "PRICE", price, callback=_node_price),
         value_option("--history", "DIR", slow, type=FILE),
     ]
@@ -115,21 +120,21 @@ def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..
 
 @click.group(cls=Sources)
 def project() -> None:
-    """Project step, throughput and efficiency to rank counts that were not measured, with bands.
+    """Project step time, throughput and efficiency to rank counts that were not measured.
 
-    A projection is the account of the largest measured point, with what the network's costs, the scatter of nodes and
-    the storage change from there. It comes with bands, a reason for each lost percent, and the error at points that
-    were held out. What was never measured in kind is refused, with the command that would measure it. A command ends
-    with 4 if nothing is said of any rank count.
+    A projection starts from the largest measured point and adds what changes with the rank count: network costs,
+    differences between nodes, storage. It has uncertainty bands, a cause for each lost percent, and the error at
+    measured points that were left out of the fit. It is refused if it needs a kind of measurement that is missing; the
+    command that makes this measurement is printed. All commands exit with 4 if no rank count can be projected.
     """
 
 
 @project.command("runs")
 @RUNS
-@_question_options("those fitted to the runs of dlbench comm in RUNS")
+@_question_options("costs fitted to the `dlbench comm` runs in RUNS")
 @where_option("--where", "runs")
 @INGREDIENTS
-@click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
+@click.option("--record", is_flag=True, help="Store the projection in RUNS, for `dlbench project score`.")
 @STRATEGY
 @MEMORY_LIMIT
 @_page_options
@@ -141,9 +146,9 @@ def project_runs(
     strategy: str | None,
     memory_limit: int | None,
     write: Write,
-    **asked: Any,
+    **question_options: Any,
 ) -> None:
-    """Project from RUNS: folders of runs, single runs, histories.
+    """Project from RUNS: run folders, folders of runs, histories.
 
     \b
     Examples:
@@ -158,7 +163,7 @@ def project_runs(
     from dlbench.projection.page import ProjectionReport
     from dlbench.projection.strategies.section import chosen
 
-    question = projecting.question_of(**asked)
+    question = projecting.question_of(**question_options)
     check_writable(ingredients)
     if memory_limit is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
@@ -167,7 +172,9 @@ def project_runs(
     groups = projecting.with_costs(measured.groups, question, runs)
     is_changed = question.overrides or question.system or not all(group.configuration for group in groups)
     if record and is_changed:
-        raise UserError("--record keeps what later runs can score; none can with --set, --system or another --scaling")
+        raise UserError(
+            "--record cannot be combined with --set, --system or another --scaling: no later run could score it"
+        )
     recorded, problems = ledger.read_ledger(*expanded(runs))
     rows = ledger.against(recorded, measured.runs)
     projecting.write_ingredients(groups, ingredients)
@@ -187,21 +194,23 @@ def project_runs(
 
 @project.command("ingredients")
 @click.argument("file", type=FILE)
-@_question_options("those in FILE")
+@_question_options("the costs in FILE")
 @_page_options
-def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
-    """Project from FILE, which holds what a projection is made of: written by `project runs --ingredients`, or by hand
-    of figures of another tool or a publication (`dlbench show --schema ingredients`).
+def project_ingredients(file: Path, write: Write, **question_options: Any) -> None:
+    """Project from FILE, which contains the inputs of a projection.
+
+    FILE is written by `project runs --ingredients`, or by hand from figures of another tool or a publication (`dlbench
+    show --schema ingredients`).
 
     \b
-    Examples:
+    Example:
       dlbench project ingredients made.json --to 64,256
     """
     from dlbench.cli import projecting
     from dlbench.projection.ingredients import Ingredients
     from dlbench.records.scan import read_given
 
-    question = projecting.question_of(**asked)
+    question = projecting.question_of(**question_options)
     made_by = "dlbench project runs RUNS --ingredients"
     group = read_given(file, Ingredients, "ingredients of a projection", made_by)
     group = projecting.changed(group, question.costs_of_groups or group.network, question)
@@ -217,11 +226,12 @@ def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
 def project_points(
     file: Path, to: str, scaling: Literal["weak", "strong"] | None, ingredients: Path | None, write: Write
 ) -> None:
-    """Project from any series up to 4 times as far. Columns of FILE.csv: ranks, nodes, run, and step_s or samples_per_s
-    with batch_per_rank.
+    """Project from a CSV file of measured points, to at most 4 times the largest rank count.
+
+    Columns of FILE.csv: ranks, nodes, run, and step_s, or samples_per_s with batch_per_rank.
 
     \b
-    Examples:
+    Example:
       dlbench project points series.csv --to 32
     """
     from dlbench.cli import projecting
@@ -237,8 +247,10 @@ def project_points(
 @project.command("spec")
 @click.argument("workload")
 @TO
-@value_option("--system", "SYSTEM", "The machine, by its data sheet.", required=True, callback=_machine)
-@value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM has]")
+@value_option(
+    "--system", "SYSTEM", "System to project to, described by its data sheet.", required=True, callback=_machine
+)
+@value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
@@ -253,26 +265,29 @@ def project_spec(
     memory_limit: int | None,
     write: Write,
 ) -> None:
-    """Project the training of WORKLOAD by data sheets alone, without runs. The result is ideal.
+    """Project the training of WORKLOAD from data sheets alone, without runs.
+
+    The result is an upper bound.
 
     \b
-    Examples:
+    Example:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
     """
     from dlbench.projection.ideal import by_data_sheet, workload_for
     from dlbench.projection.strategies.section import chosen
     from dlbench.specs.requests import parse_counts
 
+    strategies = ("data",) if strategy is None else chosen(strategy)
     document, is_answered = by_data_sheet(
         workload_for(workload, preset, system),
         system,
         parse_counts(to, "--to"),
-        strategies=("data",) if strategy is None else chosen(strategy),
+        strategies=strategies,
         is_strong=scaling == "strong",
         memory_limit=memory_limit,
     )
     write(document, "strategies")
-    finish((), "" if is_answered else f"{to}: no strategy of these fits; the report says why")
+    finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 
 @project.command("score")
@@ -280,9 +295,9 @@ def project_spec(
 @where_option("--where", "runs")
 @_page_options
 def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) -> None:
-    """Score the projections recorded in RUNS (project runs --record) by runs that were planned since.
+    """Compare the projections recorded in RUNS (`project runs --record`) with runs that were planned after them.
 
-    Ends with 4 if nothing recorded was measured since, or a record was changed.
+    Exits with 4 if no recorded projection was measured since, or if a record was changed.
 
     \b
     Examples:
@@ -297,5 +312,5 @@ def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) 
     rows = against(recorded, measured.runs)
     report = ProjectionReport(as_of=measured.as_of, groups=(), ledger=rows, damaged=problems)
     write(document_of(report), "ledger")
-    nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
-    finish((*measured.damaged, *problems), "" if rows else nothing)
+    problem = f"{named(runs)}: no recorded projection was measured since; --record stores a projection"
+    finish((*measured.damaged, *problems), problem, unless=rows)

@@ -1,4 +1,4 @@
-"""Groups of runs as `dlbench project` reads them, and their projection to other rank counts or another setting."""
+"""Reads groups of runs for `dlbench project`, and projects them to other rank counts and settings."""
 
 from __future__ import annotations
 
@@ -41,28 +41,29 @@ from dlbench.views.controls import is_control
 if TYPE_CHECKING:  # costs of a network and histories are read where they are asked for
     from dlbench.comm.measurements import CollectiveTable
 
-SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
+SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection can change.
 
-Write = Callable[[Document, str], None]  # Writes a document; of CSV the named table.
+Write = Callable[[Document, str], None]  # Writes a document; as CSV the named table.
 
 
 class Question(NamedTuple):
-    """What is asked of every group: rank counts, and what shall differ from what was measured."""
+    """The question of a projection: rank counts, and settings that differ from the measured ones."""
 
-    to: str  # As it was given.
-    targets: tuple[int, ...]
+    to: str  # The text of --to.
+    targets: tuple[int, ...]  # Rank counts.
     scaling: str | None = None  # weak or strong; None: as measured.
-    costs: NetworkModel | None = None  # Of messages, of the groups' own system or of `system`.
-    overrides: tuple[str, ...] = ()
-    system: SystemSpec | None = None  # Another system, to whose nodes and network is projected.
-    price: tuple[float | None, str] = (None, "")  # Of a node-hour, and its currency.
+    costs: NetworkModel | None = None  # Given network costs, of the groups' system or of `system`.
+    overrides: tuple[str, ...] = ()  # Texts of --set.
+    system: SystemSpec | None = None  # Another system to project to.
+    price: tuple[float | None, str] = (None, "")  # Price of a node-hour, and its currency.
     history: Path | None = None
 
     @property
     def costs_of_system(self) -> NetworkModel | None:
-        """The costs where they are of `system`; None: those of its data sheet count."""
-        is_of_system = self.costs is not None and self.system is not None and self.costs.system == self.system.name
-        return self.costs if is_of_system else None
+        """The given network costs if they belong to `system`; None: its data sheet is used."""
+        if self.costs is not None and self.system is not None and self.costs.system == self.system.name:
+            return self.costs
+        return None
 
     @property
     def costs_of_groups(self) -> NetworkModel | None:
@@ -70,16 +71,16 @@ class Question(NamedTuple):
 
 
 class StrategiesAsked(NamedTuple):
-    """The strategies that a group is compared in."""
+    """The strategies to compare for a group."""
 
     names: Sequence[str]
-    memory_limit: int | None  # Bytes that a rank may hold.
+    memory_limit: int | None  # Memory that a rank may use, bytes.
     sample: Run  # A run of the group's largest point.
-    groups: Sequence[Ingredients]  # All of RUNS, of which some may differ in strategy alone.
+    groups: Sequence[Ingredients]  # All groups of RUNS; some may differ only in strategy.
 
 
 def question_of(to: str, network: Path | None = None, **changes: Any) -> Question:
-    """Returns the question of a command's options."""
+    """Returns the question for a command's options."""
     costs = None if network is None else read_network(network)
     return Question(to, parse_counts(to, "--to"), costs=costs, **changes)
 
@@ -90,56 +91,64 @@ def projected(
     rows: Sequence[LedgerRow] = (),
     strategies: StrategiesAsked | None = None,
 ) -> ProjectedGroup:
-    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system."""
-    there = None if question.system is None else elsewhere(group, question.system, question.costs_of_system)
-    if there is not None and there.system == group.system:
-        group, there = there, None
-    way = _way(question.overrides, there or group)
-    projection = step.project(group, question.targets, way=way, misses=misses_of(rows, group.system), there=there)
+    """Returns the projection of a group with all sections of its report; `rows`: the ledger of all systems."""
+    target_group = None
+    if question.system is not None:
+        target_group = elsewhere(group, question.system, question.costs_of_system)
+        if target_group.system == group.system:
+            group, target_group = target_group, None
+    method = _way(question.overrides, target_group or group)
+    projection = step.project(
+        group, question.targets, method=method, misses=misses_of(rows, group.system), other_system=target_group
+    )
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:
         if strategies is not None:
-            sections.append(_strategies_section(strategies, question.system, group, there, projection))
+            sections.append(_strategies_section(strategies, question.system, group, target_group, projection))
         cost = cost_section(name, group, projection.targets, *question.price)
         if cost is not None:
             sections.append(cost)
         elif question.price[0] is not None:
-            click.echo(f"dlbench: --price-per-node-hour: no price of {group.title}: its batch is not known", err=True)
-    return projected_group(name, group, projection, ledger=rows, more=sections)
+            click.echo(
+                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is not known", err=True
+            )
+    return projected_group(name, group, projection, ledger=rows, more_sections=sections)
 
 
 def _strategies_section(
-    asked: StrategiesAsked,
+    strategies_asked: StrategiesAsked,
     system: SystemSpec | None,
     group: Ingredients,
-    there: Ingredients | None,
+    target_group: Ingredients | None,
     projection: Projection,
 ) -> Section:
-    """Returns the table of strategies at the targets of a group, with measured ones next to them."""
-    priced, limit = there or group, asked.memory_limit
-    case, basis = case_of(priced, asked.sample, projection.cost_scale, memory_limit=limit, system=system)
-    # Of another system no run is a measurement.
-    measured = () if there else measured_rows(case, group, asked.groups)
+    """Returns the table of strategies at the targets of a group, next to measured ones."""
+    priced, limit = target_group or group, strategies_asked.memory_limit
+    case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
+    # The runs are no measurements of another system.
+    measured = () if target_group else measured_rows(case, group, strategies_asked.groups)
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
-    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked.names, own=strategy)
+    rows = projected_rows(
+        case, projection.targets, is_strong=is_strong, strategies=strategies_asked.names, own_strategy=strategy
+    )
     return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 
 
 def write_report(report: ProjectionReport, question: Question, write: Write, damaged: Sequence[str] = ()) -> None:
-    """Writes a report; ends the command with 4 where no rank count was projected or one of the runs is damaged."""
+    """Writes a report; exits with 4 if no rank count was projected or a run is damaged."""
     write(document_of(report), "targets")
-    nothing = f"{question.to}: no rank count can be projected; each refusal says what would mend it"
-    finish(damaged, "" if any(group.projection.targets for group in report.groups) else nothing)
+    problem = f"{question.to}: no rank count can be projected; each refusal names a remedy"
+    finish(damaged, problem, unless=any(group.projection.targets for group in report.groups))
 
 
 def write_ingredients(groups: Sequence[Ingredients], path: Path | None) -> None:
-    """Writes what a projection is made of, where that was asked for. Raises `UserError`: there are several groups."""
+    """Writes the inputs of a projection if a file is given. Raises `UserError`: there are several groups."""
     if path is None:
         return
     if len(groups) > 1:
         titles = f"{len(groups)} ({'; '.join(group.title for group in groups)})"
-        raise UserError(f"--ingredients holds one group, RUNS holds {titles}: choose by --where")
+        raise UserError(f"--ingredients takes one group, RUNS contains {titles}: select one with --where")
     write_output((groups[0].model_dump_json(indent=1) + "\n").encode("utf-8"), path)
     click.echo(f"{path}: ingredients {groups[0].digest}", err=True)
 
@@ -150,9 +159,7 @@ def write_projection(group: Ingredients, question: Question, write: Write) -> No
 
 
 def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence[Path]) -> list[Ingredients]:
-    """Returns groups of RUNS as they are asked for: with the costs given, else those fitted to runs of `dlbench comm`
-    in RUNS.
-    """
+    """Returns the groups with the given network costs, or with those fitted to `dlbench comm` runs in RUNS."""
     from dlbench.comm.measurements import tabulate as tabulate_collectives
 
     if question.costs_of_groups is not None:
@@ -162,11 +169,11 @@ def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence
 
 
 def changed(group: Ingredients, costs: NetworkModel | None, question: Question) -> Ingredients:
-    """Returns a group with these costs of messages, the scaling that is asked for and the slow hosts of a history."""
+    """Returns a group with other network costs, the requested scaling and the slow hosts of a history."""
     group = with_network(group, costs)
     if question.scaling not in (None, group.scaling):
-        # Of another scaling no run of these is a measurement.
-        notes = (f"Projected for {question.scaling} scaling, and measured for the other.", *group.notes)
+        # Without a configuration, no run counts as a measurement of the other scaling.
+        notes = (f"Projected for {question.scaling} scaling, but measured with the other.", *group.notes)
         group = group.model_copy(update={"scaling": question.scaling, "configuration": "", "notes": notes})
     if question.history is not None:
         require_modules("project --history", "scipy")
@@ -175,20 +182,23 @@ def changed(group: Ingredients, costs: NetworkModel | None, question: Question) 
 
 
 def _slow_hosts(history: Path, system: str) -> SlowHosts:
-    """Returns how many hosts of a system are slow by its history. Raises `UserError`: the history compares none."""
+    """Returns the number of slow hosts of a system from its history. Raises `UserError`: it compares none."""
     from dlbench.history.slow_months import slow_months
 
     entries = open_store(history).entries()
-    hosts = slow_months(entry for entry in entries if system in ("", entry.system)).hosts
-    ratios = [(host.verdict, host.current.value) for host in hosts if host.current is not None]
-    compared = [(verdict, ratio) for verdict, ratio in ratios if verdict != "too few sessions"]
-    if not compared:
+    num_compared, slow_ratios = 0, []
+    for host in slow_months(entry for entry in entries if system in ("", entry.system)).hosts:
+        if host.current is None or host.verdict == "too few sessions":
+            continue
+        num_compared += 1
+        if host.verdict in TO_EXCLUDE:
+            slow_ratios.append(math.log(host.current.value))
+    if not num_compared:
         raise UserError(
             f"--history {history}: no host of system {system} has the five sessions that show whether it is slow; "
             "leave the option out, or import more runs on several hosts"
         )
-    slow = tuple(math.log(ratio) for verdict, ratio in compared if verdict in TO_EXCLUDE)
-    return SlowHosts(hosts=len(compared), ratios=slow, source=str(history))
+    return SlowHosts(hosts=num_compared, ratios=tuple(slow_ratios), source=str(history))
 
 
 class MeasuredGroups(NamedTuple):
@@ -196,13 +206,13 @@ class MeasuredGroups(NamedTuple):
 
     groups: Sequence[Ingredients]
     damaged: Sequence[str]
-    as_of: str  # When the newest run finished.
-    runs: Sequence[MeasuredRun]  # All of them, for the ledger.
-    samples: Sequence[Run]  # Of each group a run of its largest point.
+    as_of: str  # End of the newest run, ISO 8601.
+    runs: Sequence[MeasuredRun]  # All runs, for the ledger.
+    samples: Sequence[Run]  # A run of the largest point of each group.
 
 
 def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = True) -> MeasuredGroups:
-    """Returns the groups of comparable runs. `is_whole`: with what takes to read step files and samples again."""
+    """Returns the groups of comparable runs; `is_whole`: also read step files and samples."""
     require_modules("project", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)
     groups = scaling.groups(table)
@@ -219,17 +229,18 @@ def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = 
 
 
 def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
-    """Costs fitted to runs of the collective benchmark, as `dlbench comm fit` does; what hinders is said on stderr."""
+    """Fits network costs to runs of the collective benchmark; a failure is printed on standard error."""
     from dlbench.comm.fits import fit_one
 
     system, exchange = ingredients.system, ingredients.exchange
     groups = [group for group in table.groups if group.sample.plan.system.name == system]
-    carriers = {(one.is_library, one.carrier) for group in groups for one in group.series}
-    if not carriers:
+    series = [series for group in groups for series in group.series]
+    if not series:
         return None
-    # Of dlbench's own algorithms, where there are any, those over the carrier of the runs.
-    own = sorted(name for is_library, name in carriers if is_library == min(carriers)[0])
-    transport = next((name for name in own if exchange and name.removeprefix("torch-") == exchange.carrier), None)
+    # dlbench's own algorithms if they were measured, else libraries; over the transport of the runs.
+    is_library = all(row.is_library for row in series)
+    names = sorted({row.carrier for row in series if row.is_library == is_library})
+    transport = next((name for name in names if exchange and name.removeprefix("torch-") == exchange.carrier), None)
     try:
         return fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
     except DlbenchError as error:
@@ -240,28 +251,30 @@ def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> Net
 def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> ExchangeMethod | None:
     if not overrides:
         return None
-    known = {f"sync.{name}": name for name in SETTABLE}
-    given = parse_set(overrides)
-    if unknown := [key for key in given if key not in known]:
-        raise UserError(f"--set {unknown[0]}: a projection changes the exchange alone: {', '.join(known)}")
-    asked = {known[key]: value for key, value in given.items()}
+    name_by_key = {f"sync.{name}": name for name in SETTABLE}
+    settings = parse_set(overrides)
+    if unknown := [key for key in settings if key not in name_by_key]:
+        raise UserError(f"--set {unknown[0]}: a projection can only change the exchange: {', '.join(name_by_key)}")
+    setting_by_name = {name_by_key[key]: value for key, value in settings.items()}
     ran = ingredients.exchange
     if ran is None:
         raise UserError("--set: the runs recorded no exchange, so none can be changed")
     try:
-        sync = SyncSpec.model_validate({"exchange": ran.exchange, "wire": ran.wire, **asked})
+        sync = SyncSpec.model_validate({"exchange": ran.exchange, "wire": ran.wire, **setting_by_name})
     except ValidationError as error:
         raise UserError(f"--set sync.{problem_of(SyncSpec, error)}") from None
     for key, is_idle in (("group_size", sync.exchange not in GROUPED), ("topk_density", sync.wire != "topk")):
-        if key in asked and is_idle:
+        if key in setting_by_name and is_idle:
             raise UserError(f"--set sync.{key} has no effect on exchange {sync.exchange} with wire {sync.wire}")
     if problem := layout_problem(sync, engine=ingredients.engine, ranks=2 * ingredients.per_node, nodes=2):
         raise UserError(f"--set: {problem}")
+    fusion = sync.fusion if "fusion" in setting_by_name else None
+    density = sync.topk_density if sync.wire == "topk" else None
     return ExchangeMethod(
         exchange=sync.exchange,
-        fusion=sync.fusion if "fusion" in asked else None,
+        fusion=fusion,
         wire=sync.wire,
         group_size=sync.group_size or ran.group_size,
-        topk_density=sync.topk_density if sync.wire == "topk" else None,
+        topk_density=density,
         by=(ingredients.engine, ran.carrier),
     )

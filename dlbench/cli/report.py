@@ -1,4 +1,4 @@
-"""`dlbench report` and `dlbench diagnose`: runs become a report; how every command writes one."""
+"""`dlbench report` and `dlbench diagnose`, and the output options of all commands that write a report."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FormatT = TypeVar("FormatT", bound=str)
 
 LIST = "?"
+FORMAT_MODULES: Mapping[str, Sequence[str]] = {"html": ("altair", "vl_convert")}  # Modules that a format needs.
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
@@ -37,44 +38,41 @@ SUFFIXES: Mapping[str, FormatName] = {
 
 
 def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
-    """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
-    said = f"Default: what the name of the output file says{suffixes}, else {default}."
-    return click.option("--format", "format_name", type=click.Choice(names), help=said)
+    """Returns the option `--format`; `suffixes`: text for the help on the suffixes of --output."""
+    help_text = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
+    return value_option("--format format_name", None, help_text, type=click.Choice(names))
 
 
 def report_options(function: F) -> F:
-    """What every report is asked: of which runs, to which file, in which format."""
+    """Adds the options that all reports share: runs, output file and format."""
     decorators = [
         runs_argument(),
         where_option("--where", "runs"),
         OUTPUT,
         format_option(*get_args(FormatName)),
-        click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
+        click.option(
+            "--full", is_flag=True, help="Print all tables and evidence as text (default: one screen per group)."
+        ),
     ]
     return decorated(function, decorators)
 
 
 def network_option(purpose: str) -> Callable[[F], F]:
-    """`--network` of commands that read fitted costs."""
+    """Returns the option `--network` for fitted costs; `purpose` completes its help."""
     return value_option(
-        "--network", "FILE.network.json", f"Fitted costs of the network (dlbench comm fit), {purpose}.", type=FILE
+        "--network", "FILE.network.json", f"File of fitted network costs (`dlbench comm fit`), {purpose}.", type=FILE
     )
 
 
 @click.command()
 @report_options
-@network_option("for projections to more ranks")
-@value_option(
-    "--history store",
-    "DIR",
-    "Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
-    type=FILE,
-)
+@network_option("used for projections to more ranks")
+@value_option("--history store", "DIR", "History folder: also report changes over months, and slow nodes.", type=FILE)
 @value_option(
     "--table",
     "NAME|?",
-    "Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
-    "evaluations, exchange, sweep, or any other of the report; ? lists them.",
+    "Table to write as CSV: points (of scaling, default), parts (of a step), runs, quality (of points), evaluations, "
+    "exchange, sweep, or another table of the report; ? lists all.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -86,11 +84,11 @@ def report(
     store: Path | None,
     table: str | None,
 ) -> None:
-    """Turn RUNS (folders of runs, single runs, histories) into a report: scaling, where the time goes, how far to
-    trust it.
+    """Write a scaling report of RUNS (run folders, folders of runs, histories).
 
-    Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
-    is damaged or no run has figures; what can be reported is reported all the same.
+    The report shows scaling, where the time goes, and warnings about the figures. Only runs that passed their sanity
+    checks contribute figures; the others are listed with the reason. Exits with 4 if a file is damaged or no run has
+    figures; the rest is reported anyway.
 
     \b
     Examples:
@@ -100,20 +98,21 @@ def report(
       dlbench report runs --format csv --table runs > runs.csv
       dlbench report runs --table '?'
     """
-    chosen = prepared("report", output, format_name, table=None if table == LIST else table)
+    csv_table = None if table == LIST else table
+    chosen = prepared("report", output, format_name, table=csv_table)
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
     costs = None if network is None else read_network(network)
-    # Records hold no cycles and stay to the end: looking for some among them takes a fifth of the time of reading.
+    # Records have no cycles and live to the end; searching them for cycles would take a fifth of the reading time.
     gc.disable()
     try:
         scanned = read_runs(runs, where)
     finally:
         gc.freeze()
         gc.enable()
-    # Slurm forgets: what it still knows of these runs is kept with them.
+    # Slurm deletes its accounting after some time, so that it is stored with the runs.
     scanned.runs = with_accounting(scanned.runs)[0]
     history = None
     if store is not None:
@@ -123,48 +122,53 @@ def report(
 
         opened = open_store(store)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
-    found = assemble(scanned, history, network=costs)
-    document = document_of(found)
+    scaling_report = assemble(scanned, history, network=costs)
+    document = document_of(scaling_report)
     if table == LIST:
         tables = document.tables()
         width = max(map(len, tables))
-        listed = "".join(f"{name.ljust(width)}  {one.title}\n" for name, one in tables.items())
+        listed = "".join(f"{name.ljust(width)}  {table_document.title}\n" for name, table_document in tables.items())
         write_output(listed.encode("utf-8"), output)
     else:
         emit(document, chosen, output, table or "points", full=full)
-        note_counts(output, found)
-    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the report says why")
+        note_counts(output, scaling_report)
+    finish(
+        scaling_report.damaged,
+        "" if scaling_report.groups else f"{named(runs)}: no run has figures; the report says why",
+    )
 
 
 def prepared(
     command: str,
     output: Path | None,
-    asked: FormatName | None,
+    format_name: FormatName | None,
     *,
     suffixes: Mapping[str, FormatName] = SUFFIXES,
     table: str | None = None,
     needs: Sequence[str] = ("numpy",),
 ) -> FormatName:
-    """The format of a report, before anything is read."""
+    """Checks the output options before anything is read, and returns the format."""
     check_writable(output)
-    chosen = format_by_suffix(output, asked, suffixes, "text")
+    chosen = format_by_suffix(output, format_name, suffixes, "text")
     if table is not None and chosen != "csv":
-        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    require_modules(command, *needs, *(("altair", "vl_convert") if chosen == "html" else ()))
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv contains a single table")
+    require_modules(command, *needs, *FORMAT_MODULES.get(chosen, ()))
     return chosen
 
 
-def note_counts(output: Path | None, found: Report | CollectivesReport) -> None:
-    """How many runs a file has that was written, on standard error."""
+def note_counts(output: Path | None, report: Report | CollectivesReport) -> None:
+    """Prints how many runs a written file contains."""
     if output is not None:
-        without = len(found.without_figures)
-        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: "
-        counts += str(len(found.groups) + len(getattr(found, "pairs", ())))
+        without = len(report.without_figures)
+        counts = f"runs with figures: {len(report.runs) - without}, without: {without}; groups: "
+        counts += str(len(report.groups) + len(getattr(report, "pairs", ())))
         click.echo(f"{output}: {counts}", err=True)
 
 
-def finish(damaged: Sequence[str], problem: str = "") -> None:
-    """Names on standard error what is damaged, and what else is wrong; ends the command with 4 if anything is."""
+def finish(damaged: Sequence[str], problem: str = "", *, unless: object = False) -> None:
+    """Prints damaged files and, unless `unless` is true, a problem on standard error; exits with 4 if there are any."""
+    if unless:
+        problem = ""
     for line in damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if problem:
@@ -174,23 +178,23 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
 
 
 def format_by_suffix(
-    output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
+    output: Path | None, format_name: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
-    """The format that was asked for, or that of the output file's name; `default` for standard output."""
-    if asked is not None:
-        return asked
+    """Returns the given format, else that of the output file's suffix; `default` for standard output."""
+    if format_name is not None:
+        return format_name
     if output is None:
         return default
     suffix = output.suffix.lower()
     if suffix not in suffixes:
         raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} names none; {nearest(suffix, suffixes)}"
+            f"-o {output}: --format is missing and the suffix {suffix!r} is unknown; {nearest(suffix, suffixes)}"
         )
     return suffixes[suffix]
 
 
 def check_writable(output: Path | None) -> None:
-    """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards."""
+    """Refuses an output path that is a folder or has no parent folder, before the work is done."""
     if output is None:
         return
     if output.is_dir():
@@ -200,7 +204,7 @@ def check_writable(output: Path | None) -> None:
 
 
 def require_modules(command: str, *modules: str) -> None:
-    """Proves that what a command computes and draws with is installed."""
+    """Raises `EnvironmentLacksError` if a module is not installed that a command needs."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentLacksError(
@@ -224,7 +228,7 @@ def emit(document: Document, chosen: FormatName, output: Path | None, table: str
 
 
 def render(document: Document, chosen: FormatName, table: str = "", *, full: bool = False) -> str:
-    """A report as text of a format; arguments as of `emit`."""
+    """Returns a report as text in a format; arguments as in `emit`."""
     if chosen == "html":
         from dlbench.report.formats.html import to_html  # loads the template engine and the charts
 
@@ -245,7 +249,7 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @where_option("--where", "runs")
 @OUTPUT
 @format_option("text", "json")
-@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
+@click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
@@ -253,18 +257,18 @@ def diagnose(
     format_name: Literal["text", "json"] | None,
     full: bool,
 ) -> None:
-    """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
+    """Show where RUNS (run folders, folders of runs, histories) lose efficiency, and what to try next.
 
     \b
     For every group of comparable runs and every rank count:
       one line with the diagnosis and the next experiment;
-      the mean step and the points lost by cause, with intervals; they sum to
-      the whole;
-      stragglers, and what made them so;
+      the mean step time and the percentage points lost per cause, with
+      intervals; the losses sum to the total;
+      stragglers and their causes;
       telemetry and energy of all runs.
     Over all runs: slow nodes, as an --exclude list for sbatch; decompositions.
 
-    Ends with 4 if a file is damaged or no run has figures; what can be reported is reported all the same.
+    Exits with 4 if a file is damaged or no run has figures; the rest is reported anyway.
 
     \b
     Examples:
@@ -275,6 +279,7 @@ def diagnose(
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
     from dlbench.views.diagnosis import diagnosis
 
-    found, document = diagnosis(read_runs(runs, where))
+    report, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)
-    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")
+    problem = f"{named(runs)}: no run has figures; the diagnosis says why"
+    finish(report.damaged, problem, unless=report.groups)

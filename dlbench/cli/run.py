@@ -29,19 +29,20 @@ if TYPE_CHECKING:
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
-MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
+MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try out layouts.
 
 
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
-@click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
+@shared.value_option("--ranks", "1,2,4", "Rank counts; each is a point.", "1")
 @shared.SYSTEM
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Run everything also with synthetic input, and without exchange; report what input and exchange cost.",
+    help="Also run every point with synthetic input and without gradient exchange, to report what input and exchange "
+    "cost.",
 )
-@click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
+@click.option("--fail-fast", is_flag=True, help="Stop the series at the first failed run.")
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
     """Train and measure WORKLOAD (a name or a YAML file) at each rank count.
@@ -60,8 +61,8 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
-    for one in shared.systems_of(plans):
-        require_here(one)
+    for system_spec in shared.systems_of(plans):
+        require_here(system_spec)
     require_room(plans)
     shared.require_data(plans)
     for line in left_out(request, plans):
@@ -83,60 +84,62 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
 
     series = plans[0].series.id
     folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
-    found = scan(*folders) if folders else Scan(root=out)
-    found.root = out
+    series_scan = scan(*folders) if folders else Scan(root=out)
+    series_scan.root = out
     # A series of that name may have had runs before.
-    found.runs = [run for run in found.runs if run.plan.series.id == series]
-    for line in found.problems:
+    series_scan.runs = [run for run in series_scan.runs if run.plan.series.id == series]
+    for line in series_scan.problems:
         click.echo(f"dlbench: damaged: {clean(line)}", err=True)
-    if not any(run.state == "valid" for run in found.runs):
+    if not any(run.state == "valid" for run in series_scan.runs):
         return
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
-        names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
-        click.echo(f"no figures here: {names} not installed; remedy: pip install 'dlbench[analysis]'", err=True)
+        names = " and ".join(missing)
+        click.echo(f"no figures: {names} not installed; remedy: pip install 'dlbench[analysis]'", err=True)
     else:
         if not request.sides:
             from dlbench.cli.report import emit
             from dlbench.views.series_result import result_of
 
-            report, document = result_of(found)
+            report, document = result_of(series_scan)
             for line in report.damaged:
-                if line not in found.problems:
+                if line not in series_scan.problems:
                     click.echo(f"dlbench: damaged: {clean(line)}", err=True)
             if report.groups:
                 emit(document, "text", None)
-        own = {plan.run_id for plan in plans}
-        found.runs = [run for run in found.runs if run.plan.run_id in own]
-        _tell_comparison(request, found)
-    what = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
-    click.echo(f"next: dlbench {what} --where series={series}", err=True)
+        run_ids = {plan.run_id for plan in plans}
+        series_scan.runs = [run for run in series_scan.runs if run.plan.run_id in run_ids]
+        _tell_comparison(request, series_scan)
+    next_command = f"report {shown(out)}"
+    if request.sides:
+        next_command = f"compare {shown(out)} --paired"
+    click.echo(f"next: dlbench {next_command} --where series={series}", err=True)
 
 
-def _tell_comparison(request: Request, found: Scan) -> None:
+def _tell_comparison(request: Request, series_scan: Scan) -> None:
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH, fitted
     from dlbench.report.wording import clean
 
     if request.sides:
-        lines = [clean(line) for line in paired_lines(found)]
+        lines = [clean(line) for line in paired_lines(series_scan)]
     else:
-        said = []
+        sentences = []
         if request.decompose:
             from dlbench.views.decomposition import decomposition_lines, decompositions
 
-            said += decomposition_lines(decompositions(found.runs))
+            sentences += decomposition_lines(decompositions(series_scan.runs))
         if request.ladder:
             from dlbench.analysis.table import tabulate
             from dlbench.views.sweep.numbers import sweeps
             from dlbench.views.sweep.view import settings_sheet
 
-            for sweep in sweeps(tabulate(found, with_causes=True)):
+            for sweep in sweeps(tabulate(series_scan, with_causes=True)):
                 for cell in sweep.cells:
-                    said += fitted(settings_sheet(sweep, cell).to_display(brief=True), WIDTH)
-                    said += [cell.verdict, f"Next: {cell.advice}"]
+                    sentences += fitted(settings_sheet(sweep, cell).to_display(brief=True), WIDTH)
+                    sentences += [cell.verdict, f"Next: {cell.advice}"]
         lines = []
-        for line in map(clean, said):
+        for line in map(clean, sentences):
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
     for line in lines:
@@ -144,26 +147,26 @@ def _tell_comparison(request: Request, found: Scan) -> None:
 
 
 def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
-    """The runs of a series that are there, whatever became of them; what is damaged is said on standard error."""
+    """Returns the existing runs of a series in any state; damaged ones are reported on standard error."""
     from dlbench.records.scan import Scan, read_run
     from dlbench.report.wording import clean
 
-    found = Scan(root=out)
+    ended = Scan(root=out)
     for folder in (out / plan.run_id for plan in plans):
-        if not folder.exists():  # --fail-fast, or a machine that lacks something
+        if not folder.exists():  # the series may have stopped before this run
             continue
         try:
-            found.runs.append(read_run(folder))
+            ended.runs.append(read_run(folder))
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
-    return found
+    return ended
 
 
 def require_here(system: SystemSpec) -> None:
-    """A system with a scheduler can be run from inside an allocation only."""
+    """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
-            f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
+            f"system {system.name} has a scheduler, and this is not inside an allocation: use `dlbench submit` or salloc"
         )
     from dlbench.jobs.local import require_launcher
 
@@ -171,13 +174,13 @@ def require_here(system: SystemSpec) -> None:
 
 
 def require_room(plans: Sequence[LaunchPlan]) -> None:
-    """Refuses more ranks than one machine can start and still measure anything."""
+    """Refuses more ranks than one machine can start and measure."""
     cores = len(os.sched_getaffinity(0))
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
     if ranks > MAX_RANKS_PER_CORE * cores:
         raise UserError(
-            f"--ranks {ranks}: {MAX_RANKS_PER_CORE * cores} is the most on this machine, {MAX_RANKS_PER_CORE} for each "
-            f"of its {cores} cores: more would measure how processes wait for memory and cores"
+            f"--ranks {ranks}: this machine takes at most {MAX_RANKS_PER_CORE * cores}, {MAX_RANKS_PER_CORE} for each "
+            f"of its {cores} cores: more would only measure how processes wait for memory and cores"
         )
 
 
@@ -188,17 +191,17 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):
-        click.echo("# Each command once per rank, with its own DLBENCH_RANK:")
+        click.echo("# Each command is started once per rank, with DLBENCH_RANK set:")
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        # Bytes, because click removes terminal sequences from text if standard output is no terminal.
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
             click.echo(quoted(start_command(plan, folder, sys.executable)).encode())
     points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
     rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
-    for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):
+    for line in aligned([["point", "runs", "precision", "batch per rank", "minimum time"], *rows]):
         click.echo(f"# {line}")
 
 
@@ -215,7 +218,7 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans here, one by one; returns the code of the first that failed. `following`: the next command."""
+    """Runs all plans in order on this machine; returns the exit code of the first failed run."""
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
     from dlbench.jobs.scripts import launch
@@ -224,14 +227,14 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 
     for plan in plans:
         resolve(launch.rank_environment(plan))  # before anything is made
-    # What modules and setup lines make of PATH is known when they have run.
+    # PATH is known here only for plans without modules and setup lines.
     for python in dict.fromkeys(plan.system.python for plan in plans if not has_script(plan)):
         if python is not None:
             local.require_python(python)
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
+        # A cancelled CI job or a closed terminal ends the ranks like Ctrl-C; with nohup the signal stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     with progress(plans, bar=bar) as lines:
@@ -240,19 +243,23 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
-                worst = outcome.exit_code if worst is ExitCode.OK else worst
-                # What the machine lacks for one run it lacks for the next.
-                # Nor does it go on after it was asked to stop.
+                if worst is ExitCode.OK:
+                    worst = outcome.exit_code
+                # The next run would lack the same, and a request to stop ends the whole series.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
                     break
-    then = f"; next: {following}" if valid and following else ""
-    short = f", {missed} of them did NOT reach the target" if missed else ""
-    click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
+    line = f"{valid} of {len(plans)} runs valid"
+    if missed:
+        line += f", {missed} of them did NOT reach the target"
+    line += f", in {root}"
+    if valid and following:
+        line += f"; next: {following}"
+    click.echo(line, err=True)
     return worst
 
 
 def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
-    """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series."""
+    """Executes one run of a series; a folder that is full or missing fails only this run."""
     from dlbench.jobs import local
     from dlbench.records.folder import create
 
@@ -273,5 +280,5 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as a shell takes it."""
+    """Returns a path quoted for a shell."""
     return shlex.quote(str(path))

@@ -1,9 +1,10 @@
-"""A series on its way to the scheduler: submitted, resumed, fed; for several commands."""
+"""Submission of a series to the scheduler: dry run, first submission and resumption; for several commands."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.errors import RunError, UserError
+from dlbench.units import counted, plural
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
@@ -22,56 +24,67 @@ if TYPE_CHECKING:
     from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.job import Job
 
-EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm gives it.
+EARLIER = "JOB_ID_OF_{}"  # Placeholder for the id of an earlier job, which is known only after its submission.
 
-MOST_SOURCES = 6  # Lines of a dry run about where times come from.
+MOST_SOURCES = 6  # Largest number of lines in which a dry run explains its time estimates.
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
-    """Prints the jobs on standard output, and their scripts if asked for, byte for byte; all else is a comment."""
+    """Prints the scripts of the jobs, if wanted, and then a summary with a table of the jobs, as shell comments."""
     from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
     from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
-    lines = [*_comments(_summary(campaign) if jobs else ["Dry run: nothing is left to submit."])]
+    lines: list[str] = []
     for number, job in enumerate(jobs if all_scripts else (), 1):
         folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
-        after, comment = EARLIER.format(number - 1), f"{job.run_ids[0]}/TOKEN"
-        command = sbatch_arguments(job, folders[0], after if campaign.chain and number > 1 else None, comment)
+        comment = f"{job.run_ids[0]}/TOKEN"
+        after = None
+        if campaign.chain and number > 1:
+            after = EARLIER.format(number - 1)
+        command = sbatch_arguments(job, folders[0], after, comment)
         lines += _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
         lines.append(render_job(job, folders, python, comment).removesuffix("\n"))
-    if jobs and not all_scripts:
-        lines += _comments(["Scripts: --all-scripts prints them."])
+    if not jobs:
+        lines += _comments(["Dry run: nothing is left to submit."])
+    elif all_scripts:
+        lines += _comments(["", *_summary(campaign, [])])
+    else:
+        lines += _comments(_summary(campaign, ["Scripts: --all-scripts prints them."]))
     for line in lines:
-        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        # Bytes, because click removes terminal sequences from text if standard output is no terminal.
         click.echo(line.encode())
 
 
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
-    """The commands that submit scripts by hand, on standard output, one a line in the order of submission."""
+    """Prints the commands that submit the written scripts by hand, one per line in the order of submission.
+
+    `written`: each job, with the id of the job before it if that was submitted already.
+    """
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
     from dlbench.jobs.scripts.words import joined, quoted, variable
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
-    for number, (job, known) in enumerate(written, 1):
-        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), known or None, "")
-        if file.chain and number > 1 and not known:
-            # Before the script.
+    for number, (job, job_before) in enumerate(written, 1):
+        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), job_before or None, "")
+        if file.chain and number > 1 and not job_before:
+            # The script must stay the last word.
             command.insert(-1, joined("--dependency=afterany:", variable(f"{{job{number - 1}%%;*}}")))
         words = quoted(command)
-        # Where a job comes after this one, its id is needed.
-        is_waited_for = file.chain and number < len(written)
-        by_hand = words.replace(" --parsable", "", 1)
-        click.echo(f'job{number}=$({words}) && echo "$job{number}"' if is_waited_for else by_hand)
-    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_HINT"):
-        _say(f"note: {', '.join(wins)}: set here, and by hand sbatch takes it before the script's #SBATCH lines")
+        if file.chain and number < len(written):
+            # The next command needs the id of this job.
+            click.echo(f'job{number}=$({words}) && echo "$job{number}"')
+        else:
+            click.echo(words.replace(" --parsable", "", 1))
+    if set_here := sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_HINT"):
+        _say(f"note: {', '.join(set_here)}: set in this shell; sbatch prefers it to the script's #SBATCH lines")
     if not written:
-        _say(left(root, series, out))
+        _say(submission_progress(root, series, out))
         return
-    by_hand = f"the command{'s' * (len(written) > 1)} above, or {resume_command(series, out)}"
-    _say(f"series {series}: {_counted(len(written), 'job')} written, nothing submitted; next: {by_hand}")
+    next_step = f"the {plural('command', len(written))} above, or {resume_command(series, out)}"
+    _say(f"series {series}: {counted(len(written), 'job')} written, nothing submitted; next: {next_step}")
 
 
 def _comments(lines: Sequence[str]) -> Iterator[str]:
@@ -80,125 +93,135 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
         yield f"# {''.join(c if c.isprintable() else ' ' for c in line)}".rstrip()
 
 
-def _summary(campaign: Campaign) -> list[str]:
+def _summary(campaign: Campaign, notes: Sequence[str]) -> list[str]:
     from dlbench.cli.options import precision_words
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan
 
     jobs, first = campaign.jobs, campaign.plans[0]
     assert isinstance(first, RunPlan | CommPlan)
-    what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
+    headline = f"{counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
     table = aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
-    lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
+    lines = [f"Dry run: {headline}; nothing is submitted.", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
-    lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
-    lines += _least(jobs)
+    if precisions:
+        lines.append(f"Precision: {'; '.join(precisions)}.")
+    lines += _minimum_time_lines(jobs)
     if any(job.is_array for job in jobs):
-        lines.append(f"Arrays: {'one run at a time' if campaign.chain else 'all runs at once'} of each.")
+        concurrency = "one run at a time" if campaign.chain else "all runs at once"
+        lines.append(f"Arrays: {concurrency} of each array.")
     if len(jobs) > 1 and campaign.chain:
         option = f"--dependency=afterany:{EARLIER.format('THE_JOB_BEFORE')}"
         lines.append(f"Order: one after the other: from job 2 on, sbatch gets {option} (--no-chain: all at once).")
     elif len(jobs) > 1:
         lines.append("Order: all at once (--no-chain).")
-    return lines
+    return [*lines, *notes, "", *table]
 
 
 def _row(number: int, job: Job, chain: bool) -> list[str]:
-    layout, hours = job.shape.layout, job.node_hours
-    runs = f"{len(job.plans)} apart" if job.is_array else str(len(job.plans))
-    after = f"afterany:{number - 1}" if chain and number > 1 else "-"
-    cost = "no bound" if hours is None else f"{hours:,.4g}"
-    return [str(number), job.name, str(layout.nodes), str(layout.ranks), runs, job.time_limit, cost, after]
+    layout = job.shape.layout
+    runs, after, node_hours = str(len(job.plans)), "-", "no limit"
+    if job.is_array:
+        runs = f"{len(job.plans)} in array"
+    if chain and number > 1:
+        after = f"afterany:{number - 1}"
+    if job.node_hours is not None:
+        node_hours = f"{job.node_hours:,.4g}"
+    return [str(number), job.name, str(layout.nodes), str(layout.ranks), runs, job.time_limit, node_hours, after]
 
 
 def cost_lines(campaign: Campaign) -> Iterator[str]:
-    """What the jobs may cost, and where that comes from."""
-    jobs = campaign.jobs
-    total = f"Total: {_counted(len(jobs), 'job')}, {_counted(len(campaign.plans), 'run')}"
+    """Yields sentences about the largest cost of the jobs, and about the source of each time estimate."""
+    total = f"Total: {counted(len(campaign.jobs), 'job')}, {counted(len(campaign.plans), 'run')}"
     if campaign.bound is None:
-        yield f"{total}; no bound on node-hours, because time limit 0 is none."
+        yield f"{total}; node-hours are not limited, because time limit 0 means no limit."
+    elif campaign.expected is None:
+        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit)."
     else:
-        expected = "" if campaign.expected is None else f"; {campaign.expected:,.4g} expected"
-        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit){expected}."
+        yield (
+            f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit); "
+            f"{campaign.expected:,.4g} expected."
+        )
     if campaign.idle_bound:
-        yield f"Of these up to {campaign.idle_bound:,.4g} are of nodes held idle by smaller runs (--pack points: none)."
-    sources: dict[str, int] = {}
-    for estimate in campaign.estimates.values():
-        sources[estimate.text] = sources.get(estimate.text, 0) + 1
-    for text, runs in list(sources.items())[:MOST_SOURCES]:
-        yield f"Time of {_counted(runs, 'run')}: {text}."
-    if len(sources) > MOST_SOURCES:
-        yield f"Time of the others: {_counted(len(sources) - MOST_SOURCES, 'more estimate')}."
+        yield f"Up to {campaign.idle_bound:,.4g} of these are idle nodes during smaller runs (none with --pack points)."
+    runs_by_source = Counter(estimate.text for estimate in campaign.estimates.values())
+    for source, runs in list(runs_by_source.items())[:MOST_SOURCES]:
+        yield f"Time of {counted(runs, 'run')}: {source}."
+    if len(runs_by_source) > MOST_SOURCES:
+        yield f"Time of the others: {counted(len(runs_by_source) - MOST_SOURCES, 'more estimate')}."
 
 
-def _least(jobs: Sequence[Job]) -> Iterator[str]:
+def _minimum_time_lines(jobs: Sequence[Job]) -> Iterator[str]:
     from dlbench.jobs.scripts.job import limit_seconds
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
 
-    limits = [limit_seconds(job.time_limit) for job in jobs]
-    runs = [[plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)] for job in jobs]
-    # The limit of an array is that of a run.
-    each = [max(least, default=0.0) if job.is_array else sum(least) for job, least in zip(jobs, runs, strict=True)]
-    if not any(each):
+    longest_s = node_hours = 0.0
+    num_short = 0
+    for job in jobs:
+        run_seconds = [plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)]
+        job_s = sum(run_seconds)
+        node_hours += job.shape.layout.nodes * job_s / 3600
+        if job.is_array:
+            # Each run of an array has its own time limit.
+            job_s = max(run_seconds, default=0.0)
+        longest_s = max(longest_s, job_s)
+        num_short += 0 < limit_seconds(job.time_limit) <= job_s
+    if not longest_s:
         return
-    hours = sum(job.shape.layout.nodes * sum(least) / 3600 for job, least in zip(jobs, runs, strict=True))
     keys = "measure.warmup_s, measure.measured_s"
-    yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
-    short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
-    if short:
-        yield f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    yield f"Steps take at least {format_seconds(longest_s)} per job, {node_hours:,.4g} node-hours in total ({keys})."
+    if num_short:
+        yield f"The time limit is too short for that in {counted(num_short, 'job')}: raise system.slurm.time_limit."
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table, numbers to the right."""
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(cell.isdigit() for cell in column[1:]) for column in columns]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, right, strict=True)
-        lines.append("  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in cells))
-    return [line.rstrip() for line in lines]
+    """Returns the lines of a table whose first row is the header; columns of numbers are aligned to the right."""
+    aligned_columns = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        if all(cell.isdigit() for cell in column[1:]):
+            aligned_columns.append([cell.rjust(width) for cell in column])
+        else:
+            aligned_columns.append([cell.ljust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*aligned_columns, strict=True)]
 
 
-def series_at(given: str, out: Path) -> tuple[Path, str]:
-    """The folder of all runs, absolute, and the name of a series: of its name, of a folder of runs, or of a run's.
+def series_at(name_or_folder: str, out: Path) -> tuple[Path, str]:
+    """Returns the absolute folder of the runs and the name of the series.
 
-    Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
+    `name_or_folder`: the name of a series in `out`, the folder of its runs, or the folder of one run.
+    Raises `UserError`: there is no such series, or the folder contains several, which are named.
     """
     from dlbench.jobs.campaign.series_file import FOLDER, series_path
     from dlbench.records.comm import read_launched
     from dlbench.records.folder import RunFolder
 
-    if "/" not in given and series_path(out, given, "json").exists():
-        return out.absolute(), given
-    path = Path(given).absolute()
+    if "/" not in name_or_folder and series_path(out, name_or_folder, "json").exists():
+        return out.absolute(), name_or_folder
+    path = Path(name_or_folder).absolute()
     if RunFolder(path).plan.exists():
         return path.parent, read_launched(path).plan.series.id
-    found = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
-    if len(found) > 1:
-        one = _command(click.get_current_context().info_name or "", found[0], "--out", given)
-        raise UserError(f"{given}: holds {len(found)} series, {', '.join(found[:5])}: name one, e.g. {one}")
-    if not found and path.is_dir():
-        raise UserError(f"{given}: holds no series that was submitted to Slurm")
-    if not found:
-        raise UserError(f"{given}: no such series or run in {out}; give --out FOLDER, or the folder itself")
-    return path, found[0]
+    series_names = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
+    if len(series_names) > 1:
+        example = _command(click.get_current_context().info_name or "", series_names[0], "--out", name_or_folder)
+        raise UserError(
+            f"{name_or_folder}: contains {len(series_names)} series, {', '.join(series_names[:5])}; "
+            f"name one, e.g. {example}"
+        )
+    if not series_names and path.is_dir():
+        raise UserError(f"{name_or_folder}: contains no series that was submitted to Slurm")
+    if not series_names:
+        raise UserError(f"{name_or_folder}: no such series or run in {out}; give --out FOLDER, or the folder itself")
+    return path, series_names[0]
 
 
 def resume_series(options: dict[str, Any]) -> None:
-    """`dlbench submit --resume SERIES`: submits what is left of a series, as often as it is called.
+    """Submits the remaining jobs of a series: `dlbench submit --resume SERIES`.
 
-    With --write-only it prints the commands that do, and needs no scheduler.
-
-    Raises `UserError`: there is no such series of this user, or another process submits it. `RunError`: as of
-    `submit_rest`.
+    With --write-only it prints the sbatch commands instead, and needs no scheduler.
+    Raises `UserError`: this user has no such series, or another process submits it. `RunError`: see `submit_rest`.
     """
     from dlbench.jobs.campaign.completing import adopt, missing_jobs, write_only
     from dlbench.jobs.campaign.ended import reopen
@@ -218,67 +241,68 @@ def resume_series(options: dict[str, Any]) -> None:
         prepare_output(out)
     if options["write_only"]:
         if unanswered := adopt(root, series, scheduler):
-            _say(f"note: {unanswered}: give sbatch no script that waits in its queue already")
+            _say(f"note: {unanswered}: do not submit scripts that are in the queue already")
         with Interruption() as interruption:
             written = write_only(root, series, scheduler, interruption.check, also_written=True)
         print_commands(root, series, out, written)
         return
     reopened = reopen(root, series, scheduler, with_cancelled=options["cancelled"], dry_run=dry_run)
-    _say_reopened(series, out, reopened)
+    for line in _reopened_lines(series, out, reopened):
+        _say(line)
     if dry_run:
-        campaign = _left(file, missing_jobs(root, series, scheduler), reopened.campaign)
+        campaign = _remaining(file, missing_jobs(root, series, scheduler), reopened.campaign)
         print_dry_run(campaign, out, file.python, options["all_scripts"])
         return
-    for line in cost_lines(reopened.campaign) if reopened.campaign else ():
-        _say(line)
+    if reopened.campaign:
+        for line in cost_lines(reopened.campaign):
+            _say(line)
     with Interruption() as interruption:
         submit_rest(root, series, options, interruption)
 
 
-def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
+def _remaining(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
+    """Returns the jobs that were not submitted yet, and those of runs that are submitted again."""
     from dlbench.jobs.campaign.campaign import Campaign, TimeEstimate
     from dlbench.jobs.scripts.job import limit_seconds
 
-    estimates = {
-        plan.run_id: TimeEstimate(seconds=limit_seconds(job.time_limit) / (1 if job.is_array else len(job.plans)))
-        for job in missing
-        for plan in job.plans
-    }
-    jobs = (*missing, *(renewed.jobs if renewed else ()))
-    return Campaign(
-        plans=tuple(plan for job in jobs for plan in job.plans),
-        packing=series.pack,
-        chain=series.chain,
-        estimates={**estimates, **(renewed.estimates if renewed else {})},
-        jobs=jobs,
-    )
+    estimates: dict[str, TimeEstimate] = {}
+    for job in missing:
+        run_s: float = limit_seconds(job.time_limit)
+        if not job.is_array:
+            run_s /= len(job.plans)
+        for plan in job.plans:
+            estimates[plan.run_id] = TimeEstimate(seconds=run_s)
+    jobs = tuple(missing)
+    if renewed is not None:
+        jobs += renewed.jobs
+        estimates.update(renewed.estimates)
+    plans = tuple(plan for job in jobs for plan in job.plans)
+    return Campaign(plans=plans, packing=series.pack, chain=series.chain, estimates=estimates, jobs=jobs)
 
 
-def _say_reopened(series: str, out: Path, done: Reopened) -> None:
-    if never := done.runs - len(done.begun):
-        whose = "its job" if never == 1 else "their job"
-        _say(f"series {series}: {_counted(never, 'run')} never began before {whose} ended, and will be submitted again")
-    if done.begun:
-        _say(
-            f"series {series}: {_counted(len(done.begun), 'run')} had begun before being cancelled, and will be tried "
-            "again; what the earlier attempt left is kept in attempt-NNNN of its folder"
+def _reopened_lines(series: str, out: Path, reopened: Reopened) -> Iterator[str]:
+    not_begun = reopened.runs - len(reopened.begun)
+    if not_begun == 1:
+        yield f"series {series}: 1 run did not begin before its job ended; it is submitted again"
+    elif not_begun:
+        yield f"series {series}: {not_begun:,} runs did not begin before their job ended; they are submitted again"
+    if reopened.begun:
+        yield (
+            f"series {series}: {counted(len(reopened.begun), 'run')} had begun before the job was cancelled, and will "
+            "be tried again; files of the earlier attempt are kept in attempt-NNNN of the run's folder"
         )
-    if done.cancelled:
-        count, jobs = len(done.cancelled), done.cancelled_jobs
-        are, them = ("are", "them") if count > 1 else ("is", "it")
+    if reopened.cancelled:
+        jobs = f"cancelled {plural('job', len(reopened.cancelled_jobs))} {', '.join(reopened.cancelled_jobs)}"
         command = _command("submit", "--resume", series, "--cancelled", "--out", str(out))
-        _say(
-            f"series {series}: {count} run{'s' * (count > 1)} of cancelled job{'s' * (len(jobs) > 1)} "
-            f"{', '.join(jobs)} {are} left out; {command} submits {them} again"
-        )
+        yield f"series {series}: left out: {counted(len(reopened.cancelled), 'run')} of {jobs}; to submit: {command}"
 
 
 def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: Interruption) -> None:
-    """Submits what is left of a series; of each job its id on standard output, and then how far the series is.
+    """Submits the remaining jobs of a series, and prints the id of each job and then the progress of the series.
 
-    `options`: of `submit_options`; without --max-jobs that of the series counts.
+    `options`: those of `submit_options`; --max-jobs defaults to that of the series.
     Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job, did not
-    say whether it took it, or does not say what is queued. `KeyboardInterrupt`: on a signal.
+    confirm a submission, or does not list its queue. `KeyboardInterrupt`: on a signal.
     """
     from dlbench.jobs.campaign.completing import complete, forget
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, submission_status
@@ -286,49 +310,55 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
 
     file, out = read_series(root, series), options["out"]
     scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
-    total, taken = submission_status(root, series).total, 0
+    total, num_submitted = submission_status(root, series).total, 0
 
     def report(done: Submitted) -> None:
-        nonlocal taken
-        taken += not done.is_adopted
-        how = ", found in the queue" if done.is_adopted else ""
-        first, runs = shared.describe_plan(done.job.plans[0]), len(done.job.plans)
-        if runs > 1:
-            first = f"{'array' if done.job.is_array else 'job'} of {runs} runs, the first {first}"
-        _say(f"[{done.number}/{total}] job {done.job_id}{how}: {first}")
+        nonlocal num_submitted
+        job_id = done.job_id
+        if done.is_adopted:
+            job_id += ", already in the queue"
+        else:
+            num_submitted += 1
+        description = shared.describe_plan(done.job.plans[0])
+        if len(done.job.plans) > 1:
+            kind = "array" if done.job.is_array else "job"
+            description = f"{kind} of {len(done.job.plans)} runs, the first {description}"
+        _say(f"[{done.number}/{total}] job {job_id}: {description}")
         if not streams_are_one():
             with suppress(OSError):
                 click.echo(done.job_id.partition(";")[0])
 
     try:
         complete(root, series, scheduler, interruption.check, report, max_jobs)
-        interruption.check()  # of a signal during the last sbatch
+        interruption.check()  # a signal may have come during the last sbatch
     except KeyboardInterrupt:
-        _say(left(root, series, out))
+        _say(submission_progress(root, series, out))
         raise
     except RunError as error:
         if isinstance(error, RefusedError) and not submission_status(root, series).known:
             forget(root, series)
             raise
-        raise type(error)(f"{error}; {left(root, series, out)}") from None
-    _say(f"{left(root, series, out, taken)}; next: {_command('status', str(out))}")
+        raise type(error)(f"{error}; {submission_progress(root, series, out)}") from None
+    _say(f"{submission_progress(root, series, out, num_submitted)}; next: {_command('status', str(out))}")
 
 
-def left(root: Path, series: str, out: Path, taken: int | None = None) -> str:
-    """How far a series is, and what submits the rest; `taken`: jobs that were submitted just now."""
+def submission_progress(root: Path, series: str, out: Path, num_submitted: int | None = None) -> str:
+    """Returns a sentence on the submitted jobs, and the command for the rest; `num_submitted`: by this command."""
     from dlbench.jobs.campaign.series_file import submission_status
 
     now = submission_status(root, series)
     text = f"series {series}: {now.text}"
-    if taken == 0 and now.submitted == now.total:
+    if num_submitted == 0 and now.submitted == now.total:
         return f"{text}: nothing left to submit"
-    if taken is not None and taken != now.submitted:
-        text += f" ({taken or 'none'} now)"
-    return text if now.submitted == now.total else f"{text}; the rest: {resume_command(series, out)}"
+    if num_submitted is not None and num_submitted != now.submitted:
+        text += f", {num_submitted} of them by this command"
+    if now.submitted < now.total:
+        text += f"; the rest: {resume_command(series, out)}"
+    return text
 
 
 def resume_command(series: str, out: Path) -> str:
-    """The command that submits the rest of a series."""
+    """Returns the command that submits the rest of a series."""
     return _command("submit", "--resume", series, "--out", str(out))
 
 
@@ -339,12 +369,12 @@ def _command(*words: str) -> str:
 
 
 def streams_are_one() -> bool:
-    """Whether a person sees standard output between the lines of standard error: there a bare job id says nothing."""
+    """Whether standard output and error go to the same file or terminal, where bare job ids would confuse."""
     try:
-        one, other = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+        output, error = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):  # closed, or no file
         return False
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+    return (output.st_dev, output.st_ino) == (error.st_dev, error.st_ino)
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`dlbench setup`: makes a machine ready."""
+"""`dlbench setup` and `doctor`: prepare and check a machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
 @click.command()
 @AS_JSON
 def doctor(as_json: bool) -> None:
-    """Check what is installed on this machine, what is missing, and how to get it.
+    """Check what is installed on this machine, what is missing, and how to install it.
 
-    `absent` is fine where the thing is not needed: a login node trains nothing, a laptop has no Slurm.
-    Ends with 5 if something is there but broken (PROBLEM).
+    `absent` is no error if the component is not needed: a login node needs no torch, a laptop needs no Slurm. Exits
+    with 5 if a component is installed but does not work (PROBLEM).
 
     \b
     Example:
@@ -51,23 +51,23 @@ def _print(text: str) -> None:
 
 @click.group()
 def setup() -> None:
-    """Make this machine ready."""
+    """Prepare this machine: build Horovod, and the image decoder."""
 
 
 @setup.command()
-@click.option("--rebuild", is_flag=True, help="Build even if a wheel for this toolchain is cached.")
+@click.option("--rebuild", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
 @value_option(
     "--source",
     "FILE",
-    "Horovod's source archive, for machines without a network (also DLBENCH_HOROVOD_SDIST).",
+    "Source archive of Horovod, for machines without network (also: the variable DLBENCH_HOROVOD_SDIST).",
     type=FILE,
 )
 def horovod(rebuild: bool, source: Path | None) -> None:
-    """Build Horovod from PyPI's source for this Python and torch, and install it.
+    """Build Horovod from its PyPI source for this Python and torch, and install it.
 
-    Gloo always; MPI where it is found; NCCL where torch is built for CUDA and nvcc is found. The wheel is kept in
-    DLBENCH_CACHE (default ~/.cache/dlbench), so the next environment with the same toolchain gets it in seconds. Needs
-    g++, make and cmake; no root.
+    Gloo is always built in; MPI if it is found; NCCL if torch is built for CUDA and nvcc is found. The wheel is cached
+    in DLBENCH_CACHE (default ~/.cache/dlbench): another environment with the same toolchain installs it in seconds.
+    Needs g++, make and cmake, but no root.
 
     \b
     Example:
@@ -80,9 +80,10 @@ def horovod(rebuild: bool, source: Path | None) -> None:
 
 @setup.command()
 def images() -> None:
-    """Build the decoder of a JPEG's cropped part alone, with the same pixels. Kept in DLBENCH_CACHE.
+    """Build a JPEG decoder that decodes only the cropped part of an image, with the same pixels.
 
-    Needs a C compiler and libjpeg-turbo's header (Debian: libjpeg-dev), on compute nodes its library.
+    The library is stored in DLBENCH_CACHE. Building needs a C compiler and the header of libjpeg-turbo (Debian:
+    libjpeg-dev); compute nodes need its library.
     """
     from dlbench.datasets.images.jpeg_decode import build_region
 

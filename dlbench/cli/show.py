@@ -1,4 +1,4 @@
-"""`dlbench show`: one workload or system, every key decided and explained."""
+"""`dlbench show` and `ls`: prints workloads and systems with the value, unit and meaning of every key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ _UNITS = {
 """Units by the end of a key's name."""
 
 WIDTH = 80
-_VALUE = 16  # Columns of a value; a longer one has a line of its own.
+_VALUE_WIDTH = 16  # Columns of a value; a longer value gets a separate line.
 
 _SCHEMAS = {
     "report": "views.scaling_report.scaling_views",
@@ -69,27 +69,26 @@ _SCHEMAS = {
 }
 
 _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
-"""Keys that stand above the table, where they are their own explanation."""
-_EXAMPLES = "examples of systems, to copy and edit"
-_MODELS = "systems by data sheet, for dlbench project spec; nothing runs on them"
+"""Keys that are printed above the table, without an explanation."""
+_EXAMPLES = "example systems, to copy and edit"
+_MODELS = "systems described by data sheets, for dlbench project spec; nothing runs on them"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLine:
-    """One key with what was decided."""
+    """A key with its value and meaning, as `dlbench show` prints it."""
 
     section: str  # Dotted name of the keys above it; empty for the first level.
     name: str
     value: str  # With its unit, e.g. ``128 MiB``.
-    meaning: str  # One sentence; of a choice that of the value, and the other values.
-    default: str | None
-    """The default where the value is another one; None where it is the default, or the default is nothing or zero."""
-    origin: str | None  # Who set what is no default (a file, a preset of it, an option); None for a default.
+    meaning: str  # One sentence; for a key with choices also the meaning of the value and the other choices.
+    default: str | None  # With its unit; None if the value is the default, or if the default is empty or zero.
+    origin: str | None  # The file, preset or option that set the value; None for a default.
 
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: SettingLayers) -> Iterator[KeyLine]:
-    """The keys of a decided specification in their order. `content`: its values, as in JSON."""
-    seen: set[tuple[str, ...]] = set()
+    """Yields the keys of a specification in order. `content`: its values as JSON types."""
+    seen_paths: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
         path = key.path
         value: Any = content
@@ -98,9 +97,9 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Sett
             if value is None and depth + 1 < len(path):  # a section that is left out
                 path = path[: depth + 1]
                 break
-        if path in seen:
+        if path in seen_paths:
             continue
-        seen.add(path)
+        seen_paths.add(path)
         if path == key.path:
             yield _setting(key, value, layers)
         else:
@@ -109,42 +108,67 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Sett
 
 
 def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapping[str, Any] | None = None) -> str:
-    """What a section holds, in a sentence."""
+    """Returns the first sentence of the docstring of a section's specification; empty if there is none."""
     models, values = [model], content or {}
     for part in path:
-        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
         values = values.get(part) or {}
-        models = [m for field in fields for m in models_in(field.annotation)]
-        models = chosen(models, values)
-    return _sentences(models[0].__doc__ or "")[0] if models else ""
+        models = chosen([below for field in fields for below in models_in(field.annotation)], values)
+    if not models:
+        return ""
+    return _sentences(models[0].__doc__ or "")[0]
 
 
 def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     default = key.field.get_default(call_default_factory=True)
-    required = default is PydanticUndefined
-    plain = str(default) if isinstance(default, Fusion) else default
-    plain = list(default) if isinstance(default, tuple) else plain
-    differs = required or value != plain
-    sentences = _sentences(key.field.description or "")
-    # Descriptions of choices say `value: meaning.` in turn.
-    own = [sentence for sentence in sentences if sentence.startswith(f"{value}: ")]
-    said = (own or sentences or [""])[0]
-    others = [str(one) for one in typing.get_args(key.field.annotation) if isinstance(one, str)]
-    unsaid = [one for one in others if one != value and not re.search(rf"\b{re.escape(one)}\b", said)]
-    return KeyLine(
+    is_required = default is PydanticUndefined
+    if isinstance(default, Fusion):
+        default = str(default)
+    elif isinstance(default, tuple):
+        default = list(default)
+    is_changed = is_required or value != default
+    line = KeyLine(
         section=".".join(key.path[:-1]),
         name=key.path[-1],
         value=_value(key, value),
-        meaning=f"{said} Or: {', '.join(unsaid)}." if unsaid and said else said,
-        default=_value(key, plain) if differs and not required and plain else None,
-        origin=layers.origin(key.path) if differs else None,
+        meaning=_meaning(key, value),
+        default=None,
+        origin=None,
     )
+    if is_changed:
+        line = replace(line, origin=layers.origin(key.path))
+    if is_changed and default and not is_required:
+        line = replace(line, default=_value(key, default))
+    return line
+
+
+def _meaning(key: Key, value: Any) -> str:
+    """Returns the first sentence of a key's description; for choices also that of the value, and the other choices.
+
+    Descriptions of choices have a sentence `value: meaning.` for each.
+    """
+    meaning, *others = _sentences(key.field.description or "")
+    choices = [choice for choice in typing.get_args(key.field.annotation) if isinstance(choice, str)]
+    value_sentence = next((sentence for sentence in others if sentence.startswith(f"{value}: ")), "")
+    if meaning.partition(": ")[0] not in choices:
+        meaning = f"{meaning} {value_sentence}".rstrip()
+    elif value_sentence:
+        meaning = value_sentence
+    unnamed = [choice for choice in choices if choice != value and not re.search(rf"\b{re.escape(choice)}\b", meaning)]
+    if unnamed and meaning:
+        meaning += f" Or: {', '.join(unnamed)}."
+    return meaning
 
 
 def _cells_text(row: dict[str, Any]) -> str:
-    """A row of a table by what it says, e.g. ``(batch 4096, learning_rate 10)``."""
-    parts = (f"{name} {part:g}" if isinstance(part, float) else f"{name} {part}" for name, part in row.items() if part)
-    return f"({', '.join(parts)})"
+    """Returns the cells of a table's row that are not empty, e.g. ``(batch 4096, learning_rate 10)``."""
+    cells = []
+    for name, cell in row.items():
+        if isinstance(cell, float) and cell:
+            cells.append(f"{name} {cell:g}")
+        elif cell:
+            cells.append(f"{name} {cell}")
+    return f"({', '.join(cells)})"
 
 
 def _value(key: Key, value: Any) -> str:
@@ -152,8 +176,10 @@ def _value(key: Key, value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return ", ".join(map(_cells_text, value))
     if isinstance(value, list):
-        return ", ".join(_cells_text(part) if isinstance(part, dict) else str(part) for part in value) or "none"
+        return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {part}" for name, part in value.items()) or "none"
     if isinstance(value, int) and key.is_size:
@@ -165,51 +191,57 @@ def _value(key: Key, value: Any) -> str:
 
 
 def _sentences(text: str) -> list[str]:
-    """Sentences of one paragraph; ``e.g. 50%`` ends none."""
+    # The full stop of "e.g." or "i.e." does not end a sentence.
     return re.split(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)\s+", " ".join(text.split()))
 
 
 def schemas() -> dict[str, Any]:
-    """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
-    places = {name: place.rpartition(".") for name, place in _SCHEMAS.items()}
-    found = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
-    return {name: one if isinstance(one, type) else one() for name, one in found.items()}
+    """Returns the classes and the views whose JSON schemas can be printed, by name."""
+    sources: dict[str, Any] = {}
+    for name, location in _SCHEMAS.items():
+        module, _, attribute = location.rpartition(".")
+        source = getattr(import_module(f"dlbench.{module}"), attribute)
+        if not isinstance(source, type):
+            source = source()
+        sources[name] = source
+    return sources
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a report or of a file of runs."""
+    """Returns the JSON schema of a report or of a file in a run folder."""
     from dlbench.report.formats.json import schema_of
 
-    known = schemas()
-    if name not in known:
-        raise UserError(f"--schema {name}: {nearest(name, known)}")
-    found = known[name]
-    if not isinstance(found, type):
+    sources = schemas()
+    if name not in sources:
+        raise UserError(f"--schema {name}: {nearest(name, sources)}")
+    source = sources[name]
+    if not isinstance(source, type):
         from dlbench.views.model import Report, ReportGroup
 
-        views: dict[str, Any] = found.schema(Report, ReportGroup)
+        views: dict[str, Any] = source.schema(Report, ReportGroup)
         return views
-    return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
+    return source.model_json_schema() if issubclass(source, BaseModel) else schema_of(source)
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--preset", metavar="NAME", help="Preset of a workload.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
-@click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
-@click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
+@value_option("--preset", "NAME", "Preset of a workload.")
+@value_option("--set overrides", "KEY=VALUE", "Set a key before printing, repeatable.", multiple=True)
+@click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
 @value_option(
     "--schema schema_name",
     "FILE",
-    "Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+    "Print the JSON schema of a report or of a file in a run folder; an unknown name lists all.",
 )
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:
-    """Explain every key of the workload or system NAME, as a run would see it.
+    """Show every key of the workload or system NAME: value, unit and meaning.
 
-    A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
-    with their section before them (train.batch_per_rank); those of a system with system. before it.
+    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the same keys in
+    --set and --sweep: those of a workload with their section (train.batch_per_rank), those of a system with the prefix
+    system.
 
     \b
     Example:
@@ -219,7 +251,7 @@ def show(
     """
     if schema_name is not None:
         if name is not None or preset is not None or overrides or form is not None:
-            raise UserError("--schema stands alone: it is of a file, not of a workload or system")
+            raise UserError("--schema cannot be combined: it prints the schema of a file, not a workload or system")
         click.echo(json.dumps(schema(schema_name), indent=1))
         return
     if name is None:
@@ -237,18 +269,18 @@ def show(
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
-    made: BaseModel
+    spec: BaseModel
     if is_system:
         if preset is not None:
-            raise UserError(f"--preset {preset}: system {name} has no presets, workloads have")
+            raise UserError(f"--preset {preset}: system {name} has no presets; only workloads have")
         settings = {key.removeprefix("system."): value for key, value in values.items()}
-        made, layers = choose_system_with_origins(name, settings)
+        spec, layers = choose_system_with_origins(name, settings)
         presets: list[str] = []
     else:
         file = WorkloadFile(find("workloads", name))
-        made, layers = choose_with_origins(file, preset, values)
-        presets = [one for one in file.presets if one != made.preset]
-    content = made.model_dump(mode="json")
+        spec, layers = choose_with_origins(file, preset, values)
+        presets = [preset_name for preset_name in file.presets if preset_name != spec.preset]
+    content = spec.model_dump(mode="json")
     if form == "json":
         click.echo(json.dumps(content, indent=2))
     elif form == "yaml":
@@ -256,37 +288,41 @@ def show(
 
         yaml = YAML(typ="safe", pure=True)
         yaml.default_flow_style = False
-        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # the order of the fields says more
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # keep the order of the fields
         sink = io.StringIO()
         yaml.dump(content, sink)
         click.echo(sink.getvalue(), nl=False)
     else:
-        for line in _explained(made, content, layers, presets):
+        for line in _explained(spec, content, layers, presets):
             click.echo(cleaned(line))
 
 
-def _explained(made: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
+def _explained(spec: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:
-        about = f": {content['about']}" if content["about"] else ""
-        yield from _wrapped(f"preset {content['preset']}{about}", width)
-        others = f"Other presets: {', '.join(presets)}. " if presets else ""
-        notice = f"Notice: {content['notice']}." if content["notice"] else ""
-        yield from _wrapped(f"Samples: {content['sample_unit']}. {others}{notice}".rstrip(), width)
-    found = [one for one in settings_of(type(made), content, layers) if one.section or one.name not in _HEAD]
-    origins = [*dict.fromkeys(one.origin for one in found if one.origin is not None)]
-    marks = dict(zip(origins, map(_mark, origins), strict=True))
+        yield from _wrapped(": ".join(filter(None, (f"preset {content['preset']}", content["about"]))), width)
+        sentences = [f"Samples: {content['sample_unit']}."]
+        if presets:
+            sentences.append(f"Other presets: {', '.join(presets)}.")
+        if content["notice"]:
+            sentences.append(f"Notice: {content['notice']}.")
+        yield from _wrapped(" ".join(sentences), width)
+    key_lines = [line for line in settings_of(type(spec), content, layers) if line.section or line.name not in _HEAD]
+    marks = {line.origin: _mark(line.origin) for line in key_lines if line.origin is not None}
     yield ""
-    legend = "; ".join(f"{mark} set by {_who(origin)}" for origin, mark in marks.items())
-    yield from _wrapped(f"{legend}; the others are defaults." if legend else "All keys are at their defaults.", width)
-    sections = [*dict.fromkeys(one.section for one in found)]
+    legend = "All keys are at their defaults."
+    if marks:
+        origins = "; ".join(f"{mark} set by {_origin_name(origin)}" for origin, mark in marks.items())
+        legend = f"{origins}; the others are defaults."
+    yield from _wrapped(legend, width)
+    sections = dict.fromkeys(line.section for line in key_lines)
     for section in sections:
         yield ""
         if section:
-            meaning = section_meaning(type(made), tuple(section.split(".")), content)
-            yield from _wrapped(f"{section}: {meaning}" if meaning else section, width)
-        yield from _table([one for one in found if one.section == section], marks, width)
+            meaning = section_meaning(type(spec), tuple(section.split(".")), content)
+            yield from _wrapped(": ".join(filter(None, (section, meaning))), width)
+        yield from _table([line for line in key_lines if line.section == section], marks, width)
 
 
 def _mark(origin: str) -> str:
@@ -295,23 +331,28 @@ def _mark(origin: str) -> str:
     return "P" if origin.endswith(")") else "F"
 
 
-def _who(origin: str) -> str:
-    """A file by its name; a preset as ``preset ci``."""
+def _origin_name(origin: str) -> str:
+    """Returns the file name of a file, ``preset ci`` for a preset, or the option."""
     if origin.endswith(")") and " (preset " in origin:
         return origin.rpartition(" (")[2].rstrip(")")
-    return origin if origin.startswith("--") else Path(origin).name
+    if origin.startswith("--"):
+        return origin
+    return Path(origin).name
 
 
 def _table(settings: list[KeyLine], marks: dict[str, str], width: int) -> Iterator[str]:
-    names = max(len(one.name) for one in settings) + 2
-    values = min(max(len(one.value) for one in settings), _VALUE) + 2
-    indent = 2 + names + values
-    for one in settings:
-        head = f"{marks[one.origin] if one.origin else ' '} {one.name:<{names}}{one.value:<{values}}"
-        default = f" (default {one.default})" if one.default is not None else ""
-        meaning = _wrapped(f"{one.meaning}{default}".strip(), width - indent)
+    name_width = max(len(line.name) for line in settings) + 2
+    value_width = min(max(len(line.value) for line in settings), _VALUE_WIDTH) + 2
+    indent = 2 + name_width + value_width
+    for line in settings:
+        mark = marks.get(line.origin or "", " ")
+        head = f"{mark} {line.name:<{name_width}}{line.value:<{value_width}}"
+        text = line.meaning
+        if line.default is not None:
+            text += f" (default {line.default})"
+        meaning = _wrapped(text.strip(), width - indent)
         if len(head) > indent:
-            yield from _wrapped(head.rstrip(), width, " " * (2 + names))
+            yield from _wrapped(head.rstrip(), width, " " * (2 + name_width))
         elif meaning:
             yield head + meaning.pop(0)
         else:
@@ -328,7 +369,7 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
 def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 
-    Names come from the folders in DLBENCH_PATH (each may hold workloads/ and systems/), then from dlbench itself.
+    The folders of DLBENCH_PATH are searched first (each may contain workloads/ and systems/), then dlbench itself.
 
     \b
     Example:
@@ -346,27 +387,28 @@ def ls(as_json: bool) -> None:
                 continue
             click.echo(f"  {row['name']:<{width}} {cleaned(row.get('title') or row['problem'])}")
             for preset, about in row.get("presets", {}).items():
-                # Without words there would be no line to indent.
+                # An empty text would be wrapped to no line at all.
                 head = f"    {preset:<10} "
                 click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
             click.echo(cleaned(f"    {row['file']}"))
     for heading in (_EXAMPLES, _MODELS):
-        apart = [row for row in content["systems"] if _heading(row) == heading]
-        if apart:
+        systems = [row for row in content["systems"] if _heading(row) == heading]
+        if systems:
             click.echo(heading)
-            for row in apart:
+            for row in systems:
                 click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
-            click.echo(cleaned(f"    {Path(apart[0]['file']).parent}"))
+            click.echo(cleaned(f"    {Path(systems[0]['file']).parent}"))
 
 
 def _heading(row: dict[str, Any]) -> str:
     if row.get("modelled"):
         return _MODELS
-    return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
+    is_example = row["name"].startswith("example-") and "title" in row
+    return _EXAMPLES if is_example else ""
 
 
 def _rows(kind: Literal["workloads", "systems"], about: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what `about` says of each file of a kind; of one that cannot be used, why."""
+    """Returns a row for each file of a kind: the answer of `about`, or the reason why the file cannot be used."""
     from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []

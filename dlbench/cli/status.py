@@ -1,9 +1,10 @@
-"""`dlbench status`: how far runs are."""
+"""`dlbench status`, `wait`, `logs` and `cancel`: the state of runs and jobs."""
 
 from __future__ import annotations
 
 import glob
 import json
+import operator
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ import click
 from dlbench.analysis.selection import select
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.options import AS_JSON, describe_point, duration, output_folder, value_option
-from dlbench.cli.series import left, resume_command, series_at, streams_are_one
+from dlbench.cli.series import resume_command, series_at, streams_are_one, submission_progress
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
@@ -28,35 +29,36 @@ from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
-from dlbench.units import format_seconds
+from dlbench.units import counted, first_of, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.run_status import RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
-_TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run, in JSON.
+_JSON_FIELDS = ("run_id", "state", "job", "detail", "reason", "starts")  # Of `RunStatus`, printed per run.
 
 _JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
 _RANK_LOG = re.compile(r"rank-\d+\.log")
-_MAX_BYTES = 1 << 22  # Of each log, its end.
+_MAX_BYTES = 1 << 22  # Largest part of a log that is read, at its end.
 
 
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("--full", is_flag=True, help="A line for each run.")
+@click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: bool) -> None:
-    """Report how many runs of each point in folders RUNS (default: runs) are in which state, and why some failed.
+    """Show the state of the runs in RUNS (default: runs), one line per point, and why runs failed.
 
-    States: valid, invalid (no figure: a sanity check failed), failed, cancelled (its job was, before it failed),
-    interrupted (asked to stop, it can go on), incomplete (killed or still running; on the machine where it ran, what
-    was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
+    States: valid, invalid (a sanity check failed, so the run has no figures), failed, cancelled (its job was cancelled
+    before the run failed), interrupted (stopped on request, can be resumed), incomplete (killed or still running; on
+    the machine where it ran, a killed run counts as failed), and Slurm's own (PENDING, RUNNING) for jobs that have not
+    ended.
 
-    A job that waits is shown with Slurm's reason and when it should start; a series that is not done, with how many of
-    its runs are valid, and with the command that submits what is left.
+    A pending job is shown with Slurm's reason and its expected start. An unfinished series is shown with its number of
+    valid runs and the command that submits the rest.
 
-    Ends with 3 if a run failed or a series was cut off, and with 4 if a file is damaged.
+    Exits with 3 if a run failed or a submission was cut off, with 4 if a file is damaged.
 
     \b
     Examples:
@@ -65,36 +67,44 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     """
     from dlbench.jobs.campaign.run_status import run_statuses
 
-    wanted = parse_where(where, "--where")
+    conditions = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
-    _adopt(_roots([*training.runs, *comm.runs], runs))
-    chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
-    found, unread = run_statuses(chosen)
-    of_roots = _roots([*training.runs, *comm.runs], runs)
-    # Of a series, whatever --where leaves out.
-    every = found if not wanted else run_statuses([*training.runs, *comm.runs])[0]
-    series, damaged = _series(of_roots, wanted.get("series", ""), {one.run_id: one for one in every})
+    all_runs = [*training.runs, *comm.runs]
+    roots = _roots(all_runs, runs)
+    _adopt(roots)
+    selected = select(all_runs, named(runs), conditions, "--where")
+    statuses, unread = run_statuses(selected)
+    # A series counts all its runs, also those that --where leaves out.
+    all_statuses = statuses
+    if conditions:
+        all_statuses = run_statuses(all_runs)[0]
+    series, damaged = _unfinished_series(
+        roots, conditions.get("series", ""), {status.run_id: status for status in all_statuses}
+    )
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
-        rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
+        to_fields = operator.attrgetter(*_JSON_FIELDS)
+        rows = [dict(zip(_JSON_FIELDS, to_fields(status), strict=True)) for status in statuses]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
         points: dict[str, list[RunStatus]] = {}  # in the order in which they run
-        for run, run_status in zip(chosen, found, strict=True):
+        for run, run_status in zip(selected, statuses, strict=True):
             assert isinstance(run.plan, RunPlan | CommPlan)
             points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run_status)
-        for point, statuses in points.items():
-            for line in _run_lines(statuses) if full else _point_lines(point, statuses):
+        for point, point_statuses in points.items():
+            lines = _run_lines(point_statuses) if full else _point_lines(point, point_statuses)
+            for line in lines:
                 click.echo(cleaned(line))
         for row in series:
             click.echo(f"series {row['series']}: {row['detail']}")
-        click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
+        num_valid = sum(status.state == "valid" for status in statuses)
+        click.echo(f"{counted(len(statuses), 'run')}, {num_valid:,} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
+    if any(status.is_failed for status in statuses) or any(row["is_cut_off"] for row in series):
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
@@ -107,7 +117,8 @@ def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
         if run.detail or (run.job and run.state != "valid"):
             by_reason.setdefault((run.state, run.detail), []).append(run)
     for alike in by_reason.values():
-        yield from _run_lines(alike[:1], f" and {len(alike) - 1} more" if len(alike) > 1 else "")
+        others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield from _run_lines(alike[:1], others)
 
 
 def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]:
@@ -118,66 +129,68 @@ def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]
             yield f"              {_one_line(run.detail)}"
 
 
-def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
-    """The folders given and those below them in which runs lie, each once: where series may be written down."""
-    roots = expanded(given)
+def _roots(runs: Sequence[LaunchedRun], paths: Sequence[Path]) -> list[Path]:
+    """Returns the folders that may contain series files: the given paths, and the parent folders of the runs."""
+    roots = expanded(paths)
     parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
     return list(dict.fromkeys([*roots, *parents]))
 
 
 def _adopt(roots: Sequence[Path], series: str = "") -> None:
-    """Notes the jobs of scripts that were submitted by hand; of one series if it is named."""
+    """Records the jobs of scripts that were submitted by hand, of one series or of all (`series` empty)."""
     from dlbench.jobs.campaign.completing import adopt
     from dlbench.jobs.campaign.series_file import scheduler_named, standings
 
     for root in roots:
-        for one in standings(root)[0]:
-            if series in ("", one.series.id) and {"begun", "unsure", "written"} & {*one.states}:
-                adopt(root, one.series.id, scheduler_named(one.series.scheduler))
+        for submission in standings(root)[0]:
+            if series in ("", submission.series.id) and {"begun", "unsure", "written"} & {*submission.states}:
+                adopt(root, submission.series.id, scheduler_named(submission.series.scheduler))
 
 
-def _series(
-    roots: Sequence[Path], wanted: str, found: Mapping[str, RunStatus]
+def _unfinished_series(
+    roots: Sequence[Path], series_name: str, status_by_run: Mapping[str, RunStatus]
 ) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns a JSON row for each series with runs that are not valid, and the damaged series files."""
     from dlbench.jobs.campaign.series_file import standings
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     for root in roots:
-        there, damaged = standings(root)
+        submissions, damaged = standings(root)
         problems += damaged
-        for one in there:
-            runs = [run_id for job in one.series.jobs for run_id in job.runs]
-            valid = sum(run_id in found and found[run_id].state == "valid" for run_id in runs)
-            if wanted in ("", one.series.id) and valid < len(runs):
-                rows.append(_series_row(root, one, found, valid))
+        for submission in submissions:
+            runs = [run_id for job in submission.series.jobs for run_id in job.runs]
+            valid = sum(run_id in status_by_run and status_by_run[run_id].state == "valid" for run_id in runs)
+            if series_name in ("", submission.series.id) and valid < len(runs):
+                rows.append(_series_row(root, submission, status_by_run, valid))
     return rows, problems
 
 
-def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus], valid: int) -> dict[str, Any]:
-    from dlbench.jobs.campaign.run_status import counted
+def _series_row(
+    root: Path, submission: SubmissionStatus, status_by_run: Mapping[str, RunStatus], valid: int
+) -> dict[str, Any]:
+    from dlbench.jobs.campaign import run_status
     from dlbench.jobs.campaign.series_file import is_held
 
-    name, detail = one.series.id, counted(one, found)
-    is_left = one.submitted < one.total
-    is_going_on = is_left and is_held(root, name)
-    if is_left:
-        detail += f"; {one.text}; "
-        if is_going_on:
-            detail += "dlbench submits the rest now"
-        elif one.series.owner != user_name():
-            detail += f"user {one.series.owner} can submit the rest"
-        else:
-            detail += f"the rest: {resume_command(name, root)}"
+    name, detail = submission.series.id, run_status.counted(submission, status_by_run)
+    is_incomplete = submission.submitted < submission.total
+    is_being_submitted = is_incomplete and is_held(root, name)
+    if is_being_submitted:
+        detail += f"; {submission.text}; dlbench is submitting the rest now"
+    elif is_incomplete and submission.series.owner != user_name():
+        detail += f"; {submission.text}; user {submission.series.owner} can submit the rest"
+    elif is_incomplete:
+        detail += f"; {submission.text}; the rest: {resume_command(name, root)}"
+    has_unsubmitted_jobs = bool({"missing", "unsure"} & {*submission.states})
     return {
         "series": name,
-        "owner": one.series.owner,
-        "runs": sum(len(job.runs) for job in one.series.jobs),
+        "owner": submission.series.owner,
+        "runs": sum(len(job.runs) for job in submission.series.jobs),
         "valid": valid,
-        "jobs": one.total,
-        "submitted": one.submitted,
-        # One that the queue has no more room for is submitted later.
-        "is_cut_off": bool({"missing", "unsure"} & {*one.states}) and not is_going_on and one.series.max_jobs is None,
+        "jobs": submission.total,
+        "submitted": submission.submitted,
+        # With --max-jobs the rest is submitted later.
+        "is_cut_off": has_unsubmitted_jobs and not is_being_submitted and submission.series.max_jobs is None,
         "detail": detail,
     }
 
@@ -187,39 +200,40 @@ def _one_line(text: str) -> str:
 
 
 def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
-    """The logs of a run that are there: of its job, of its launcher, and of its ranks.
+    """Returns the existing logs of a run: those of its job, its launcher and its ranks, or of one `rank` only.
 
-    `rank`: the log of this rank alone.
-    Raises `UserError`: there is none (yet). `IncompleteDataError`: `submission.json` is damaged.
+    Raises `UserError`: there is no log (yet). `IncompleteDataError`: `submission.json` is damaged.
     """
     names = sorted(path.name for path in folder.path.iterdir())
     if rank is not None:
         if folder.log(rank).exists():
             return [folder.log(rank)]
         rank_logs = [name for name in names if _RANK_LOG.fullmatch(name)]
-        hint = "its ranks write into one log, see without"
+        hint = "all ranks write to one log; leave out --rank"
         if rank_logs:
             hint = f"there are {rank_logs[0]} to {rank_logs[-1]}"
         raise UserError(f"{folder.path}: has no {folder.log(rank).name}: {hint}")
     submission = read_submission(folder)
-    job_log = [] if submission is None else [folder.path.parent / submission.log]
-    own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
-    ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
-    found = [path for path in dict.fromkeys([*job_log, *own, folder.launch_log, *ranks]) if path.is_file()]
-    if not found:
+    logs = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
+    if submission is not None:
+        logs.insert(0, folder.path.parent / submission.log)
+    logs.append(folder.launch_log)
+    logs += [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
+    existing = [path for path in dict.fromkeys(logs) if path.is_file()]
+    if not existing:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
-    return found
+    return existing
 
 
 @click.command()
 @click.argument("run")
 @output_folder()
-@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="The log of this rank alone.")
-@click.option("--lines", metavar="N", type=click.IntRange(min=0), default=200, show_default=True, help="Of each log.")
+@value_option("--rank", "N", "Print only the log of this rank.", type=click.IntRange(min=0))
+@value_option("--lines", "N", "Number of lines per log; 0: all.", 200, type=click.IntRange(min=0))
 def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
-    """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
+    """Print the last lines of the logs of RUN: Slurm job, launcher and ranks.
 
-    RUN is the id of a run in --out, its folder, or a folder that holds it alone.
+    RUN is the id of a run in --out, its folder, or a folder with this run only.
 
     \b
     Example:
@@ -231,19 +245,19 @@ def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
         with open_inside(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_BYTES))
             text = file.read(_MAX_BYTES).decode("utf-8", "replace")
-            shown = text.splitlines()
+            log_lines = text.splitlines()
             if len(paths) > 1:
                 click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
-            for line in shown[-lines:] if lines else shown:
+            for line in log_lines[-lines:]:  # -0 is the whole log
                 click.echo(cleaned(line))
 
 
 def run_folder(run: str, out: Path) -> RunFolder:
-    """The folder of a run: its own path, or its name below the folder of all runs.
+    """Returns the folder of a run, which is given by its path or by its name in `out`.
 
-    Raises `UserError`: there is none; names the runs of a series of that name.
+    Raises `UserError`: there is no such run; runs of a series of that name are listed.
     """
-    # A folder that a person names may be a link to it.
+    # The given path may be a link to the folder.
     for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
             return RunFolder(path)
@@ -254,9 +268,8 @@ def run_folder(run: str, out: Path) -> RunFolder:
     if run and "/" not in run and run not in (".", ".."):
         runs += sorted(path.parent for path in out.glob(f"{glob.escape(run)}-*/plan.json"))
     if runs:
-        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        what = f"holds {len(inside)} runs" if inside else "is a series"
-        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in runs[:3])}{more}")
+        problem = f"contains {len(inside)} runs" if inside else "is a series"
+        raise UserError(f"{run}: {problem}; name one: {first_of([shlex.quote(str(path)) for path in runs], 3)}")
     raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
 
 
@@ -264,12 +277,12 @@ def run_folder(run: str, out: Path) -> RunFolder:
 @click.argument("series")
 @output_folder()
 def cancel(series: str, out: Path) -> None:
-    """Cancel the jobs of SERIES (or of one run) that wait or run; what was never submitted is taken out of it.
+    """Cancel the pending and running jobs of SERIES, or of one run.
 
-    SERIES is the name of a series in --out, or of a run there, or a folder of either.
+    Jobs of the series that were not submitted yet are removed from it. SERIES is the name of a series or run in --out,
+    or the folder of one.
 
-    Only jobs that Slurm itself says were submitted from the folders of these
-    runs are cancelled. Runs that ended stay.
+    Only jobs that Slurm reports as submitted from these run folders are cancelled. Finished runs are kept.
 
     \b
     Example:
@@ -284,30 +297,31 @@ def cancel(series: str, out: Path) -> None:
         folder = run_folder(series, out)
         submission = read_submission(folder)
         if submission is None:
-            raise UserError(f"{series}: was not submitted to a scheduler, or nobody knows its job")
+            raise UserError(f"{series}: was not submitted to a scheduler, or its job is not known")
         done = cancel_run(folder, submission, scheduler_named(submission.scheduler))
         click.echo(f"run {series}: {done.text}", err=True)
     else:
         root, name = series_at(series, out)
         done = cancel_series(root, name, scheduler_named(read_series(root, name).scheduler))
         click.echo(f"series {name}: {done.text}", err=True)
+    prefix = "cancelled job " if streams_are_one() else ""
     for job in done.jobs:
-        click.echo(f"cancelled job {job}" if streams_are_one() else job)
+        click.echo(f"{prefix}{job}")
 
 
 @click.command()
 @click.argument("series")
 @output_folder()
-@value_option("--timeout", "TIME", "Give up after this time.", "24h", callback=duration)
-@value_option("--every", "TIME", "Time between two looks at Slurm.", "60s", callback=duration)
+@value_option("--timeout", "TIME", "Maximum time to wait, e.g. 90s, 30min or 2h.", "24h", callback=duration)
+@value_option("--every", "TIME", "Polling interval.", "60s", callback=duration)
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
-    """Wait until nothing more is to come of SERIES, and say how it ended.
+    """Wait until all jobs of SERIES have finished, then print the result.
 
     SERIES is the name of a series in --out, or a folder of its runs.
 
-    What Slurm's accounting says of its jobs is kept with the runs (accounting.json), because it forgets.
+    Slurm's accounting of the jobs is stored with the runs (accounting.json), because Slurm deletes it after some time.
 
-    Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
+    Exits with 0 if all runs are valid, with 3 if one is not, and with 124 after the timeout, which cancels nothing.
 
     \b
     Example:
@@ -321,24 +335,24 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     root, series = series_at(series, out)
     _adopt([root], series)
     with Interruption() as interruption:
-        now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
-        if now.is_over and now.submission.series.scheduler == "slurm":
+        progress = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
+        if progress.is_over and progress.submission.series.scheduler == "slurm":
             # Many sites delete it after some time.
-            folders = [root / run_id for run_id in now.runs]
+            folders = [root / run_id for run_id in progress.runs]
             launched = [read_launched(folder) for folder in folders if folder.is_dir()]
             why_not = settled_accounting(launched, lambda seconds: sleep(seconds, interruption.check))
             if why_not:
-                count, first = len(why_not), next(iter(why_not.values()))
-                text = f"{count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}"
-                click.echo(f"note: no accounting of {text}", err=True)
-    wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
-    for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
-        click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.detail.splitlines())}"), err=True)
-    click.echo(now.text)
-    if now.submission.submitted < now.submission.total:
-        click.echo(left(root, series, root), err=True)
-    if not now.is_over:
-        click.echo(f"dlbench: not over after {format_seconds(timeout)}; its jobs go on", err=True)
+                reason = _one_line(next(iter(why_not.values())))
+                click.echo(f"note: no accounting of {counted(len(why_not), 'run')}: {reason}", err=True)
+    for job in progress.submission.series.jobs:
+        for run in (progress.runs[run_id] for run_id in job.runs if run_id in progress.runs):
+            if run.state != "valid":
+                click.echo(cleaned(f"{run.state}: {run.run_id}: {_one_line(run.detail)}"), err=True)
+    click.echo(progress.text)
+    if progress.submission.submitted < progress.submission.total:
+        click.echo(submission_progress(root, series, root), err=True)
+    if not progress.is_over:
+        click.echo(f"dlbench: not finished after {format_seconds(timeout)}; its jobs continue", err=True)
         sys.exit(int(ExitCode.TIMEOUT))
-    if not now.is_valid:
+    if not progress.is_valid:
         sys.exit(int(ExitCode.RUN_FAILED))

@@ -1,8 +1,8 @@
-"""The standard streams of a command: on a full disk, without a reader, in odd encodings.
+"""The standard streams of a command, robust against full disks, missing readers and odd encodings.
 
-Results go to standard output; where they cannot, the command goes on to its end and says so with its exit code.
-What is said about them goes to standard error, as far as it can: no word there is worth a run. Every line on standard
-error is free of control characters and of bounded length, whatever a path, a file or a library put into it.
+If results cannot be written to standard output, the command still runs to its end and reports that by its exit code.
+Messages go to standard error, where failures to write are ignored. Lines there have no control characters and a
+limited length, whatever a path, a file or a library contains.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-MAX_LINE = 2000  # Characters of a line on standard error; of a longer one the middle is left out.
+MAX_LINE = 2000  # Characters of a line on standard error; the middle of longer lines is left out.
 
-_KEPT_END = 400
+_KEPT_END = 400  # Characters kept at the end of a longer line.
 
 _SPACED = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
 _DROPPED = {"Cc", "Cf", "Cs"}
@@ -41,7 +41,7 @@ _ESCAPING = "dlbench-escaped"
 
 
 def cleaned(text: str, limit: int = MAX_LINE) -> str:
-    """Lines as a terminal may have them: no control or bidirectional characters, none longer than `limit` and a bit.
+    """Removes control and bidirectional characters from lines for a terminal, and cuts lines at about `limit`.
 
     Newlines and tabs stay.
     """
@@ -51,19 +51,19 @@ def cleaned(text: str, limit: int = MAX_LINE) -> str:
 
 
 def _cleaned_line(line: str, limit: int) -> str:
-    spaced = "".join(" " if c in _SPACED else c for c in line)
-    kept = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
-    if len(kept) <= limit:
-        return kept
+    spaced = line.translate(dict.fromkeys(map(ord, _SPACED), " "))
+    text = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
+    if len(text) <= limit:
+        return text
     end = min(_KEPT_END, limit // 4)
-    return f"{kept[: limit - end]} [{len(kept) - limit:,} characters left out] {kept[len(kept) - end :]}"
+    return f"{text[: limit - end]} [{len(text) - limit:,} characters left out] {text[len(text) - end :]}"
 
 
 class _Stream(io.TextIOWrapper):
-    """A standard stream; what cannot be written is dropped and remembered, never raised."""
+    """A standard stream that drops and remembers what cannot be written, and never raises an error."""
 
     lost: OSError | None = None
-    """Why something could not be written; a reader who has gone (`| head`) has all that it wanted."""
+    """The first error of a write; a `BrokenPipeError` means that the reader stopped early, as `head` does."""
 
     def write(self, text: str, /) -> int:
         with self._remembering():
@@ -80,13 +80,13 @@ class _Stream(io.TextIOWrapper):
             yield
         except OSError as error:
             if self.lost is None:
-                # What waits in the buffer goes nowhere, now and at the end of the process.
+                # The rest of the buffer is discarded, also at the end of the process.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
                 self.lost = error
 
 
-class _Said(_Stream):
-    """Standard error: every line cleaned, but for a progress bar, which draws on `bare`."""
+class _CleanedStream(_Stream):
+    """Standard error with every line cleaned, except for a progress bar, which draws on `bare`."""
 
     bare: io.TextIOWrapper
 
@@ -96,12 +96,12 @@ class _Said(_Stream):
 
 
 class Streams:
-    """Standard output and error of this process, from now on to its end."""
+    """Replaces standard output and error of this process until its end."""
 
     def __init__(self) -> None:
         codecs.register_error(_ESCAPING, _escaped)
         for name in ("stdout", "stderr"):
-            if getattr(sys, name) is None:  # It was closed.
+            if getattr(sys, name) is None:  # The caller closed it.
                 setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         if _is_own(sys.stdout, 1):
             name = sys.stdout.encoding
@@ -110,31 +110,34 @@ class Streams:
             sys.stdout = _Stream(sys.stdout.detach(), encoding, _ESCAPING, line_buffering=by_lines)
         if _is_own(sys.stderr, 2):
             encoding = sys.stderr.encoding
-            said = _Said(sys.stderr.detach(), encoding, "backslashreplace", line_buffering=True)
-            said.bare = _Stream(said.buffer, encoding, "backslashreplace", line_buffering=True)
-            sys.stderr = said
+            stderr = _CleanedStream(sys.stderr.detach(), encoding, "backslashreplace", line_buffering=True)
+            stderr.bare = _Stream(stderr.buffer, encoding, "backslashreplace", line_buffering=True)
+            sys.stderr = stderr
 
     def lost_output(self) -> OSError | None:
-        """Why not all of standard output came where it should; None if it did, or if its reader wanted no more."""
+        """Returns why standard output is incomplete; None if it is complete, or if its reader stopped early."""
         lost = None
         try:
             sys.stdout.flush()
             lost = getattr(sys.stdout, "lost", None)
-        except OSError as error:  # A stream that is not ours.
+        except OSError as error:  # Another stream than `_Stream`.
             lost = error
-        return None if isinstance(lost, BrokenPipeError) else lost
+        if isinstance(lost, BrokenPipeError):
+            return None
+        return lost
 
 
 def terminal() -> Console:
-    """Standard error as what draws a progress bar; text given to it must be `cleaned`."""
+    """Returns a console on standard error for progress bars; text given to it must be `cleaned`."""
     from rich.console import Console
 
-    stream = sys.stderr
-    return Console(file=stream.bare) if isinstance(stream, _Said) else Console(stderr=True)
+    if isinstance(sys.stderr, _CleanedStream):
+        return Console(file=sys.stderr.bare)
+    return Console(stderr=True)
 
 
 def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether this is the process's own stream, and not one that a caller put in its place."""
+    """Whether this is the stream of the process, and not a replacement by a caller."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
     except (OSError, ValueError):
@@ -142,7 +145,7 @@ def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Bytes of a path that are no text go out as they are; characters that the encoding lacks as `\\u2265`."""
+    """Encodes text; undecodable bytes of paths stay unchanged, characters missing in the encoding become `\u2265`."""
     assert isinstance(error, UnicodeEncodeError)
     part = error.object[error.start : error.end]
     if all("\udc80" <= c <= "\udcff" for c in part):
@@ -151,31 +154,31 @@ def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 GUESSES = (
-    ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (a rank a GPU)"),
+    ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (one rank per GPU)"),
     ("--nodes --num-nodes --nnodes", "--ranks N on this machine, or `dlbench submit` with --nodes N"),
     ("--batch-size --batch --per-device-batch-size", "--set train.batch_per_rank=N"),
     (
         "--epochs --max-epochs",
-        "--to-accuracy and --set quality.max_epochs=N; a run of speed counts measure.measured_steps",
+        "--to-accuracy and --set quality.max_epochs=N; throughput runs count measure.measured_steps",
     ),
     ("--steps --iterations --num-steps", "--set measure.measured_steps=N"),
     ("--lr --learning-rate", "--set train.optimizer.learning_rate=X"),
     ("--workers --num-workers", "--set data.loader_workers=N"),
     ("--amp --fp16 --bf16 --fp32 --tf32 --precision --dtype", "--set train.precision=bf16 (fp32, tf32, bf16, fp16)"),
 )
-"""Options that people know from elsewhere, and what `run` and `submit` have for them."""
+"""Options of other tools, and their counterparts in `run` and `submit`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandEnding:
-    """What a command ends with."""
+    """The last line and exit code of a command."""
 
     code: int
-    line: str = ""  # What is said on standard error; empty: nothing. Not cleaned: standard error does that.
+    line: str = ""  # Printed on standard error, which cleans it; empty: nothing is printed.
 
 
 def ending_of(error: BaseException) -> CommandEnding:
-    """The line and the exit code of an exception that reached the end of a command."""
+    """Returns the line and the exit code for an exception that reached the end of a command."""
     if isinstance(error, SystemExit):
         if error.code is None:
             return CommandEnding(code=ExitCode.OK)
@@ -183,16 +186,16 @@ def ending_of(error: BaseException) -> CommandEnding:
             return CommandEnding(code=int(error.code))
         return CommandEnding(code=ExitCode.DEFECT, line=str(error.code))
     if isinstance(error, click.ClickException):
-        # Wrong usage, whatever code click has for it.
+        # Click uses other codes for some errors.
         return CommandEnding(code=ExitCode.USAGE, line=_words_of_click(error))
-    # Click makes Ctrl-C of every EOFError; dlbench asks nothing, so that one is a reader's.
+    # Click turns every EOFError into an abort like Ctrl-C; dlbench never prompts, so an EOFError is a reader's.
     is_abort = isinstance(error, click.Abort) and not isinstance(error.__cause__, EOFError)
     if isinstance(error, KeyboardInterrupt) or is_abort:
         return CommandEnding(code=ExitCode.INTERRUPTED, line="dlbench: interrupted")
     if isinstance(error, DlbenchError):
         return CommandEnding(code=error.exit_code, line=_one_line(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
-        # socket.gaierror and the like have numbers of their own, below zero.
+        # The numbers of e.g. socket.gaierror are below zero.
         is_machine = error.errno in MACHINE_ERRORS or error.errno < 0
         code = ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE
         return CommandEnding(code=code, line=_one_line(os_error_words(error)))
@@ -200,23 +203,23 @@ def ending_of(error: BaseException) -> CommandEnding:
         line = _one_line(f"not enough memory{_place(error)}; see also `ulimit -v`")
         return CommandEnding(code=ExitCode.ENVIRONMENT, line=line)
     if isinstance(error, RecursionError):
-        return CommandEnding(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
+        return CommandEnding(code=ExitCode.INCOMPLETE, line=_one_line(f"data is nested too deeply{_place(error)}"))
     trace = "".join(traceback.format_exception(error))
-    return CommandEnding(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a defect of dlbench")
+    return CommandEnding(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a bug in dlbench")
 
 
 def os_error_words(error: OSError) -> str:
-    """An operating system's error for a person: the path, else where it happened, and what is wrong."""
-    what = error.strerror or str(error)
+    """Returns an operating system's error as text: the path or the place in dlbench, and the problem."""
+    reason = error.strerror or str(error)
     path = error.filename
     if isinstance(path, bytes | str | os.PathLike):
-        named = os.fsdecode(path) or "''"
+        path_text = os.fsdecode(path) or "''"
         if isinstance(error.filename2, bytes | str):
-            named += f" -> {os.fsdecode(error.filename2)}"
-        return f"{named}: cannot be used: {what}"
+            path_text += f" -> {os.fsdecode(error.filename2)}"
+        return f"{path_text}: cannot be used: {reason}"
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
-        return "the working directory is gone: change into a folder that exists"
-    return f"{what}{_place(error)}"
+        return "the working directory was deleted: change into a folder that exists"
+    return f"{reason}{_place(error)}"
 
 
 def _words_of_click(error: click.ClickException) -> str:
@@ -225,14 +228,14 @@ def _words_of_click(error: click.ClickException) -> str:
         if removed is not None:
             error = click.UsageError(removed, error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        known = {name for param in error.ctx.command.params for name in param.opts}
+        option_names = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in GUESSES if error.option_name in names.split()), "")
         advised = {word for word in use.split() if word.startswith("--")} - {error.option_name}
-        if use and known >= advised:
+        if use and option_names >= advised:
             error = click.UsageError(f"No such option {error.option_name!r}: use {use}.", error.ctx)
-    said = io.StringIO()
-    error.show(file=said)
-    return said.getvalue().rstrip("\n")
+    message = io.StringIO()
+    error.show(file=message)
+    return message.getvalue().rstrip("\n")
 
 
 def _one_line(text: str) -> str:
@@ -240,20 +243,20 @@ def _one_line(text: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost function of dlbench on the way to an error, e.g. `, in dlbench.records.scan.run_folders`."""
-    found = ""
+    """Returns the innermost function of dlbench in a traceback, e.g. `, in dlbench.records.scan.run_folders`."""
+    hint = ""
     step: TracebackType | None = error.__traceback__
     while step is not None:
         module = step.tb_frame.f_globals.get("__name__", "")
         if module.startswith("dlbench.") and not module.startswith("dlbench.cli.streams"):
-            found = f", in {module}.{step.tb_frame.f_code.co_name}"
+            hint = f", in {module}.{step.tb_frame.f_code.co_name}"
         step = step.tb_next
-    return found
+    return hint
 
 
 def _has_working_directory() -> bool:
     try:
-        os.getcwd()  # noqa: PTH109  # of Path.cwd() nothing else is wanted
+        os.getcwd()  # noqa: PTH109  # only the error is of interest
     except OSError:
         return False
     return True

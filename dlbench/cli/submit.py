@@ -1,4 +1,4 @@
-"""`dlbench submit`: a series of runs as Slurm jobs."""
+"""`dlbench submit`: submits a series of runs as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SubmitCommand(shared.GroupedCommand):
-    """`dlbench submit`: WORKLOAD and --system may be left out where a series is resumed, which has them."""
+    """`dlbench submit`: WORKLOAD and --system are optional, because a resumed series has them."""
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
@@ -29,20 +29,25 @@ class SubmitCommand(shared.GroupedCommand):
                 param.required = False
             elif param.name == "resume" and isinstance(param, click.Option):
                 param.metavar = "RUN|FILE|SERIES"
-                param.help = f"{param.help} Without WORKLOAD: submit what is left of a series."
+                param.help = f"{param.help} Without WORKLOAD: a series; submit its remaining runs."
 
 
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-@click.option("--same-nodes", metavar="HOSTS", help="Every run on the first of n[1-8].")
-@shared.value_option("--rotate-nodes", "HOSTS", "Repeats on n[1-8] in turn: differences between nodes average out.")
-@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs, begun or not.")
+@shared.value_option("--same-nodes", "HOSTS", "Run everything on the same nodes: the first of HOSTS, e.g. n[1-8].")
+@shared.value_option(
+    "--rotate-nodes",
+    "HOSTS",
+    "Run the repeats on different nodes of HOSTS, e.g. n[1-8], so that node differences average out.",
+)
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost.
+    """Submit runs of WORKLOAD to Slurm at each node count; --dry-run lists the jobs and their cost.
 
-    Repeats and swept values of one node count share a job, one after the other on the same nodes, and so do both sides
-    of --ab. A job gets the time that earlier runs in --out took, with a margin; else the system's time limit a run.
+    Runs of one node count (repeats, sweep values, both sides of --ab) share a job and run one after the other on the
+    same nodes. The time limit of a job is estimated from earlier runs in --out, with a margin; without such runs it is
+    the system's time limit per run.
 
     \b
     Example:
@@ -54,33 +59,28 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench submit --resume nightly --max-jobs 10
     """
     from dlbench.cli.series import resume_series
-    from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
 
     if options["workload"] is None and options["resume"] is not None:
         of_series = {"resume", "workload", "out", "max_jobs", "cancelled", "dry_run", "all_scripts", "write_only"}
         others = {param.name or "" for param in click.get_current_context().command.params} - of_series
         for option in shared.given_options(*others):
-            raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
+            raise UserError(f"--resume {options['resume']} alone: the series already has {option}")
         refuse_beside_write_only(options, "dry_run", "cancelled", "max_jobs")
         resume_series({**options, "all_scripts": all_scripts})
         return
     if options["cancelled"]:
-        raise UserError("--cancelled goes with --resume SERIES alone")
+        raise UserError("--cancelled needs --resume SERIES without WORKLOAD")
     if options["workload"] is None:
         raise UserError("give a WORKLOAD, e.g. resnet50; or --resume SERIES alone")
     if system is None:
         raise UserError("give --system NAME or FILE; it must have a scheduler")
-    if (nodes is None) == (ranks is None):
-        raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
-    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
-    request = shared.request_from(
-        options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
-    )
+    points, points_are = shared.parse_points(nodes, ranks)
+    request = shared.request_from(options, system=system, points=points, points_are=points_are)
     plans = _on_nodes(shared.expand_request(request), options)
-    for one in shared.systems_of(plans):
-        require_scheduler(one, options["out"], "dlbench run")
-    campaign = campaign_from(plans, options)  # what it refuses is said alone
+    for system_spec in shared.systems_of(plans):
+        require_scheduler(system_spec, options["out"], "dlbench run")
+    campaign = campaign_from(plans, options)  # its errors come before any note
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     for line in left_out(request, plans):
@@ -100,11 +100,12 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
         raise UserError("--same-nodes and --rotate-nodes exclude each other")
     if not same and not rotate:
         return plans
-    return on_node_sets(plans, "same" if same else "rotate", same or rotate, share_one_job=options["pack"] == "all")
+    kind: Literal["same", "rotate"] = "same" if same else "rotate"
+    return on_node_sets(plans, kind, same or rotate, share_one_job=options["pack"] == "all")
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
-    """Refuses options that act on nothing where no job is submitted.
+    """Raises `UserError` if one of the options, which act on submitted jobs only, is given with --write-only.
 
     Raises `UserError`: one of them is given with --write-only.
     """
@@ -114,7 +115,7 @@ def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
-    """The jobs that `submit_options` ask for.
+    """Returns the jobs for the options of `submit_options`.
 
     Raises `UserError`: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
     """
@@ -126,34 +127,35 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
         raise UserError("--pack and --one-run-per-job exclude each other")
     if options["time"] is not None and not re.fullmatch(TIME, options["time"]):
         raise UserError(f"--time {options['time']!a}: must be as Slurm writes it, e.g. 00:20:00")
-    most = options["max_node_hours"]
-    if most is not None and not 0 < most < float("inf"):
-        raise UserError(f"--max-node-hours {most:g}: must be a number above zero")
+    max_node_hours = options["max_node_hours"]
+    if max_node_hours is not None and not 0 < max_node_hours < float("inf"):
+        raise UserError(f"--max-node-hours {max_node_hours:g}: must be a number above zero")
+    packing: Literal["points", "all", "runs"] = "runs" if options["one_run_per_job"] else options["pack"]
     campaign = campaign_of(
         plans,
         options["out"],
-        packing="runs" if options["one_run_per_job"] else options["pack"],
+        packing=packing,
         chain=options["chain"],
         time=options["time"],
     )
-    if most is not None:
-        refuse_above(campaign, most)
+    if max_node_hours is not None:
+        refuse_above(campaign, max_node_hours)
     return campaign
 
 
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
-    """Proves that jobs can be written for this system and folder; `instead` is the command without a scheduler.
+    """Checks that jobs can be written for this system and folder; `instead`: the command without a scheduler.
 
     Raises `UserError`: they cannot.
     """
     if system.scheduler != "slurm":
         raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
     if "\\" in str(out.absolute()):
-        raise UserError(f"--out {out}: sbatch takes a backslash in a path for a sign of its own; rename the folder")
+        raise UserError(f"--out {out}: sbatch interprets a backslash in a path; rename the folder")
 
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
-    """The jobs and their scripts on standard output, the latter byte for byte."""
+    """Prints the jobs as `--dry-run` does, with their scripts if `all_scripts`."""
     from dlbench.cli.series import print_dry_run
 
     _note_unseen_data(campaign.plans)
@@ -161,7 +163,7 @@ def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
 
 
 def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
-    """Submits the jobs of a series, as `submit_options` say.
+    """Submits the jobs of a series as the options of `submit_options` say.
 
     Raises `EnvironmentLacksError`: sbatch is not on PATH; not with --write-only. `UserError`: the output folder cannot
     be, or a run of that name exists. `RunError`: Slurm refused a job, or did not say whether it took it.

@@ -1,4 +1,4 @@
-"""`dlbench trace`: one run as a file for Perfetto."""
+"""`dlbench trace`: writes one run as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SUFFIXES = (".json", ".json.gz")
 
 @click.command()
 @click.argument("run", type=FILE)
-@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, or .json.gz (smaller).")
+@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, or .json.gz (compressed).")
 @click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
-@click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
+@click.option("--steps", metavar="A-B", help="Only these steps and the samples taken during them (default: all).")
 def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None:
-    """Write what the run in folder RUN did when: every phase of every step, and what was sampled meanwhile.
+    """Write the timeline of the run in folder RUN: every phase of every step, and the sampled counters.
 
-    Open the file in ui.perfetto.dev (it stays on your machine) or chrome://tracing. Every rank is a process; its
-    threads are stages, compute, exchange, input. Every node is a process with counters: power, clocks, utilisation,
-    memory, network. Clocks of all nodes are set to node 0's; what is known of the error stands in the trace.
+    Open the file in ui.perfetto.dev (the file stays on your machine) or chrome://tracing. Every rank is a process with
+    threads for stages, compute, exchange and input. Every node is a process with counters: power, clocks, utilisation,
+    memory, network. The clocks of all nodes are aligned to node 0; the trace contains the estimated clock error.
 
     For tables of steps, messages and samples see dlbench.open: docs/reports.md, "In Python".
 
-    Ends with 4 if the run is incomplete or a file is missing or damaged; what there is, is written all the same.
+    Exits with 4 if the run is incomplete or a file is missing or damaged; the rest is written anyway.
 
     \b
     Examples:
@@ -48,15 +48,15 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     from dlbench.report.wording import clean
 
     step_range = parse_steps(steps)
-    found = read_one_run(run)
+    run_data = read_one_run(run)
     notes = Notes()
-    made, facts = read_trace_run(found, notes, parse_ranks(ranks, found.plan.layout.ranks), step_range)
-    if found.record is None:
-        notes.problem(f"the run is {found.state}: {found.detail}")
-    write_perfetto(made, facts, notes, output)
+    trace_run, facts = read_trace_run(run_data, notes, parse_ranks(ranks, run_data.plan.layout.ranks), step_range)
+    if run_data.record is None:
+        notes.problem(f"the run is {run_data.state}: {run_data.detail}")
+    write_perfetto(trace_run, facts, notes, output)
     lines = []
-    if found.recorded == "invalid":
-        lines.append(f"a sanity check of the run failed: {found.objection}")
+    if run_data.recorded == "invalid":
+        lines.append(f"a sanity check of the run failed: {run_data.objection}")
     if facts["clocks_unknown"]:
         nodes = ", ".join(facts["clocks_unknown"])
         lines.append(f"clocks not compared, times may be off against other nodes: {nodes}")

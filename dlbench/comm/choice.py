@@ -1,7 +1,6 @@
-"""Which algorithm to use at which size: the clear winner or none, and how large messages should be.
+"""The algorithm to use at each size: the clear winner or none; and the size of fused messages.
 
-A winner is clear where every other series is slower beyond the scatter of five runs or more, and by more than
-`STAY_WITHIN`. The fastest of several that differ by less is the fastest by chance.
+A winner is clear if every other series is slower by more than `STAY_WITHIN`, beyond the scatter of five runs or more.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from typing import Any
 from dlbench.comm.measurements import CollectiveGroup, Measurement
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 
-STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
+STAY_WITHIN = 0.05  # Algorithms slower than the fastest by at most this share count as equally fast.
 RATE_SHARE = 0.9  # Share of the asymptotic rate that a fused message should reach.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The fastest at a size, and whether it is clearly so."""
+    """The fastest series at a size, and whether it is clearly the fastest."""
 
     num_bytes: int
     title: str
-    is_clear: bool  # Whether every other one is slower beyond scatter and by more than `STAY_WITHIN`.
-    tied: tuple[str, ...]  # Those that are not, the fastest first; the fastest alone where it is clear.
-    spread: float  # How much slower than the fastest the slowest of them was (fraction).
+    is_clear: bool  # Whether every other series is slower beyond scatter and by more than `STAY_WITHIN`.
+    tied: tuple[str, ...]  # The fastest series and those that are not clearly slower.
+    spread: float  # How much slower than the fastest the slowest of `tied` was (fraction).
 
 
 @dataclass(frozen=True, kw_only=True)
 class Best(Standing):
-    """The fastest series of a size, and the one after it, as measured."""
+    """The fastest series of a size and the second, as measured."""
 
     time: Estimate
     minimum_s: float  # The fastest iteration of all.
-    rate: Estimate  # busbw, GB/s; algbw for one rank.
+    rate: Estimate  # busbw (for one rank algbw), GB/s.
     second: str
     lead: Estimate | None
 
@@ -48,13 +47,13 @@ class Recommended:
 
     low: int  # Smallest measured size of the range, bytes.
     high: int  # Largest measured size of the range, bytes.
-    title: str  # The clear winner at its ends; empty where there is none.
-    tied: tuple[str, ...] = ()  # Where none is clear: those not clearly slower at any of these sizes, fastest first.
+    title: str  # The clear winner; empty if there is none.
+    tied: tuple[str, ...] = ()  # Without a winner: series not clearly slower at any size.
     spread: float = 0.0
 
 
 def standing_fields(num_bytes: int, title: str, slower: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the fields of a `Standing`. `slower`: by which fraction each series is slower that is as good as it."""
+    """Returns the fields of a `Standing`. `slower`: the fraction by which each equally fast series is slower."""
     return {
         "num_bytes": num_bytes,
         "title": title,
@@ -74,7 +73,6 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
     for size, rows in sorted(by_size.items()):
         fastest, *others = sorted(rows, key=attrgetter("time.value"))
         leads = {row.series.title: ratio_estimate(row.by_run, fastest.by_run) for row in others}
-        # Not slower beyond doubt, or not by enough to matter.
         slower = {
             title: lead.value - 1
             for title, lead in leads.items()
@@ -96,9 +94,12 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
 def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
     """Returns ranges of sizes with one clear winner, or with none, of standings by ascending size.
 
-    Sizes without a clear winner between two with the same one belong to it where it is among the fastest there.
+    Sizes without a clear winner join the ranges on both sides if these have the same winner and it is tied there.
     """
-    winners = [standing.title if standing.is_clear else "" for standing in standings]
+    winners = [""] * len(standings)
+    for index, standing in enumerate(standings):
+        if standing.is_clear:
+            winners[index] = standing.title
     end = 0
     for winner, items in itertools.groupby(list(winners)):
         start, end = end, end + len(list(items))
@@ -123,7 +124,7 @@ def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
 
 
 def fusion_bytes(startup_s: float, per_byte_s: float) -> float:
-    """Smallest message whose rate is `RATE_SHARE` of the asymptotic one, bytes; infinite where bytes cost nothing.
+    """Returns the smallest message whose rate is `RATE_SHARE` of the asymptotic one, bytes; infinite if bytes are free.
 
     With t(n) = s + n b the rate n / t(n) is a share of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
     (half the rate at n_1/2 = s / b: Hockney, Parallel Computing 20(3), 1994).

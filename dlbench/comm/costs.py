@@ -1,4 +1,4 @@
-"""What each algorithm of a collective costs: counted, predicted, measured, beside the ideal."""
+"""The cost of each algorithm of a collective: counted, predicted, measured, and over a lower bound."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from dlbench.units import format_bytes
 _BYTE = Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=1),))
 BYTES_ALONE = NetworkModel(system="", transport="", inside=_BYTE, across=_BYTE)
 COST_WORDS = (
-    "Steps: rounds in which messages travel at once. A rank that takes several in a round (two of double-binary-tree, "
-    "all others of direct) pays a start-up for each. Volume: bytes that the busiest rank sends. Over ideal: time, "
-    "measured or else predicted, over a lower bound: the largest of what the fewest start-ups, bytes and additions of "
-    "any algorithm take. Without costs of messages: bytes one after the other along the longest path, over the fewest "
-    "that any algorithm needs (2 (p - 1)/p n in an all-reduce of p ranks). k: servers; c: chunks."
+    "Steps: rounds of messages; a rank pays a start-up for each message that it receives in a round. Volume: bytes "
+    "that the busiest rank sends. Over ideal: measured (or else predicted) time over a lower bound, the largest of the "
+    "times for the fewest start-ups, bytes and additions of any algorithm. Without fitted costs: bytes along the "
+    "longest path over the fewest that any algorithm needs (2 (p - 1)/p n for an all-reduce of p ranks). k: servers; "
+    "c: chunks."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One algorithm at one size."""
+    """The cost of one algorithm at one size."""
 
     algorithm: str = field(metadata=column("Algorithm", is_brief=True))
     num_bytes: int = field(metadata=column())
-    steps: int = field(metadata=column("Steps", is_brief=True))  # The most of any rank, counted.
-    volume: float = field(metadata=column("Volume, n", text=lambda share: f"{share:.3g}", is_brief=True))
-    """Bytes that the busiest rank sends over those of its buffer, counted."""
-    predicted_s: float | None = field(metadata=column("Predicted", unit="s", is_brief=True))
-    over_ideal: float = field(metadata=column("Over ideal", text=lambda one: f"{one:.3g}x", is_brief=True))
-    measured: Estimate | None = field(metadata=column("Measured", "measured_s", is_brief=True))
-    minimum_s: float | None = field(metadata=column("Minimum", unit="s", is_brief=True))
+    steps: int = field(metadata=column("Steps", is_brief=True))  # Counted, of the rank with the most.
+    volume: float = field(metadata=column("Volume, n", text="{:.3g}".format, is_brief=True))
+    """Counted bytes that the busiest rank sends, over those of its buffer."""
+    predicted_s: float | None = field(default=None, metadata=column("Predicted", unit="s", is_brief=True))
+    over_ideal: float = field(metadata=column("Over ideal", text="{:.3g}x".format, is_brief=True))
+    measured: Estimate | None = field(default=None, metadata=column("Measured", "measured_s", is_brief=True))
+    minimum_s: float | None = field(default=None, metadata=column("Minimum", unit="s", is_brief=True))
 
 
-def cost(
+def cost(  # noqa: PLR0913 - an operation has five properties, its price three sources
     collective: Collective,
     algorithm: str,
     layout: Layout,
@@ -49,71 +49,95 @@ def cost(
     dtype: Precision,
     network: NetworkModel | None = None,
     shards: int | None = None,
-    row: Measurement | None = None,
+    measured: Measurement | None = None,
 ) -> Cost:
-    """One algorithm by the costs of a network; with `row`, as measured, predicted by a fit without it."""
+    """Returns the cost of an algorithm by the costs of a network.
+
+    With `measured`, the prediction is that of a fit without this point, and "over ideal" is of the measured time.
+    """
     width = ELEMENT_BYTES[dtype]
     elements = whole_elements(num_bytes, width)
-    chunks = (row.chunks if row else None) or pipeline_chunks(collective, algorithm, layout, elements)
-    counted = counts(collective, algorithm, layout, elements, width, shards=shards, chunks=chunks)
-    known = network or BYTES_ALONE
+    chunks = pipeline_chunks(collective, algorithm, layout, elements)
+    if measured is not None and measured.chunks:
+        chunks = measured.chunks
+    rank_counts = counts(collective, algorithm, layout, elements, width, shards=shards, chunks=chunks)
     # Without costs all bytes are alike, as on one node, whose ranks have one port.
     placed = layout if network else replace(layout, node_size=layout.ranks)
+    prices = network or BYTES_ALONE
     seconds = predict(
-        collective, algorithm, num_bytes, placed, known, element_bytes=width, shards=shards, chunks=chunks
+        collective, algorithm, num_bytes, placed, prices, element_bytes=width, shards=shards, chunks=chunks
     )
-    modelled = None if network is None else seconds
-    least = ideal_seconds(collective, placed, num_bytes, known)
-    letters = dict.fromkeys(("double-binary-tree", "chain", "hierarchical"), f", c = {chunks}")
-    letters["parameter-server"] = f", k = {shards or layout.ranks}"
-    return Cost(
-        algorithm=algorithm + letters.get(algorithm, ""),
+    ideal_s = ideal_seconds(collective, placed, num_bytes, prices)
+    suffixes = dict.fromkeys(("double-binary-tree", "chain", "hierarchical"), f", c = {chunks}")
+    suffixes["parameter-server"] = f", k = {shards or layout.ranks}"
+    priced = Cost(
+        algorithm=algorithm + suffixes.get(algorithm, ""),
         num_bytes=num_bytes,
-        steps=max(one.steps for one in counted),
-        volume=max(one.bytes_sent for one in counted) / num_bytes,
-        predicted_s=modelled if row is None else row.predicted_s,
-        over_ideal=(seconds if row is None or network is None else row.time.value) / least,
-        measured=None if row is None else row.time,
-        minimum_s=None if row is None else row.minimum_s,
+        steps=max(rank.steps for rank in rank_counts),
+        volume=max(rank.bytes_sent for rank in rank_counts) / num_bytes,
+        over_ideal=seconds / ideal_s,
     )
+    if measured is not None:
+        priced = replace(priced, predicted_s=measured.predicted_s, measured=measured.time, minimum_s=measured.minimum_s)
+        if network is not None:
+            priced = replace(priced, over_ideal=measured.time.value / ideal_s)
+    elif network is not None:
+        priced = replace(priced, predicted_s=seconds)
+    return priced
 
 
 def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
-    """The longest of the least costs of any algorithm, each by itself (Chan et al. 2007, Collective communication):
-    start-ups, a rank's bytes (over all levels at once) and bytes reduced by the cheapest messages of a network, and
-    start-ups and bytes between nodes. Sums of them are no bound: transfers, additions and levels may be under way at
-    once.
+    """Returns a lower bound on the time of any algorithm (Chan et al. 2007, Collective communication), in seconds.
+
+    It is the largest of the least times for start-ups, for a rank's bytes over all levels at once, for the bytes
+    reduced, and for start-ups and bytes between nodes. Their sum is no bound: transfers, additions and levels overlap.
     """
-
-    def least(ranks: int, levels: Sequence[Level], flows: int) -> float:
-        alpha_s = min(piece.alpha_s for level in levels for piece in level.pieces)
-        betas = [min(piece.beta_s_per_byte for piece in level.pieces) for level in levels]
-        beta = 1 / sum(1 / one for one in betas) if all(betas) else 0.0
-        sent = 1.0 if collective in ("broadcast", "reduce") else (ranks - 1) / ranks
-        sent *= 2 if collective == "allreduce" else 1
-        return max((ranks - 1).bit_length() * alpha_s, sent * num_bytes * beta / flows)
-
     inside, between = network.levels.get("inside"), network.levels.get("across")
     ranks, nodes = layout.ranks, -(-layout.ranks // layout.node_size)
-    used = [one for one, is_used in ((inside, layout.node_size > 1), (between, nodes > 1)) if one and is_used]
-    is_summed = collective in ("allreduce", "reduce-scatter", "reduce")
-    found = max(least(ranks, used, 1), is_summed * (ranks - 1) / ranks * num_bytes * network.gamma_s_per_byte)
-    if between is None or not 1 < nodes < ranks:
-        return found
-    return max(found, least(nodes, [between], between.links or layout.node_size))
+    levels = []
+    if inside is not None and layout.node_size > 1:
+        levels.append(inside)
+    if between is not None and nodes > 1:
+        levels.append(between)
+    bounds = [_transfer_bound(collective, ranks, levels, num_bytes)]
+    if collective in ("allreduce", "reduce-scatter", "reduce"):
+        bounds.append((ranks - 1) / ranks * num_bytes * network.gamma_s_per_byte)
+    if between is not None and 1 < nodes < ranks:
+        links = between.links or layout.node_size
+        bounds.append(_transfer_bound(collective, nodes, [between], num_bytes, links))
+    return max(bounds)
+
+
+def _transfer_bound(
+    collective: Collective, ranks: int, levels: Sequence[Level], num_bytes: int, links: int = 1
+) -> float:
+    """Returns the larger of the least seconds for start-ups and for the bytes that a rank must send."""
+    alphas_s, betas = [], []
+    for level in levels:
+        alphas_s.append(min(piece.alpha_s for piece in level.pieces))
+        betas.append(min(piece.beta_s_per_byte for piece in level.pieces))
+    beta = 0.0
+    if all(betas):
+        beta = 1 / sum(1 / level_beta for level_beta in betas)
+    share = (ranks - 1) / ranks
+    if collective in ("broadcast", "reduce"):
+        share = 1.0
+    elif collective == "allreduce":
+        share *= 2
+    return max((ranks - 1).bit_length() * min(alphas_s), share * num_bytes * beta / links)
 
 
 COSTS = columns_of(Cost)
 
 
 def sheet_of(rows: Sequence[Cost], num_bytes: int) -> Sheet[Cost]:
-    """A line for each algorithm at one size; programs get all sizes."""
+    """Returns a table with a line per algorithm at one size; programs get all sizes."""
     return Sheet(
         name="costs",
         title=f"Cost of each algorithm, n = {format_bytes(num_bytes)}",
         columns=drop_empty_columns(COSTS, rows),
         rows=rows,
-        caption=COST_WORDS,
-        is_shown=lambda one: one.num_bytes == num_bytes,
+        caption="Over ideal: measured (or else predicted) time over a lower bound for any algorithm.",
+        is_shown=lambda priced: priced.num_bytes == num_bytes,
         in_terminal=True,
     )

@@ -1,15 +1,17 @@
-"""The report of the collective benchmark as a `Document`: a section for each group, each fit, and the runs."""
+"""The report of the collective benchmark as a `Document`: a section per group and per fit, and the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
+from typing import Any
 
 from dlbench.comm.choice import STAY_WITHIN, Best
 from dlbench.comm.costs import COST_WORDS, COSTS, Cost, sheet_of
 from dlbench.comm.fits import NetworkFit, PredictionErrors
-from dlbench.comm.measurements import MeasuredGroup, Measurement, Rejected
+from dlbench.comm.measurements import MeasuredGroup, Measurement, Rejected, rate
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.report import TITLE, CollectivesReport, GroupReport, RunRow
 from dlbench.comm.wording import fit_caption, per_byte_text
@@ -23,6 +25,7 @@ from dlbench.report.document import (
     Mark,
     Section,
     methods_section,
+    no_charts,
     remark,
     runs_sheet_of,
     without_figures,
@@ -44,11 +47,11 @@ from dlbench.report.table import (
 from dlbench.report.wording import basis_text, figure_text, interval_text, percent, runs_text, value_text
 from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
 MOST_DRAWN = 32  # Series of pairs in one chart.
-MOST_LABELS = 7  # Of the axis of sizes.
-HEIGHT = 260
+MOST_LABELS = 7  # Labels of the axis of sizes.
+HEIGHT = 260  # Of charts, pixels.
 SIZE_LABEL = "".join(
     f"datum.value >= {2**power} ? format(datum.value / {2**power}, '~r') + ' {unit}' : "
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB"))
@@ -56,7 +59,7 @@ SIZE_LABEL = "".join(
 SIZE_LABEL += "datum.value + ' B'"
 """Vega's expression for bytes in the largest unit that is not above them."""
 
-# In front of every row of a group's, or a fit's, tables.
+# Columns in front of every row of the tables of a group and of a fit.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 FIT_COLUMNS = ("system", "carrier", "dtype")
 
@@ -80,6 +83,12 @@ RUN_COLUMNS: tuple[Column[RunRow], ...] = columns_of(
     *("finished", "failure_reason", "warnings"),
     titles={"repeat": "Repeat"},
 )
+
+
+def _line_rate_text(line: LineCost) -> str:
+    return per_byte_text(line.per_byte_s)
+
+
 LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
     LineCost,
     *("name", "ranks"),
@@ -88,7 +97,7 @@ LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
         "s_per_byte",
         "Asymptotic algbw, GB/s",
         attrgetter("per_byte_s"),
-        lambda line: per_byte_text(line.per_byte_s),
+        _line_rate_text,
     ),
     titles={"name": "Collective", "ranks": "Ranks"},
 )
@@ -97,15 +106,21 @@ LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
 def _per_byte_cell(beta: Estimate) -> Cell:
     if beta.low is None or beta.high is None:
         return Cell(per_byte_text(beta.value))
-    fastest = per_byte_text(beta.low) if beta.low > 0 else "∞"
+    fastest = "∞"
+    if beta.low > 0:
+        fastest = per_byte_text(beta.low)
     return Cell(per_byte_text(beta.value), f"[{per_byte_text(beta.high)}, {fastest}]")
+
+
+def _level_title(name: str) -> str:
+    return LEVEL_TITLES.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """What messages of some sizes cost on one level, or a byte of a reduction."""
+    """The cost of messages of some sizes on one level, or of a reduced byte."""
 
-    name: str = field(metadata=column("Level", text=lambda name: LEVEL_TITLES.get(name, name)))
+    name: str = field(metadata=column("Level", text=_level_title))
     messages: str = field(metadata=column("Messages", ""))
     up_to_bytes: int | None = None
     links: int | None = None
@@ -121,9 +136,10 @@ def document_of(report: CollectivesReport) -> Document:
     """Returns the whole report."""
     groups: tuple[GroupReport | PairsReport, ...] = (*report.groups, *report.pairs)
     empty: tuple[str, ...] = ()
-    if not groups:
-        more = "Below, each run with the reason." if report.runs else "There are no runs here."
-        empty = (f"No run has figures. {more}",)
+    if not groups and report.runs:
+        empty = ("No run has figures. The reason for each run is below.",)
+    elif not groups:
+        empty = ("No run has figures. There are no runs here.",)
     cards = tuple(map(_card, groups))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
@@ -131,7 +147,7 @@ def document_of(report: CollectivesReport) -> Document:
         *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
-        *methods_section(report.methods),
+        *methods_section(report.methods, docs_page="docs/communication.md"),
         runs=report.runs,
         always=(
             named_table("points", "Measured points", (*POINT_COLUMNS, *REJECTED_COLUMNS), GROUP_COLUMNS),
@@ -146,7 +162,7 @@ def document_of(report: CollectivesReport) -> Document:
 
 
 def fit_document(fit: NetworkFit) -> Document:
-    """Returns one fit alone, with what was left out of it."""
+    """Returns a document of one fit, with the points that were left out of it."""
     section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in fit.left_out))
     return Document(title=TITLE, sections=(section,), data=fit)
 
@@ -164,17 +180,17 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
 def _card(group: GroupReport | PairsReport) -> Card:
     if isinstance(group, PairsReport):
         end = max(group.ends, key=attrgetter("level", "way"))
-        rate, words = end.at.algbw, group.words
-        what = f"by {end.way} of {format_bytes(end.at.num_bytes)}, {LEVEL_TITLES[end.level]}"
+        card_rate, words = end.at.algbw, group.words
+        caption = f"GB/s by {end.way} of {format_bytes(end.at.num_bytes)}, {LEVEL_TITLES[end.level]}"
     else:
         last = group.best[-1]
-        rate, words = last.rate, (group.verdict,)
-        what = f"{group.rate_name} at {format_bytes(last.num_bytes)}, {last.title}"
+        card_rate, words = last.rate, (group.verdict,)
+        caption = f"GB/s {group.rate_name} at {format_bytes(last.num_bytes)}, {last.title}"
     return Card(
         title=group.label,
         link=f"group-{group.id}",
-        big=value_text(rate),
-        small=(f"GB/s {what}", *filter(None, (interval_text(rate), basis_text(rate)))),
+        big=value_text(card_rate),
+        small=(caption, *filter(None, (interval_text(card_rate), basis_text(card_rate)))),
         words=words,
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
@@ -193,7 +209,7 @@ def _doubt_marks(group: MeasuredGroup) -> tuple[Mark, ...]:
 def _group(group: GroupReport) -> Section:
     last = group.best[-1]
     values = {condition.name: condition.value for condition in group.conditions}
-    cores = f"{values['cores']} core{'' if values['cores'] == '1' else 's'} per rank"
+    cores = f"{counted(int(values['cores']), 'core')} per rank"
     conditions = (values["device"], cores, values["launcher"], f"hosts {values['hosts']}", runs_text(group.num_runs))
     return Section(
         id=f"group-{group.id}",
@@ -203,7 +219,6 @@ def _group(group: GroupReport) -> Section:
         facts=_facts(group),
         marks=(*_doubt_marks(group), *(remark("note", f"not measured: {text}") for text in group.not_measured)),
         sections=tuple(_sections(group)),
-        # What the label does not say.
         brief=(", ".join(conditions), group.verdict),
         is_group=True,
         overview=(
@@ -213,38 +228,36 @@ def _group(group: GroupReport) -> Section:
             ("Rate, GB/s", figure_text(last.rate)),
             ("Interval", basis_text(last.time)),
         ),
-        where={name: getattr(group, "id" if name == "group" else name) for name in GROUP_COLUMNS},
+        where={"group": group.id} | {name: getattr(group, name) for name in GROUP_COLUMNS[1:]},
     )
 
 
 def _sections(group: GroupReport) -> Iterator[Section]:
-    """Yields which algorithm to use, rate and time over size, all times and costs, and points without a right time."""
+    """Yields the algorithm to use, rate and time over size, all times and costs, and points without a figure."""
     last = group.best[-1]
     yield Section(
         id=f"choice-{group.id}",
         title="Which algorithm",
         level="answer",
         words=(group.advice,),
-        caption=f"Lead: time of the next over that of the fastest. Clear: more than {percent(STAY_WITHIN, 0)}, and "
-        f"beyond the scatter of {MIN_RUNS} runs or more; fewer are too few, whatever the lead.",
+        caption=f"Lead: time of the next algorithm over that of the fastest. Clear: the lead is above "
+        f"{percent(STAY_WITHIN, 0)}, beyond the scatter of at least {MIN_RUNS} runs.",
         sheets=(best_sheet(group),),
         brief=(),
     )
-    is_drawn = len(group.best) > 1
-    yield Section(
-        id=f"sizes-{group.id}",
-        title="Over size",
-        level="answer",
-        words=() if is_drawn else ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",),
-        charts=lambda: size_charts(group) if is_drawn else (),
-        brief=(),
-    )
-    costs = (sheet_of(group.costs, last.num_bytes),) if group.costs else ()
+    over_size = Section(id=f"sizes-{group.id}", title="Over size", level="answer", brief=())
+    if len(group.best) > 1:
+        yield replace(over_size, charts=partial(size_charts, group))
+    else:
+        yield replace(over_size, words=("Only one size: two or more (--sizes 1KiB:64MiB) are drawn over size.",))
+    sheets: list[Sheet[Any]] = [times_sheet(group), rates_sheet(group)]
+    if group.costs:
+        sheets.append(sheet_of(group.costs, last.num_bytes))
     yield Section(
         id=f"times-{group.id}",
         title="Times",
         headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
-        sheets=(times_sheet(group), rates_sheet(group), *costs),
+        sheets=tuple(sheets),
         brief=(),
     )
     if group.rejected:
@@ -255,30 +268,51 @@ def _sections(group: GroupReport) -> Iterator[Section]:
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
-    """Returns the fastest series of each size; without the carrier where all algorithms have the same."""
+    """Returns time and rates of the fastest series of each size; without the carrier if all have the same."""
     short = group.short_titles
+
+    def fastest(best: Best) -> str:
+        return short[best.title]
+
+    def second(best: Best) -> str | None:
+        return short.get(best.second)
+
+    algbw: list[Column[Best]] = []
+    if group.rate_name == "busbw":
+        algbw.append(Column("", "algbw, GB/s", _algbw))
     columns: tuple[Column[Best], ...] = (
         Column("", "Size", attrgetter("num_bytes"), unit="bytes", is_brief=True),
-        Column("", "Fastest", lambda best: short[best.title], is_brief=True),
+        Column("", "Fastest", fastest, is_brief=True),
         Column("", "Time, median", attrgetter("time"), is_brief=True),
+        *algbw,
         Column("", f"{group.rate_name}, GB/s", attrgetter("rate"), is_brief=True),
         Column("", "Minimum", attrgetter("minimum_s"), unit="s"),
-        Column("", "Next", lambda best: short.get(best.second)),
-        Column("", "Lead", attrgetter("lead"), lambda best: times_cell(best.lead), is_brief=True),
+        Column("", "Next", second),
+        Column("", "Lead", attrgetter("lead"), _lead_cell, is_brief=True),
         Column("", "Clear", attrgetter("is_clear"), _clear_text, is_brief=True),
     )
     return Sheet(name="fastest", title="Fastest by size", columns=columns, rows=group.best, in_terminal=True)
 
 
+def _algbw(best: Best) -> Estimate:
+    return rate(best.time, best.num_bytes)
+
+
+def _lead_cell(best: Best) -> Cell:
+    return times_cell(best.lead)
+
+
 def _clear_text(best: Best) -> str:
-    """Returns whether the fastest is clearly so, and if too few runs forbid it, how many there are."""
+    """Returns whether the fastest is clearly so; if there are too few runs, how many there are."""
+    if best.is_clear:
+        return "yes"
     if best.lead is not None and best.lead.n < MIN_RUNS:
         return f"no: {runs_text(best.lead.n)}"
-    return "yes" if best.is_clear else "no"
+    return "no"
 
 
 def times_sheet(group: MeasuredGroup) -> Sheet[Measurement]:
-    """Returns every time, and for programs all that is known of each point."""
+    """Returns every time; for programs every field of each point."""
     intervals = dict.fromkeys(basis_text(point.time) for point in group.points)
     return replace(
         _sheet_by_size(group, "points", "Times by size and algorithm", _time_cell),
@@ -289,7 +323,9 @@ def times_sheet(group: MeasuredGroup) -> Sheet[Measurement]:
 
 def _time_cell(point: Measurement) -> Cell:
     cell = cell_of(point.time)
-    return replace(cell, text=f"{cell.text} *") if point.is_best else cell
+    if point.is_best:
+        return replace(cell, text=f"{cell.text} *")
+    return cell
 
 
 def rates_sheet(group: MeasuredGroup) -> Sheet[Measurement]:
@@ -300,39 +336,49 @@ def rates_sheet(group: MeasuredGroup) -> Sheet[Measurement]:
 def _sheet_by_size(
     group: MeasuredGroup, name: str, title: str, cell: Callable[[Measurement], Value | Cell]
 ) -> Sheet[Measurement]:
-    """Returns a line for each size, a column for each series."""
+    """Returns a table with a line per size and a column per series.
+
+    A page folds it, as charts show its numbers, and the terminal leaves it out: the fastest of each size stand above.
+    """
     short = group.short_titles
+
+    def series_title(point: Measurement) -> str:
+        return short[point.series.title]
+
     return Sheet(
         name=name,
         title=title,
         columns=(),
         rows=group.points,
         order=attrgetter("num_bytes"),
-        pivot=Pivot(
-            corner="Size",
-            down=lambda point: format_bytes(point.num_bytes),
-            across=lambda point: short[point.series.title],
-            cell=cell,
-        ),
+        pivot=Pivot(corner="Size", down=_size_text, across=series_title, cell=cell),
+        is_folded=True,
     )
 
 
+def _size_text(point: Measurement) -> str:
+    return format_bytes(point.num_bytes)
+
+
 def size_charts(group: MeasuredGroup) -> list[Chart]:
-    """Returns rate and time over size; a table of all numbers behind each."""
-    rate, time = Axis("busbw, GB/s", scale={"domainMin": 0}), Axis("time", unit="s", scale={"type": "log"})
+    """Returns the charts of rate and time over size."""
+    rate_axis, time_axis = Axis("busbw, GB/s", scale={"domainMin": 0}), Axis("time", unit="s", scale={"type": "log"})
     return [
-        _size_chart(group, "busbw", "Bandwidth over size", rate, "rate", rates_sheet(group)),
-        _size_chart(group, "time", "Time over size", time, "time", times_sheet(group)),
+        _size_chart(group, "busbw", "Bandwidth over size", rate_axis, "rate", rates_sheet(group)),
+        _size_chart(group, "time", "Time over size", time_axis, "time", times_sheet(group)),
     ]
 
 
 def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: str, table: Sheet[Measurement]) -> Chart:
-    """Returns one field of the points of a group over size."""
+    """Returns a chart of one field of the points of a group over size."""
     short = group.short_titles
     colours = {series: RANK_COLOURS[number % len(RANK_COLOURS)] for number, series in enumerate(short.values())}
     sizes = sorted({point.num_bytes for point in group.points})
+    size_title = "bytes of each rank's buffer"
+    if isinstance(group, PairsReport):
+        size_title = "bytes of a message"
     x = Axis(
-        "bytes of a message" if isinstance(group, PairsReport) else "bytes of each rank's buffer",
+        size_title,
         field="bytes",
         scale={"type": "log", "base": 2, "domain": [sizes[0] / 1.15, sizes[-1] * 1.15], "nice": False},
         axis={"values": sizes[:: -(-len(sizes) // MOST_LABELS)], "grid": False, "labelExpr": SIZE_LABEL},
@@ -346,7 +392,7 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
         }
         for point in group.points
     ]
-    # At the largest size of each series: enough to hear what the chart shows; the table holds all.
+    # The largest size of each series is enough for a screen reader; the table has all.
     last = {row["series"]: f"{row['series']} at {row['size']}: {row['shown']}" for row in rows}
     tooltip = {"series": "series", "size": "size", "shown": name, "basis": "interval"}
     return finish(
@@ -361,19 +407,22 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
 
 
 def _pairs(group: PairsReport) -> Section:
-    """Returns what was found, who is hit, over size, the numbers, and what a message costs by them."""
+    """Returns the findings on pairs of ranks, charts over size, the numbers, and the costs of a message."""
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
+    charts: Callable[[], Sequence[Chart]] = no_charts
+    if len(group.series) <= MOST_DRAWN:
+        charts = partial(size_charts, group)
     return Section(
         id=f"group-{group.id}",
         title=group.label,
         level="answer",
-        caption=f"Medians over {runs_text(group.num_runs)} of single operations. Ping-pong: half of there and back. "
-        "Window: one of several messages under way at once, with the answer to all. Congestors send 1 MiB after the "
-        "other, first rank to second; factors are of the same runs, percentiles of 100 operations or more.",
+        caption=f"Medians over {runs_text(group.num_runs)} of single operations. Ping-pong: half of a round trip. "
+        "Window: one of several messages in flight, with one answer to all. Congestors send messages of 1 MiB without "
+        "pause, first rank to second; factors are of the same runs, percentiles of 100 operations or more.",
         facts=_facts(group),
         marks=_doubt_marks(group),
         words=group.words,
-        charts=lambda: size_charts(group) if len(group.series) <= MOST_DRAWN else [],
+        charts=charts,
         sheets=(
             Sheet(name="pairs", title="Pairs of ranks", columns=figures, rows=group.figures, max_rows=MAX_LISTED),
             _pair_costs_sheet(group),
@@ -385,7 +434,7 @@ def _pairs(group: PairsReport) -> Section:
 
 
 def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
-    """Returns costs by the pairs next to those fitted to collectives; for people alone."""
+    """Returns the costs by pairs and those fitted to collectives, for people only."""
     costs = [
         MessageCost(name=level.level, messages="pairs, ping-pong", alpha=level.alpha, beta=level.beta)
         for level in group.costs
@@ -394,7 +443,7 @@ def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
         fitted = costs_sheet(group.fit.network).rows
         costs += (replace(cost, messages=f"collectives, {cost.messages}") for cost in fitted)
     columns = columns_of(MessageCost, "name", "messages", "alpha", "beta")
-    columns = tuple(replace(one, name="") for one in columns)
+    columns = tuple(replace(column_of_cost, name="") for column_of_cost in columns)
     return Sheet(name="fits", title="Costs of a message", columns=columns, rows=costs, in_terminal=True)
 
 
@@ -404,7 +453,7 @@ def _fit(fit: NetworkFit, number: int) -> Section:
         headline = f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}"
         poor = sum(errors.is_poor for errors in fit.errors)
         if poor:
-            headline += f"; {poor} algorithms missed, no advice from them"
+            headline += f"; errors of {counted(poor, 'algorithm')} are too large for a recommendation"
     lines = fit.network.collectives
     return Section(
         id=f"fit-{number}",
@@ -427,16 +476,19 @@ def _fit(fit: NetworkFit, number: int) -> Section:
 
 
 def costs_sheet(network: NetworkModel) -> Sheet[MessageCost]:
-    """Returns costs by level and size of a message, and of the reduction; a rate is a cost per byte turned over."""
+    """Returns the costs by level and size of a message, and of the reduction; 1/beta is a rate."""
     rows = []
     for name, level in network.levels.items():
         block = {"inside": "group", "across": "group", "beyond": "leaf switch"}[name]
-        links_text = "one per rank" if level.links is None else f"{level.links} per {block}"
+        links_text = "one per rank"
+        if level.links is not None:
+            links_text = f"{level.links} per {block}"
         above = "all sizes"
         for piece in level.pieces:
             messages = above
             if piece.up_to_bytes is not None:
-                messages, above = (f"{side} {format_bytes(piece.up_to_bytes)}" for side in ("up to", "above"))
+                end = format_bytes(piece.up_to_bytes)
+                messages, above = f"up to {end}", f"above {end}"
             cost = MessageCost(
                 name=name,
                 messages=messages,
@@ -454,12 +506,13 @@ def costs_sheet(network: NetworkModel) -> Sheet[MessageCost]:
 
 
 def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> Estimate:
-    low, high = ends or (None, None)
-    return Estimate(value, low, high, 1, "fit", unit, level=None if ends is None else 0.95)
+    if ends is None:
+        return Estimate(value, None, None, 1, "fit", unit, level=None)
+    return Estimate(value, *ends, 1, "fit", unit, level=0.95)
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:
-    """Yields what was not fitted, all runs, those without figures, and what they ran in."""
+    """Yields the series that were not fitted, all runs, those without figures, and the environment."""
     if report.unfitted:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)

@@ -1,4 +1,4 @@
-"""Reasons to doubt the figures of the collective benchmark: of one run, and of a group of runs."""
+"""Warnings on the figures of the collective benchmark, for one run and for a group of runs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes
 
 COUNTERS = {"messages": "messages", "bytes_sent": "bytes sent", "bytes_across": "bytes to other groups"}
-NOISY = 0.5  # Where the middle half of iterations spans more than this share of the median, none is typical.
+NOISY = 0.5  # Share of the median that the middle half of iterations may span before a point is called noisy.
 
 
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:
-    """Returns all reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
+    """Returns all warnings of a group, serious ones first; equal texts once, with their runs."""
     doubts = [*_layout_doubts(group), *mixed_configurations({"": environments_of(group.runs)}), *_noise(group.runs)]
     # Noise and the load of cores are reported once for all runs.
     doubts += load_doubts(_loads(group.runs))
-    doubts += merged(
-        doubt for run in group.runs for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)
-    )
+    of_runs: list[Doubt] = []
+    for run in group.runs:
+        of_runs += [doubt for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)]
+    doubts += merged(of_runs)
     return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
 
 
 def run_doubts(run: CommRun) -> list[Doubt]:
-    """Returns what one run gives reason to doubt by itself; nothing without a record."""
+    """Returns the warnings of one run; none without a record."""
     if run.record is None:
         return []
     doubts = [
@@ -54,12 +55,12 @@ def _record_doubts(run: CommRun, record: CommRecord) -> Iterator[tuple[str, Seve
         yield from network_doubts(record.nccl, record.environment)
     points = [point for point in record.points if not why_not(point)]
     for point in points:
-        what = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
+        point_title = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
         for code, severity, text in _point_doubts(run, point):
-            yield code, severity, f"{what}: {text}"
+            yield code, severity, f"{point_title}: {text}"
     unchecked = sum(point.correct is None for point in points)
     if unchecked:
-        text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
+        text = f"results of {unchecked} points were not checked, so a wrong sum would not have been noticed"
         yield "unchecked", "serious", text
 
 
@@ -68,14 +69,14 @@ def _point_doubts(run: CommRun, point: CommPoint) -> Iterator[tuple[str, Severit
         yield "point", "serious", point.problem
     if point.launch_bound:
         text = (
-            f"in {point.launch_bound} of {len(point.times_s)} iterations the GPU came to the operations before the "
-            "host had queued all of them: their time may be the host's rate of calls"
+            f"in {point.launch_bound} of {len(point.times_s)} iterations the GPU reached the operations before the "
+            "host had queued all of them: the time may be that of the host's calls"
         )
         yield "launch-bound", "serious", text
     if point.is_cut:
         text = (
-            f"samples of {point.operations} operations, fewer than usual, as the GPU came to more of them before the "
-            "host had queued all: their time may hold what ranks began apart"
+            f"samples of only {point.operations} operations, because the GPU reached larger samples before the host "
+            "had queued them: the time may include differences between the starts of ranks"
         )
         yield "short-samples", "note", text
     problem = counter_problem(run, point)
@@ -84,7 +85,7 @@ def _point_doubts(run: CommRun, point: CommPoint) -> Iterator[tuple[str, Severit
 
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:
-    """Returns how what ranks counted differs from the formulas; empty where it does not, and for libraries."""
+    """Returns how the counters of ranks differ from the formulas; empty if they agree, and for libraries."""
     if name_of(point).is_library or point.pair is not None:
         return ""
     width = ELEMENT_BYTES[point.dtype]
@@ -110,24 +111,29 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         wrong = next((rank for rank in range(len(ranks)) if counted[rank] != expected[rank]), None)
         if wrong is not None:
             problems.append(f"{title} of rank {wrong}: {counted[wrong]:,} counted, {expected[wrong]:,} by the formula")
-    return f"counters differ from the formulas: {'; '.join(problems)}" if problems else ""
+    if not problems:
+        return ""
+    return f"counters differ from the formulas: {'; '.join(problems)}"
 
 
 def _layout_doubts(group: CollectiveGroup) -> Iterator[Doubt]:
     if len(group.runs) < MIN_RUNS:
         how = "s)"
         if len(group.runs) == 1:
-            how = "); intervals are those of its iterations and say nothing on how runs differ"
+            how = "); its intervals are those of iterations and do not show how runs differ"
         text = f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({len(group.runs)} valid run{how}"
         yield Doubt(code="few-repeats", severity="serious", text=text)
-    hosts = {host for run in group.runs if run.record for host in run.record.hosts}
+    hosts: set[str] = set()
+    for run in group.runs:
+        assert run.record is not None
+        hosts |= set(run.record.hosts)
     if group.layout.num_groups > 1 and (group.sample.plan.layout.nodes == 1 or len(hosts) == 1):
-        text = "all groups are on one host: messages across groups cost what those inside cost"
+        text = "all groups are on one host: messages between groups cost the same as messages within a group"
         yield Doubt(code="pretended-groups", severity="note", text=text)
 
 
 def environments_of(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
-    """Returns the environment of rank 0 by run id; runs without a record are passed over."""
+    """Returns the environment of rank 0 by run id, of runs with a record."""
     return {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
 
 
@@ -139,7 +145,9 @@ def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
     num_points = 0
     noisy = []
     for run in runs:
-        points = [point for point in run.record.points if not why_not(point)] if run.record else []
+        if run.record is None:
+            continue
+        points = [point for point in run.record.points if not why_not(point)]
         num_points += len(points)
         for point in points:
             low, middle, high = np.percentile(point.times_s, [25, 50, 75])

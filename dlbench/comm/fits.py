@@ -1,15 +1,15 @@
-"""Measurements become fitted costs, and what these predict is compared with what was measured.
+"""Fits costs to measurements, and compares their predictions with the measurements.
 
-One fit for each system, carrier and type of element, over every collective, layout, algorithm and size of dlbench's
-own algorithms. Libraries choose their algorithms themselves, so that only a line through their sizes is fitted, for
-each rank count; the same is done for every algorithm, for programs that want one exchange and no model.
+There is one fit for each system, carrier and type of element, over every collective, layout, algorithm and size of
+dlbench's own algorithms. Libraries choose their algorithms themselves, so only a line through their sizes is fitted,
+for each rank count; every algorithm gets such a line too.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from types import MappingProxyType
@@ -24,13 +24,13 @@ from dlbench.report.table import column
 from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
 from dlbench.stats.resampling import LEAST_RUNS, resampled, stretch
 
-LARGE_BYTES = 1_000_000  # Errors of messages from here on are listed by themselves: what gradients are sent in.
+LARGE_BYTES = 1_000_000  # Errors of messages of this size or more, as gradients have, are listed separately.
 PointKey = tuple[str, str, int]  # Id of the group, title of the series, bytes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What one fit is about."""
+    """The system, carrier and type of element of a fit."""
 
     system: str
     carrier: str
@@ -41,18 +41,22 @@ class Scope:
         return f"{self.system}, {self.carrier}, {self.dtype}"
 
 
+def _recommended_text(is_poor: bool) -> str | None:
+    if not is_poor:
+        return None
+    return "no: errors too large"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictionErrors:
-    """PredictionErrors of predictions over some points."""
+    """Errors of predictions over some points, as |predicted / measured - 1|."""
 
     scope: str = field(metadata=column("Points", ""))
     num_points: int = field(metadata=column("Count", ""))
-    median: float = field(metadata=column("Median error", "", unit="fraction"))  # Of |predicted / measured - 1|.
+    median: float = field(metadata=column("Median error", "", unit="fraction"))
     worst: float = field(metadata=column("Worst", "", unit="fraction"))
-    is_poor: bool = field(
-        default=False, metadata=column("Advice", "", text=lambda poor: "none: the fit misses it" if poor else None)
-    )
-    """Whether it is one algorithm whose predictions are no advice."""
+    is_poor: bool = field(default=False, metadata=column("Recommended", "", text=_recommended_text))
+    """Whether the points are of one algorithm whose predictions are too far off for a recommendation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,9 @@ class NetworkFit(Scope):
     network: NetworkModel
     errors: tuple[PredictionErrors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
     predicted: Mapping[PointKey, float] = field(default_factory=dict, metadata={"json": False})
-    """Seconds by a fit without the point."""
+    """Seconds predicted by a fit without the point."""
     left_out: tuple[str, ...] = field(default=(), metadata={"json": False})
-    """What of the outputs that it was imported from was not used, in words."""
+    """Parts of the imported outputs that were not used, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +79,31 @@ class Fits:
     unfitted: tuple[str, ...]
 
     def of(self, group: CollectiveGroup, carrier: str) -> NetworkFit | None:
-        wanted = (group.sample.plan.system.name, carrier, group.dtype)
-        return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
+        scope = (group.sample.plan.system.name, carrier, group.dtype)
+        return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == scope), None)
 
     def with_predictions(self, group: CollectiveGroup) -> tuple[MeasuredSeries, ...]:
-        """Returns the series of a group with what fits that did not see its points predict of them."""
+        """Returns the series of a group with the predictions of fits that did not see the points."""
         all_series = []
         for series in group.series:
-            fit = None if series.is_library else self.of(group, series.carrier)
-            rows = []
-            for row in series.rows:
-                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
-                ratio = None if seconds is None else seconds / row.time.value
-                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
-            all_series.append(replace(series, rows=tuple(rows)))
+            fit = self.of(group, series.carrier)
+            if not series.is_library and fit is not None:
+                series = replace(series, rows=tuple(_with_predictions(group, series, fit)))
+            all_series.append(series)
         return tuple(all_series)
 
 
+def _with_predictions(group: CollectiveGroup, series: MeasuredSeries, fit: NetworkFit) -> Iterator[Measurement]:
+    for row in series.rows:
+        seconds = fit.predicted.get((group.id, series.title, row.num_bytes))
+        if seconds is None:
+            yield row
+        else:
+            yield replace(row, predicted_s=seconds, predicted_over_measured=seconds / row.time.value)
+
+
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
-    """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
+    """Returns the fit of every system, carrier and type in a table, or of one. `fitted`: the time now, ISO 8601."""
     scopes: dict[Scope, list[tuple[CollectiveGroup, MeasuredSeries]]] = {}
     for group in table.groups:
         for series in group.series:
@@ -104,49 +114,60 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
     for scope, of_scope in scopes.items():
         if only not in (None, scope):
             continue
-        # What was asked for of the system; one model is not fitted to what differs there.
-        asked = {
-            group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
-            for group, _ in of_scope
-        }
-        if unlike := side_by_side(asked).differences:
-            why = f"its runs were asked for unlike ({named(unlike)}); fit each kind from a folder of its own"
+        # One model is not fitted to runs with different system settings.
+        settings = {group.id: _system_settings(group) for group, _ in of_scope}
+        if differences := side_by_side(settings).differences:
+            why = f"its runs have different settings ({named(differences)}); fit each kind from a folder of its own"
             unfitted.append(f"{scope.title}: {why}")
             continue
         try:
-            fit, left = _fit(scope, of_scope, lines_of(table, scope), fitted)
+            fit, note = _fit(scope, of_scope, lines_of(table, scope), fitted)
         except DlbenchError as error:
             unfitted.append(f"{scope.title}: {error}")
             continue
         fits.append(fit)
-        unfitted += [f"{scope.title}: {left}"] if left else []
+        if note:
+            unfitted.append(f"{scope.title}: {note}")
     return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
+
+
+def _system_settings(group: CollectiveGroup) -> dict[str, str]:
+    content = system_content(group.sample.plan)
+    return {key: value for key, value in content.items() if not key.startswith("system.launch.")}
 
 
 def fit_one(
     table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
 ) -> NetworkFit:
-    """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
+    """Returns the fit for a file (`*.network.json`): of one system, one carrier, one type of element.
 
-    Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
-    only one, and of types fp32 where it was measured; `where` is what errors call the runs.
+    If only libraries were measured, the model has no levels, only their lines. Each option may be left out if there is
+    one value only; the type is then fp32 if it was measured. `where`: the name of the runs in errors.
     """
     if table.pairs and not table.groups:
-        raise IncompleteDataError(f"{where}: holds pairs of ranks alone, and costs are fitted to collectives")
+        raise IncompleteDataError(f"{where}: has only pairs of ranks, and costs are fitted to collectives")
     if not table.groups:
         reasons = [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without] or list(table.damaged)
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        raise IncompleteDataError(
-            f"{where}: no run of the collective benchmark has figures; {reasons[0] + more if reasons else 'none'}"
-        )
+        more = ""
+        if len(reasons) > 1:
+            more = f" (and {len(reasons) - 1} more)"
+        reason = next(iter(reasons), "there are no runs")
+        raise IncompleteDataError(f"{where}: no run of the collective benchmark has figures; {reason}{more}")
     chosen = _chosen("--system", system, [group.sample.plan.system.name for group in table.groups], where)
     groups = [group for group in table.groups if group.sample.plan.system.name == chosen]
-    dtypes = [group.dtype for group in groups]
-    precision = _chosen("--dtype", dtype or ("fp32" if "fp32" in dtypes else None), list(dtypes), where)
+    dtypes: list[str] = [group.dtype for group in groups]
+    if dtype is None and "fp32" in dtypes:
+        dtype = "fp32"
+    precision = _chosen("--dtype", dtype, dtypes, where)
     groups = [group for group in groups if group.dtype == precision]
-    modelled = [series.carrier for group in groups for series in group.series if not series.is_library]
-    carriers = modelled or [series.carrier for group in groups for series in group.series]
-    carrier = _chosen("--transport", transport, carriers, where)
+    carriers: list[str] = []
+    modelled: list[str] = []
+    run_ids: dict[str, None] = {}
+    for group in groups:
+        carriers += [series.carrier for series in group.series]
+        modelled += [series.carrier for series in group.series if not series.is_library]
+        run_ids |= dict.fromkeys(run.plan.run_id for run in group.runs)
+    carrier = _chosen("--transport", transport, modelled or carriers, where)
     scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
     fits = fit_all(table, fitted=fitted, only=scope)
     if fits.fits:
@@ -156,26 +177,25 @@ def fit_one(
     lines = lines_of(table, scope)
     if not lines:
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
-    runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
-    network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
+    network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=tuple(run_ids), fitted=fitted)
     return NetworkFit(**vars(scope), network=network)
 
 
-def _chosen(option: str, asked: str | None, names: list[str], where: str) -> str:
+def _chosen(option: str, choice: str | None, names: list[str], where: str) -> str:
     distinct = list(dict.fromkeys(names))
-    if asked is not None:
-        if asked not in distinct:
-            raise UserError(f"{option} {asked}: not among the runs in {where}: {nearest(asked, distinct)}")
-        return asked
+    if choice is not None:
+        if choice not in distinct:
+            raise UserError(f"{option} {choice}: not among the runs in {where}: {nearest(choice, distinct)}")
+        return choice
     if len(distinct) > 1:
         raise UserError(
-            f"{where}: one file holds one of {', '.join(distinct)}; choose by {option}, e.g. {option} {distinct[0]}"
+            f"{where}: a file holds one of {', '.join(distinct)}; choose with {option}, e.g. {option} {distinct[0]}"
         )
     return distinct[0]
 
 
 def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
-    """Lines of a system and type, over all carriers; of layouts with equal names and rank counts that of most nodes."""
+    """Returns the lines of a system and type; of layouts with equal names and ranks, the one with the most nodes."""
     chosen: dict[tuple[str, int], tuple[int, LineCost]] = {}
     for group in table.groups:
         plan = group.sample.plan
@@ -199,49 +219,56 @@ def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
 
 
 def _half_width(rows: Sequence[Measurement]) -> float | None:
-    """95 % interval of a line's times over runs, plus or minus a share: the runs' common part is that of the middle."""
+    """Returns the half width of a line's 95 % interval over runs, as a share of its times; None with too few runs."""
     runs = min(len(row.by_run) for row in rows)
     if runs < LEAST_RUNS:
         return None
-    # A run shifts all sizes alike at worst, so that more sizes make nothing surer.
-    spreads = [statistics.stdev(math.log(value) for value in row.by_run.values()) for row in rows]
+    # In the worst case a run shifts all sizes alike, so more sizes do not narrow the interval.
+    spreads = [statistics.stdev(map(math.log, row.by_run.values())) for row in rows]
     median = statistics.median(spreads) * math.sqrt(math.pi / 2 / runs)  # of a median, normal runs
     return math.expm1(NormalDist().inv_cdf(0.975) * stretch(runs) * math.sqrt(1 - 1 / runs) * median)
 
 
 def line_name(group: CollectiveGroup, series: MeasuredSeries) -> str:
-    """What a line is called: of all-reduces the carrier as exchanges of training call it, and `flat` or the algorithm.
-
-    A library's all-reduce is what the exchange `flat` calls, in place. Other collectives have their name between the
-    two.
+    """Returns the name of a line: the carrier and `flat` (a library's all-reduce, as the exchange `flat` calls it in
+    place) or the algorithm; for other collectives with their name in between.
     """
     carrier = series.carrier.removeprefix("torch-")
+    if group.collective == "allreduce" and series.algorithm in (LIBRARY, IN_PLACE):
+        return f"{carrier} flat"
     if group.collective == "allreduce":
-        is_flat = series.algorithm in (LIBRARY, IN_PLACE)
-        return f"{carrier} {'flat' if is_flat else series.algorithm}"
+        return f"{carrier} {series.algorithm}"
     return f"{carrier} {group.collective} {series.algorithm}"
 
 
 def _fit(
     scope: Scope, measured: Sequence[tuple[CollectiveGroup, MeasuredSeries]], lines: tuple[LineCost, ...], fitted: str
 ) -> tuple[NetworkFit, str]:
-    # Groups inside one node say nothing of messages between nodes: next to real ones they are left out.
-    used, left = list(measured), ""
+    # Groups inside one node do not show messages between nodes: if there are real ones, they are left out.
+    used, notes = list(measured), []
     if any(group.sample.plan.layout.nodes > 1 for group, _ in measured):
-        used = [item for item in measured if item[0].sample.plan.layout.nodes > 1 or item[0].layout.num_groups == 1]
+        used = [
+            (group, series)
+            for group, series in measured
+            if group.sample.plan.layout.nodes > 1 or group.layout.num_groups == 1
+        ]
         count = sum(len(series.rows) for _, series in measured) - sum(len(series.rows) for _, series in used)
         if count:
-            left = f"{count} points of groups inside one node are left out next to groups on several"
+            notes.append(f"{count} points of groups inside one node are left out, as others span several nodes")
     if any(group.has_uneven_leaves for group, _ in used):
-        why = "ranks lie below leaf switches in unequal blocks, or not alike in all runs"
-        left = f"{left}; {why}: messages between switches count as between groups".removeprefix("; ")
+        notes.append(
+            "leaf switches have unequal numbers of ranks, or other ranks in other runs: messages between switches are "
+            "counted as messages between groups"
+        )
     observed: dict[PointKey, Observation] = {}
     by_run: list[dict[str, float]] = []
+    run_ids: dict[str, None] = {}
     for group, series in used:
+        run_ids |= dict.fromkeys(run.plan.run_id for run in group.runs)
         # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
         names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
         for row in series.rows:
-            by_run.append({names[run_id]: took for (run_id, _), took in row.by_run.items()})
+            by_run.append({names[run_id]: seconds for (run_id, _), seconds in row.by_run.items()})
             observed[group.id, series.title, row.num_bytes] = Observation(
                 collective=group.collective,
                 algorithm=series.algorithm,
@@ -256,12 +283,12 @@ def _fit(
         scope,
         list(observed.values()),
         by_run,
-        sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
+        sources=tuple(run_ids),
         lines=lines,
         fitted=fitted,
-        keys={id(seen): key for key, seen in observed.items()},
+        keys={id(observation): key for key, observation in observed.items()},
     )
-    return fit, left
+    return fit, "; ".join(notes)
 
 
 def fit_of(
@@ -274,8 +301,8 @@ def fit_of(
     fitted: str,
     keys: Mapping[int, PointKey] = MappingProxyType({}),
 ) -> NetworkFit:
-    """The costs that points show. `by_run`: of each point its seconds by run. `keys`: of points that a report shows, by
-    id of the observation.
+    """Returns the costs fitted to points. `by_run`: seconds of each point by run. `keys`: keys of the points that a
+    report shows, by id of the observation.
     """
     sharing, predictions = choose_sharing(observations)
     network = fit_network(
@@ -299,7 +326,7 @@ def fit_of(
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[list[PredictionErrors], list[FitError]]:
-    """Returns errors over all points, over large ones and by algorithm; and the last as the file holds them."""
+    """Returns errors over all points, over large ones and by algorithm; and those by algorithm for the file."""
     everything, large = list[float](), list[float]()
     by_algorithm: dict[tuple[str, str], list[float]] = {}
     for observation, seconds in predictions:

@@ -1,15 +1,15 @@
-"""Figures of nccl-tests and OSU's micro-benchmarks become costs of a network, as runs of `dlbench comm` do.
+"""Fits the costs of a network to the output of nccl-tests and OSU's micro-benchmarks.
 
-A library's collective becomes a line per rank count. Where there are several rank counts, costs of messages are fitted
-to the same times for the algorithm that explains them best, as a library does not say which one it uses. `osu_latency`
-is one message: a broadcast between two ranks. `osu_bw` has the rate of large messages.
+A library's collective becomes a line per rank count. With several rank counts, costs of messages are fitted to the
+same times for the algorithm that explains them best, as a library does not say which one it uses. `osu_latency` is
+one message: a broadcast between two ranks. `osu_bw` has the rate of large messages.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,131 +23,139 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName, LineCost, NetworkModel
 
 PER_RANK = ("all-gather", "scatter", "gather", "all-to-all")
-"""Sizes that OSU gives are of what a rank sends another, not of its buffer."""
+"""Collectives for which OSU prints the bytes that a rank sends to one other rank, not those of its buffer."""
 LABELS = {"float": "fp32", "half": "fp16", "bfloat16": "bf16", "": "type not named"}
-"""What dlbench calls a type; others keep the file's name."""
+"""Names of types in dlbench; other types keep the name of the file."""
 WIDTHS = dict.fromkeys(("half", "bfloat16"), 2)
 WIDTHS |= dict.fromkeys(("double", "int64", "uint64"), 8)
 WIDTHS |= dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "MPI_CHAR", ""), 1)
-"""Bytes of an element by the file's name of the type; all others have 4."""
+"""Bytes of an element by the type's name in the file; 4 for all others."""
 LAYOUTS: dict[LevelName, Layout] = {
     "inside": Layout(ranks=2, group_size=2),
     "across": Layout(ranks=2, group_size=1),
     "beyond": Layout(ranks=2, group_size=1, leaf_size=1),
 }
-"""Two ranks whose messages belong to a level."""
+"""Two ranks that exchange messages at each level."""
 
 Measured = Sequence[tuple[OutputSeries, Layout]]
 
 
-def import_tables(
-    paths: Sequence[Path],
-    *,
-    system: str,
-    ranks: Sequence[int] = (),
-    group_size: int | None = None,
-    levels: Sequence[LevelName] = (),
-    collective: Collective | None = None,
-    dtype: str | None = None,
-    op: str | None = None,
-    fitted: str,
-) -> NetworkFit:
-    """Returns the costs of a network by the outputs in some files.
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """The facts that outputs may leave open. `ranks` and `levels` have one value for all such outputs, or one each."""
 
-    `system`: what to call it. `fitted`: when, UTC, ISO 8601. `dtype` and `op`: the type and operation to take of
-    several. The others are for outputs that do not say it, in their order or one for all: `ranks` of a collective,
-    `group_size` of a node, `levels` of the two ranks of osu_latency and osu_bw, `collective` of nccl-tests.
-    """
-    all_series, left_out = _chosen(paths, collective, dtype, op)
-    pairs = _each("--level", levels, [series for series in all_series if series.measures not in ALGORITHMS])
-    whole = [series for series in all_series if series not in pairs]
-    for series, count in _each("--ranks", ranks, [series for series in whole if not series.ranks]).items():
-        series.ranks = count
-    groups = _each("--group-size", [group_size] if group_size else [], [series for series in whole if not series.nodes])
+    ranks: Sequence[int] = ()  # Ranks of a collective.
+    group_size: int | None = None  # Ranks of a node.
+    levels: Sequence[LevelName] = ()  # Where the two ranks of osu_latency and osu_bw were.
+    collective: Collective | None = None  # The collective of nccl-tests.
+    dtype: str | None = None  # The type to take of several.
+    op: str | None = None  # The operation to take of several.
+
+
+def import_tables(paths: Sequence[Path], *, system: str, fitted: str, options: ImportOptions) -> NetworkFit:
+    """Returns the costs of a network fitted to the outputs in some files. `fitted`: the time now, UTC, ISO 8601."""
+    all_series, left_out = _chosen(paths, options)
+    pair_series = [series for series in all_series if series.measures not in ALGORITHMS]
+    levels = _option_values("--level", options.levels, pair_series)
     placed: dict[str, list[tuple[OutputSeries, Layout]]] = {}
+    layouts = _layouts(all_series, options)
+    layouts |= {series: LAYOUTS[levels[series]] for series in pair_series}
     for series in all_series:
-        layout = LAYOUTS[pairs[series]] if series in pairs else _layout(series, groups.get(series))
-        placed.setdefault(series.measures, []).append((series, layout))
-    if "beyond" in pairs.values() and "across" not in pairs.values():
-        raise UserError("--level beyond: such messages pass the links of nodes as well; give osu_latency of across too")
+        placed.setdefault(series.measures, []).append((series, layouts[series]))
+    if "beyond" in levels.values() and "across" not in levels.values():
+        raise UserError("--level beyond: such messages also use the links of nodes; give osu_latency of across too")
     if "bandwidth" in placed and "latency" not in placed:
-        raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
+        raise UserError(f"{placed['bandwidth'][0][0].where}: does not show start-up times; give osu_latency as well")
     lines: list[LineCost] = []
     sources: list[str] = []
     observed: list[tuple[Observation, dict[str, float]]] = []
     for kind, measured in placed.items():
         assumed = ""
         if kind == "latency":
-            observed += _seen("broadcast", "binomial-tree", measured)
+            observed += _observations("broadcast", "binomial-tree", measured)
         elif kind != "bandwidth":
             lines += _lines(cast("Collective", kind), measured, left_out)
             if len({layout.ranks for _, layout in measured}) > 1:
                 assumed = _assumed(cast("Collective", kind), measured)
-                observed += _seen(cast("Collective", kind), assumed, measured)
+                observed += _observations(cast("Collective", kind), assumed, measured)
         sources += [_source(series, layout, assumed) for series, layout in measured]
     labels = dict.fromkeys(LABELS.get(series.dtype, series.dtype) for series in all_series)
-    carrier = all_series[0].carrier
-    scope = Scope(system=system, carrier="torch-nccl" if carrier == "nccl" else carrier, dtype=" and ".join(labels))
-    about: dict[str, Any] = {"sources": (*sources, *(f"left out: {text}" for text in left_out)), "fitted": fitted}
+    carrier = all_series[0].carrier.replace("nccl", "torch-nccl")
+    scope = Scope(system=system, carrier=carrier, dtype=" and ".join(labels))
+    origin: dict[str, Any] = {"sources": (*sources, *(f"left out: {text}" for text in left_out)), "fitted": fitted}
     if not observed:
-        network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
+        network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **origin)
         return NetworkFit(**vars(scope), network=network, left_out=tuple(left_out))
     points, by_run = zip(*observed, strict=True)
     try:
-        fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
+        fit = fit_of(scope, points, by_run, lines=tuple(lines), **origin)
     except UserError as error:
         raise UserError(f"{all_series[0].where}: {error}") from None
-    network = _with_bandwidth(fit.network, placed.get("bandwidth", []), pairs)
+    network = _with_bandwidth(fit.network, placed.get("bandwidth", []), levels)
     return replace(fit, network=network, left_out=tuple(left_out))
 
 
-def _chosen(
-    paths: Sequence[Path], collective: Collective | None, dtype: str | None, op: str | None
-) -> tuple[list[OutputSeries], list[str]]:
-    """Returns one series of each table of the files, and in words what else they hold."""
-    outputs = [(path, read_output(path)) for path in paths]
-    left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
-    all_series = [series for _, output in outputs for series in output.series]
+def _layouts(all_series: Sequence[OutputSeries], options: ImportOptions) -> dict[OutputSeries, Layout]:
+    """Returns the layout of each series of a collective."""
+    collectives = [series for series in all_series if series.measures in ALGORITHMS]
+    without_ranks = [series for series in collectives if not series.ranks]
+    for series, count in _option_values("--ranks", options.ranks, without_ranks).items():
+        series.ranks = count
+    without_nodes = [series for series in collectives if not series.nodes]
+    sizes = _option_values("--group-size", list(filter(None, [options.group_size])), without_nodes)
+    return {series: _layout(series, sizes.get(series)) for series in collectives}
+
+
+def _chosen(paths: Sequence[Path], options: ImportOptions) -> tuple[list[OutputSeries], list[str]]:
+    """Returns one series of each table of the files, and a text for each thing that is left out."""
+    all_series: list[OutputSeries] = []
+    left_out: list[str] = []
+    for path in paths:
+        output = read_output(path)
+        all_series += output.series
+        left_out += [f"{path.name}: {text}" for text in output.left_out]
     for series in all_series:
         if series.carrier != all_series[0].carrier:
             raise UserError(
-                f"{series.where}: {series.title} is of another library than {all_series[0].where}; import it apart"
+                f"{series.where}: {series.title} is of another library than {all_series[0].where}; import it separately"
             )
     unnamed = [series for series in all_series if not series.measures]
-    for series, kind in _each("--collective", [collective] if collective else [], unnamed).items():
+    collective = list(filter(None, [options.collective]))
+    for series, kind in _option_values("--collective", collective, unnamed).items():
         series.measures = kind
-    all_series = _only("--type", "dtype", dtype, all_series, left_out)
-    all_series = _only("--op", "op", op, all_series, left_out)
+    all_series = _only("--type", "dtype", options.dtype, all_series, left_out)
+    all_series = _only("--op", "op", options.op, all_series, left_out)
     all_series = _one_root_and_side(all_series, left_out)
     by_content: dict[str, OutputSeries] = {}
     for series in all_series:
         content = f"{series.title} {series.measures} {series.ranks} {series.nodes} {series.seconds}"
         same = by_content.setdefault(content, series)
         if same is not series:
-            raise UserError(f"{series.where}: is the output of {same.where} once more; a repeat is measured anew")
+            raise UserError(f"{series.where}: is a copy of {same.where}; a repeat must be measured again")
     return all_series, left_out
 
 
 def _only(
-    option: str, attribute: str, asked: str | None, all_series: Sequence[OutputSeries], left_out: list[str]
+    option: str, attribute: str, choice: str | None, all_series: Sequence[OutputSeries], left_out: list[str]
 ) -> list[OutputSeries]:
-    """Returns the series of the type or operation that is asked for, and notes the others in `left_out`."""
+    """Returns the series of the chosen type or operation, and notes the others in `left_out`."""
     chosen = []
     for kind in dict.fromkeys(series.measures for series in all_series):
         names = {series: getattr(series, attribute) for series in all_series if series.measures == kind}
         several = list(dict.fromkeys(name for name in names.values() if name not in ("", "none")))
-        wanted = [name for name in several if asked is not None and asked in (name, LABELS.get(name))]
+        matching = [name for name in several if choice is not None and choice in (name, LABELS.get(name))]
         # Messages between two ranks are bytes, whatever their one type is called.
-        is_unclear = len(several) > 1 or (asked is not None and bool(several) and kind in ALGORITHMS)
-        if is_unclear and not wanted:
+        is_unclear = len(several) > 1 or (choice is not None and bool(several) and kind in ALGORITHMS)
+        if is_unclear and not matching:
             where = next(series.where for series in names if names[series] == several[0])
             raise UserError(
                 f"{where}: {kind} was measured with {', '.join(several)}; choose one by {option}, e.g. "
                 f"{option} {several[0]}"
             )
-        chosen += [series for series, name in names.items() if not wanted or name in ("", "none", *wanted)]
-        if others := [name for name in several if wanted and name not in wanted]:
-            left_out.append(f"{kind} of {', '.join(others)} ({option} {asked})")
+        chosen += [series for series, name in names.items() if not matching or name in ("", "none", *matching)]
+        others = [name for name in several if name not in matching]
+        if matching and others:
+            left_out.append(f"{kind} of {', '.join(others)} ({option} {choice})")
     return chosen
 
 
@@ -175,65 +183,84 @@ def _one_root_and_side(all_series: Sequence[OutputSeries], left_out: list[str]) 
 
 
 def _short(series: OutputSeries) -> str:
-    return f"{series.path.name}: line {series.line}" if series.line else series.path.name
+    if not series.line:
+        return series.path.name
+    return f"{series.path.name}: line {series.line}"
 
 
 def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
     words = [f"{layout.ranks} ranks", LABELS.get(series.dtype, series.dtype), series.op, series.side]
-    words.append("" if series.is_checked else "results not compared")
-    words.append(f"{series.cycles} cycles" if series.cycles > 1 else "")
-    words.append(f"costs as of {assumed}" if assumed else "")
+    if not series.is_checked:
+        words.append("results not compared")
+    if series.cycles > 1:
+        words.append(f"{series.cycles} cycles")
+    if assumed:
+        words.append(f"costs as of {assumed}")
     return f"{series.path.name}: {series.title} {series.measures}, {', '.join(filter(None, words))}"
 
 
 def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:
-    """Yields the times of each rank count as a line, of the layout with most nodes."""
+    """Yields a line through the times of each rank count, of its layout with the most nodes."""
     carrier = measured[0][0].carrier
-    name = f"{carrier} flat" if collective == "allreduce" else f"{carrier} {collective} library"
+    name = f"{carrier} {collective} library"
+    if collective == "allreduce":
+        name = f"{carrier} flat"
     for count in sorted({layout.ranks for _, layout in measured}):
-        least = min(layout.group_size for _, layout in measured if layout.ranks == count)
-        used = [(series, at) for series, at in measured if at == Layout(ranks=count, group_size=least)]
+        group_size = min(layout.group_size for _, layout in measured if layout.ranks == count)
+        chosen = Layout(ranks=count, group_size=group_size)
+        most_nodes = [(series, layout) for series, layout in measured if layout == chosen]
         for series, layout in measured:
-            if layout.ranks == count and layout.group_size > least:
-                left_out.append(f"{_short(series)}: not in the line of {count} ranks, which is of most nodes")
-        rows = {seen.num_bytes: seen.seconds for seen, _ in _seen(collective, "", used)}
-        if len(rows) < 2:
-            raise UserError(f"{used[0][0].where}: {len(rows)} size above 0; a line needs two sizes or more")
-        line = fit_line(name, count, list(rows), list(rows.values()))
-        yield line.model_copy(update={"sizes": (min(rows), max(rows))})
+            if layout.ranks == count and layout.group_size > group_size:
+                left_out.append(f"{_short(series)}: not in the line of {count} ranks, which uses the most nodes")
+        seconds = {point.num_bytes: point.seconds for point, _ in _observations(collective, "", most_nodes)}
+        if len(seconds) < 2:
+            raise UserError(f"{most_nodes[0][0].where}: {len(seconds)} size above 0; a line needs two sizes or more")
+        line = fit_line(name, count, list(seconds), list(seconds.values()))
+        yield line.model_copy(update={"sizes": (min(seconds), max(seconds))})
 
 
-def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[OutputSeries, LevelName]) -> NetworkModel:
+def _with_bandwidth(
+    network: NetworkModel, measured: Measured, levels: Mapping[OutputSeries, LevelName]
+) -> NetworkModel:
     """Returns the network with the rates of osu_bw for large messages."""
     for series, _ in measured:
-        level = network.levels.get(pairs[series])
+        name = levels[series]
+        level = network.levels.get(name)
         if level is None:
-            raise UserError(f"{series.where}: says nothing of start-ups; give osu_latency of {pairs[series]} as well")
+            raise UserError(f"{series.where}: does not show start-up times; give osu_latency of {name} as well")
         rate = min(min(times) / size for size, times in series.seconds.items())
         last = level.pieces[-1].model_copy(update={"beta_s_per_byte": rate, "beta_interval_s_per_byte": None})
         level = level.model_copy(update={"pieces": (*level.pieces[:-1], last)})
-        network = network.model_copy(update={pairs[series]: level, "draws": ()})  # Draws hold the rate of latencies.
+        # The draws hold the rate of osu_latency.
+        network = network.model_copy(update={name: level, "draws": ()})
     return network
 
 
-def _each(option: str, given: Sequence[Any], tables: Sequence[OutputSeries]) -> dict[OutputSeries, Any]:
-    """By table what an option says of those that do not say it: one value for all, or one for each."""
-    if given and not tables:
+def _option_values(option: str, values: Sequence[Any], tables: Sequence[OutputSeries]) -> dict[OutputSeries, Any]:
+    """Returns the value of an option for each table that needs it: one value for all, or one for each."""
+    if values and not tables:
         raise UserError(f"{option}: none of these outputs needs it; leave it out")
-    if tables and len(given) not in (1, len(tables)):
-        text = f"{tables[0].where}: does not say its {option[2:]}; give {option} once"
+    if tables and len(values) not in (1, len(tables)):
+        text = f"{tables[0].where}: does not contain its {option[2:]}; give {option} once"
         if len(tables) > 1:
             text += f", or once for each of {len(tables)} such outputs"
-        raise UserError(f"{text}, here {len(given)}")
-    return dict(zip(tables, list(given) * (len(tables) if len(given) == 1 else 1), strict=True))
+        raise UserError(f"{text}, here {len(values)}")
+    if len(values) == 1:
+        return dict.fromkeys(tables, values[0])
+    return dict(zip(tables, values, strict=True))
 
 
 def _layout(series: OutputSeries, group_size: int | None) -> Layout:
     kind, count = cast("Collective", series.measures), series.ranks or 0
-    group = max(1, count // series.nodes) if series.nodes else min(group_size or count, count)
+    group = min(group_size or count, count)
+    nodes_text = f"nodes of {group}"
+    if series.nodes:
+        group = max(1, count // series.nodes)
+        nodes_text = f"{series.nodes} nodes"
     if count < 2 or count % group or (series.nodes and group * series.nodes != count):
-        where = f"{series.nodes} nodes" if series.nodes else f"nodes of {group}"
-        raise UserError(f"{series.where}: {count} ranks on {where}: want two ranks or more, equally many on each node")
+        raise UserError(
+            f"{series.where}: {count} ranks on {nodes_text}: need two ranks or more, equally many on each node"
+        )
     expected = bus_factor(kind, count)
     if series.bus is not None and abs(series.bus / expected - 1) > ROUNDED:
         raise UserError(
@@ -244,7 +271,9 @@ def _layout(series: OutputSeries, group_size: int | None) -> Layout:
     return Layout(ranks=count, group_size=group)
 
 
-def _seen(collective: Collective, algorithm: str, measured: Measured) -> Iterator[tuple[Observation, dict[str, float]]]:
+def _observations(
+    collective: Collective, algorithm: str, measured: Measured
+) -> Iterator[tuple[Observation, dict[str, float]]]:
     """Yields points, and their seconds by run: outputs of one layout, and their cycles, are its runs."""
     runs: dict[tuple[Layout, int, int], dict[str, float]] = {}
     for series, layout in measured:
@@ -258,12 +287,15 @@ def _seen(collective: Collective, algorithm: str, measured: Measured) -> Iterato
 
 
 def _assumed(collective: Collective, measured: Measured) -> str:
-    """The algorithm by which points held out are predicted best; the first where none can be held out."""
-    errors: dict[str, float] = {}
+    """Returns the algorithm that predicts held-out points best; the first if none can be held out."""
+    median_errors: dict[str, float] = {}
     has_groups = all(1 < layout.group_size < layout.ranks for _, layout in measured)
-    for name in STAND_INS if collective == "allreduce" else ALGORITHMS[collective]:
+    names = ALGORITHMS[collective]
+    if collective == "allreduce":
+        names = STAND_INS
+    for name in names:
         if has_groups or name not in GROUPED_ALGORITHMS:
-            _, predictions = choose_sharing([seen for seen, _ in _seen(collective, name, measured)])
-            missed = [abs(seconds / seen.seconds - 1) for seen, seconds in predictions]
-            errors[name] = statistics.median(missed) if missed else float("inf")
-    return min(errors, key=lambda name: errors[name])
+            _, predictions = choose_sharing([point for point, _ in _observations(collective, name, measured)])
+            errors = [abs(seconds / point.seconds - 1) for point, seconds in predictions]
+            median_errors[name] = statistics.median(errors or [float("inf")])
+    return min(median_errors, key=median_errors.__getitem__)

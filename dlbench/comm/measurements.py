@@ -1,9 +1,9 @@
-"""Runs of the collective benchmark become measurements: a time with an interval for each series and size.
+"""Turns runs of the collective benchmark into measurements: a time with an interval for each series and size.
 
 A series is one algorithm (or one library's own collective) over one carrier. A run's time is the median over its
-timed iterations; figures are medians over runs. Rates as nccl-tests defines them (its doc/PERFORMANCE.md): algbw =
-bytes / time, busbw = algbw x a factor of the collective, where bytes are those of each rank's whole buffer: for
-all-gather the gathered result, for reduce-scatter the input.
+timed iterations; figures are medians over runs. Rates are those of nccl-tests (its doc/PERFORMANCE.md): algbw =
+bytes / time, busbw = algbw x a factor of the collective, with the bytes of each rank's whole buffer: for all-gather
+the gathered result, for reduce-scatter the input.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dlbench.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesName:
-    """What was timed: an algorithm over a carrier."""
+    """The name of a series: an algorithm over a carrier."""
 
     carrier: str
     algorithm: str
 
     @property
     def is_library(self) -> bool:
-        """Whether the carrier's own collective was timed, as a reference."""
+        """Returns whether the carrier's own collective was timed, as a reference."""
         return self.algorithm.startswith(LIBRARY)
 
     @property
@@ -45,8 +45,10 @@ class SeriesName:
         """`ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
         if not self.is_library:
             return f"{self.algorithm} over {self.carrier}"
-        way = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
-        return f"{LIBRARY} of {self.carrier}" + f" ({way})" * bool(way)
+        variant = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
+        if not variant:
+            return f"{LIBRARY} of {self.carrier}"
+        return f"{LIBRARY} of {self.carrier} ({variant})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +56,32 @@ class Measurement:
     """One series at one size."""
 
     series: SeriesName = field(metadata={"json": False})
-    num_bytes: int = field(metadata=column("Size", unit="bytes", is_brief=True))  # Of each rank's whole buffer.
+    num_bytes: int = field(metadata=column("Size", unit="bytes", is_brief=True))  # Bytes of each rank's whole buffer.
     time: Estimate = field(metadata=column("Time, median", "time_s", is_brief=True))
-    """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
-    half of its iterations (`within-run`)."""
+    """Median over runs of each run's median over iterations, seconds. For a single run the interval is the middle half
+    of its iterations (`within-run`)."""
     minimum_s: float = field(metadata=column("Minimum", unit="s"))  # The fastest iteration of all.
     algbw: Estimate = field(metadata=column(name="algbw_gb_per_s"))  # 1e9 bytes per second.
     busbw: Estimate | None = field(metadata=column(name="busbw_gb_per_s"))
-    """GB/s; None for one rank, where nothing crosses a bus."""
+    """GB/s; None for one rank."""
     iterations: int  # Timed iterations of each run, at least.
-    operations: int = 1  # Of an iteration, back to back, at least: its time is divided by them.
-    timing: str = "host clock"  # What the time is by; see `CommPoint`.
+    operations: int = 1  # Operations of an iteration, at least; its time is divided by them.
+    timing: str = "host clock"  # The clock; see `CommPoint`.
     single_call_s: float | None = None
-    """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
+    """Median over all iterations of one operation alone by the host's clock, seconds; None if `time` is by it."""
     skew_s: float | None = None
-    """Median over all iterations of how far apart ranks began, seconds; None: not recorded."""
+    """Median over all iterations of the time between the first and the last rank's start, seconds."""
     chunks: int | None = field(default=None, metadata={"json": False})  # `CommPoint.chunks_run`.
-    # Counted, the most of any rank; None for libraries.
+    # Counters of the rank with the most; None for libraries.
     steps: int | None = None
     messages: int | None = None
     bytes_sent: int | None = None
-    bytes_across: int | None = None  # Of the bytes sent those that left the group.
-    predicted_s: float | None = None  # Seconds that a fit without this point expects; None where there is none.
+    bytes_across: int | None = None  # Bytes sent to other groups.
+    predicted_s: float | None = None  # Seconds by a fit without this point.
     predicted_over_measured: float | None = None
     is_best: bool = False
     by_run: dict[RunKey, float] = field(metadata={"json": False})
-    """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
+    """Seconds of each run; series measured in one run have equal keys, so ratios are paired."""
 
     @property
     def rate(self) -> Estimate:
@@ -95,14 +97,14 @@ class MeasuredSeries:
     carrier: str
     algorithm: str
     is_library: bool
-    rows: tuple[Measurement, ...]  # By size, ascending; sizes without a figure are not here.
-    startup_s: float | None = None  # Of a line through all sizes; None with fewer than two sizes.
+    rows: tuple[Measurement, ...]  # By size, ascending.
+    startup_s: float | None = None  # By a line through all sizes; None with fewer than two.
     per_byte_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredGroup:
-    """What a report says of a group of runs, whether they measured a collective or pairs of ranks."""
+    """A group of runs in a report, of a collective or of pairs of ranks."""
 
     id: str
     label: str
@@ -114,21 +116,21 @@ class MeasuredGroup:
     @property
     def points(self) -> tuple[Measurement, ...]:
         """Returns all measurements, by series and size."""
-        return tuple(row for series in self.series for row in series.rows)
+        return tuple(chain.from_iterable(series.rows for series in self.series))
 
     @property
     def short_titles(self) -> dict[str, str]:
-        """Returns by title what each series is called in the group's tables: without a carrier that all share."""
-        carriers = {series.carrier for series in self.series if not series.is_library}
-        return {
-            series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
-            for series in self.series
-        }
+        """Returns the names of series in the group's tables, by title: without the carrier if all have the same."""
+        names = {series.title: series.title for series in self.series}
+        algorithms = [series for series in self.series if not series.is_library]
+        if len({series.carrier for series in algorithms}) == 1:
+            names |= {series.title: series.algorithm for series in algorithms}
+        return names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """Points without a figure, and why."""
+    """Points of one series and size without a figure, with the reason."""
 
     title: str = field(metadata=column("Series", "algorithm"))
     num_bytes: int = field(metadata=column("Size", unit="bytes"))
@@ -138,7 +140,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveGroup:
-    """Runs of one collective at one layout: their points may be compared."""
+    """Runs of one collective at one layout, whose points may be compared."""
 
     id: str
     collective: Collective
@@ -153,19 +155,26 @@ class CollectiveGroup:
 
     @property
     def layout(self) -> Layout:
-        """Ranks, groups and leaf switches, as costs count them; no leaf switches where runs differ in them."""
+        """Returns ranks, groups and leaf switches for cost models; without leaf switches if runs differ in them."""
         layouts = {layout_of(run) for run in self.runs}
-        return layouts.pop() if len(layouts) == 1 else replace(layouts.pop(), leaf_size=None)
+        layout = layouts.pop()
+        if layouts:
+            return replace(layout, leaf_size=None)
+        return layout
 
     @property
     def has_uneven_leaves(self) -> bool:
-        """Whether ranks were below several leaf switches of which costs take no notice: not in equal blocks."""
+        """Returns whether ranks are in unequal blocks below several leaf switches, which cost models ignore."""
         switches = (run.record.switches for run in self.runs if run.record)
         return self.layout.leaf_size is None and any(len(set(names)) > 1 for names in switches)
 
     @property
+    def points(self) -> Iterable[Measurement]:
+        return chain.from_iterable(series.rows for series in self.series)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
+        return tuple(sorted({point.num_bytes for point in self.points}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,40 +182,40 @@ class CollectiveTable:
     """All runs of a scan."""
 
     groups: tuple[CollectiveGroup, ...]  # By system, collective, type, ranks, nodes and group size.
-    pairs: tuple[CollectiveGroup, ...] = ()  # Of pairs of ranks, without series: see `dlbench.comm.pairs`.
+    pairs: tuple[CollectiveGroup, ...] = ()  # Groups of pairs of ranks; see `dlbench.comm.pairs`.
     without: tuple[WithoutFigures[CommRun], ...]
     damaged: tuple[str, ...]
 
 
 def tabulate(scan: CommScan) -> CollectiveTable:
-    """Measurements of every valid run, grouped; runs without figures with their reason.
+    """Returns the measurements of every valid run by group, and runs without figures with the reason.
 
-    A run whose record is invalid held a wrong result somewhere, and yields no figure at all.
+    A run with an invalid record had a wrong result, and gives no figure at all.
     """
     groups: dict[str, list[CommRun]] = {}
     without: list[WithoutFigures[CommRun]] = []
     damaged = list(scan.problems)
-    seen: dict[str, CommRun] = {}
+    run_by_id: dict[str, CommRun] = {}
     for run in scan.runs:
-        if run.plan.run_id in seen:
-            why = copy_problem(run, seen[run.plan.run_id])
+        if run.plan.run_id in run_by_id:
+            why = copy_problem(run, run_by_id[run.plan.run_id])
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
-        seen[run.plan.run_id] = run
+        run_by_id[run.plan.run_id] = run
         if run.record is None or run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
         elif not any(why_not(point) == "" for point in run.record.points):
             rejected = (f"{point.title}, {format_bytes(point.num_bytes)}: {point.why}" for point in _rejected([run]))
             reasons = dict.fromkeys([*rejected, *run.record.not_measured])
-            without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "holds no point"))
+            without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "has no point"))
         else:
             groups.setdefault(group_id(run), []).append(run)
 
     def order(group: CollectiveGroup) -> tuple[str | int, ...]:
         plan, layout = group.sample.plan, group.layout
-        of_plan = plan.layout.ranks, plan.layout.nodes, layout.group_size, plan.system.launch.launcher
-        return plan.system.name, group.collective, group.dtype, *of_plan, group.id
+        place = plan.layout.ranks, plan.layout.nodes, layout.group_size, plan.system.launch.launcher
+        return plan.system.name, group.collective, group.dtype, *place, group.id
 
     measured_groups = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
     return CollectiveTable(
@@ -218,10 +227,14 @@ def tabulate(scan: CommScan) -> CollectiveTable:
 
 
 def why_not(point: CommPoint) -> str:
-    """Why a point has no figure; empty where it has one."""
+    """Returns why a point has no figure; empty if it has one."""
     if point.correct is False:
-        error = "" if point.max_error is None else f" (largest relative error {point.max_error:.2g})"
-        return f"wrong result{error}" + (f": {point.problem}" if point.problem else "")
+        text = "wrong result"
+        if point.max_error is not None:
+            text += f" (largest relative error {point.max_error:.2g})"
+        if point.problem:
+            text += f": {point.problem}"
+        return text
     if not point.times_s:
         return point.problem or "no time was recorded"
     if any(seconds <= 0 for seconds in point.times_s):
@@ -230,39 +243,43 @@ def why_not(point: CommPoint) -> str:
 
 
 def layout_of(run: CommRun) -> Layout:
-    """The layout by which a run's points are counted: groups and leaf switches as its record says. Switches count where
-    each has equally many ranks, whole groups and one after the other.
+    """Returns the layout of a run with the groups and leaf switches of its record. Switches are ignored unless each has
+    equally many consecutive ranks, in whole groups.
     """
     if run.record is None:
         return Layout(ranks=run.plan.layout.ranks, group_size=run.plan.group_size)
     group, switches = run.record.group_size, run.record.switches
     blocks = [len(list(ranks)) for _, ranks in groupby(switches)]
     is_even = len(blocks) == len(set(switches)) > 1 and len(set(blocks)) == 1 and blocks[0] % group == 0
-    return Layout(ranks=run.plan.layout.ranks, group_size=group, leaf_size=blocks[0] if is_even else None)
+    layout = Layout(ranks=run.plan.layout.ranks, group_size=group)
+    if is_even:
+        return replace(layout, leaf_size=blocks[0])
+    return layout
 
 
 def group_id(run: CommRun) -> str:
-    """A digest equal for exactly those runs whose points may be averaged; stable over time and machines.
+    """Returns a digest that is equal for runs whose points may be averaged; it is stable over time and machines.
 
-    Runs that were asked for unlike of the system are apart, and those whose levels overlap; what else only their
-    records show is a doubt.
+    Runs with different system settings are separate, and runs whose levels overlap. Other differences, which only
+    records show, are warnings.
     """
     content = {**_comparable(run), "asked": system_content(run.plan)}
-    points = run.record.points if run.record else ()
+    assert run.record is not None
+    points = run.record.points
     if any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points):
         content["levels"] = True
     return digest_of(content)
 
 
 def comparable_id(run: CommRun) -> str:
-    """The same for runs that may be compared: what was asked of the system may differ."""
+    """Returns a digest that is equal for runs that may be compared; their system settings may differ."""
     return digest_of(_comparable(run))
 
 
 def _comparable(run: CommRun) -> dict[str, object]:
     plan = run.plan
     assert run.record is not None
-    return {
+    content: dict[str, object] = {
         "system": plan.system.name,
         "launch": plan.system.launch.model_dump(mode="json"),
         "layout": plan.layout.model_dump(mode="json"),
@@ -271,24 +288,31 @@ def _comparable(run: CommRun) -> dict[str, object]:
         "collective": plan.comm.collective,
         "dtype": plan.comm.dtype,
         "device": run.record.device,
-        **({"pairs": plan.comm.pairs, "congestors": plan.comm.congestors} if plan.comm.pairs else {}),
-        **({"timing": "in-stream"} if any(point.timing == "in-stream" for point in run.record.points) else {}),
     }
+    if plan.comm.pairs:
+        content |= {"pairs": plan.comm.pairs, "congestors": plan.comm.congestors}
+    if any(point.timing == "in-stream" for point in run.record.points):
+        content["timing"] = "in-stream"
+    return content
 
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
-    """Own algorithms as `dlbench comm` lists them, then libraries."""
-    names = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
-    position = names.index(name.algorithm) if name.algorithm in names else len(names)
+    """Returns a sort key: dlbench's algorithms as `dlbench comm` lists them, then libraries."""
+    names: Sequence[str] = ALGORITHMS.get(collective, ())
+    if name.is_library:
+        names = BACKENDS
+    position = len(names)
+    if name.algorithm in names:
+        position = names.index(name.algorithm)
     return name.is_library, position, name.algorithm, name.carrier
 
 
 def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
     run_ids: dict[tuple[str, int, str], list[str]] = {}
     for run in runs:
-        for point in run.record.points if run.record else ():
-            why = why_not(point)
-            if why:
+        assert run.record is not None
+        for point in run.record.points:
+            if why := why_not(point):
                 run_ids.setdefault((name_of(point).title, point.num_bytes, why), []).append(run.plan.run_id)
     return tuple(
         Rejected(title=title, num_bytes=size, why=why, runs=tuple(ids)) for (title, size, why), ids in run_ids.items()
@@ -296,25 +320,29 @@ def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
 
 
 def name_of(point: CommPoint) -> SeriesName:
-    """The series that a point belongs to."""
-    pair = "" if point.pair is None else f" {point.pair[0]}:{point.pair[1]}"
-    meanwhile = " beside congestors" if point.congestors else ""
-    return SeriesName(carrier=point.carrier, algorithm=f"{point.algorithm}{pair}{meanwhile}")
+    """Returns the name of the series of a point."""
+    algorithm = point.algorithm
+    if point.pair is not None:
+        algorithm += f" {point.pair[0]}:{point.pair[1]}"
+    if point.congestors:
+        algorithm += " beside congestors"
+    return SeriesName(carrier=point.carrier, algorithm=algorithm)
 
 
 def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
     plan = runs[0].plan
     cells: dict[SeriesName, dict[int, list[tuple[RunKey, CommPoint]]]] = {}
     for run in runs:
-        for point in run.record.points if run.record else ():
+        assert run.record is not None
+        for point in run.record.points:
             if not why_not(point):
                 sizes = cells.setdefault(name_of(point), {})
                 sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
     factor = bus_factor(plan.comm.collective, plan.layout.ranks)
-    measured = {
-        name: [measurement(cells[name][size], factor) for size in sorted(cells[name])]
-        for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
-    }
+    names = sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
+    measured: dict[SeriesName, list[Measurement]] = {}
+    for name in names:
+        measured[name] = [measurement(points, factor) for _, points in sorted(cells[name].items())]
     fastest: dict[int, float] = {}
     for row in chain.from_iterable(measured.values()):
         fastest[row.num_bytes] = min(row.time.value, fastest.get(row.num_bytes, row.time.value))
@@ -343,7 +371,7 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
 
 
 def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
-    """Points of one series and size; `factor`: busbw over algbw, 0 where there is no bus."""
+    """Returns the measurement of one series and size. `factor`: busbw / algbw, 0 if there is no bus."""
     times: dict[RunKey, list[float]] = {}
     for key, point in points:
         times.setdefault(key, []).extend(point.times_s)
@@ -353,20 +381,21 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     first = points[0][1]
-    single_calls = [seconds for _, point in points for seconds in point.single_call_s]
-    skews = [seconds for _, point in points for seconds in point.skew_s]
+    busbw = None
+    if factor > 0:
+        busbw = rate(time, first.num_bytes * factor)
     return Measurement(
         series=name_of(first),
         num_bytes=first.num_bytes,
         time=time,
         minimum_s=min(map(min, times.values())),
         algbw=rate(time, first.num_bytes),
-        busbw=rate(time, first.num_bytes * factor) if factor > 0 else None,
+        busbw=busbw,
         iterations=min(map(len, times.values())),
         operations=min(point.operations for _, point in points),
         timing=first.timing,
-        single_call_s=float(np.median(single_calls)) if single_calls else None,
-        skew_s=float(np.median(skews)) if skews else None,
+        single_call_s=_median(chain.from_iterable(point.single_call_s for _, point in points)),
+        skew_s=_median(chain.from_iterable(point.skew_s for _, point in points)),
         chunks=first.chunks_run,
         steps=first.steps,
         messages=max(first.messages, default=None),
@@ -376,6 +405,13 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
     )
 
 
+def _median(seconds: Iterable[float]) -> float | None:
+    values = list(seconds)
+    if not values:
+        return None
+    return float(np.median(values))
+
+
 def rate(time: Estimate, num_bytes: float) -> Estimate:
-    """GB/s of an estimate of seconds; the ends of the interval change places."""
+    """Returns the rate in GB/s by a time in seconds; the ends of the interval change places."""
     return time.mapped(lambda seconds: num_bytes / seconds * 1e-9, "GB/s")

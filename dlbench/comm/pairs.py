@@ -1,10 +1,10 @@
-"""Pairs of ranks as numbers: time and rate of messages, what congestors make of them, alpha and beta of a level."""
+"""Pairs of ranks: time and rate of messages, slowdown next to congestors, alpha and beta of each level."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.analysis.comparability import Condition
@@ -19,9 +19,9 @@ from dlbench.report.wording import figure_text, runs_text
 from dlbench.specs.comm import LEVELS, LevelName, RankPair
 from dlbench.stats.estimates import Estimate, is_other_than, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
-LEAST_OPERATIONS = 100  # Of a run, without which nobody knows the slowest hundredth of them.
+LEAST_OPERATIONS = 100  # Operations of a run needed for a 99th percentile.
 LEVEL_TITLES = {"inside": "within a group", "across": "between groups", "beyond": "between leaf switches"}
 
 
@@ -34,15 +34,15 @@ class PairFigure:
     level: LevelName = field(metadata=column("Where", text=lambda level: LEVEL_TITLES[level]))
     way: str = field(metadata=column("Measured by", is_brief=True))
     at: Measurement
-    beside: Estimate | None = field(metadata=column("Beside congestors", "beside_s"))  # Median time.
+    beside: Estimate | None = field(metadata=column("With congestors", "beside_s"))  # Median time.
     factor: Estimate | None = field(metadata=column("Factor, mean", text=times_cell, is_brief=True))
-    """Mean time of an operation beside congestors over that alone, in pairs of the same run."""
+    """Mean time of an operation with congestors over that without, in pairs of the same run."""
     factor_p99: Estimate | None = field(metadata=column("Factor, 99th percentile", text=times_cell, is_brief=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelCosts:
-    """What a line through the ping-pongs of a level says."""
+    """Start-up and time per byte of a level, by a line through its ping-pongs."""
 
     level: LevelName
     alpha: Estimate  # Seconds.
@@ -55,18 +55,22 @@ class PairsReport(MeasuredGroup):
 
     words: tuple[str, ...]
     figures: tuple[PairFigure, ...]
-    ends: tuple[PairFigure, ...]  # Of these the smallest ping-pong of each pair and the largest window.
+    ends: tuple[PairFigure, ...]  # The smallest ping-pong and the largest window of each pair.
     costs: tuple[LevelCosts, ...]
-    fit: NetworkFit | None  # To collectives of the same system, carrier and type.
-    hosts: tuple[str, ...]  # Of each rank.
+    fit: NetworkFit | None  # Fit to collectives of the same system, carrier and type.
+    hosts: tuple[str, ...]  # Host of each rank.
 
 
 def pairs_report(
     group: CollectiveGroup, fits: Fits, label: str, conditions: tuple[Condition, ...], doubts: Sequence[Doubt]
 ) -> PairsReport:
-    """The numbers of a group whose points are of pairs of ranks."""
+    """Returns the report of a group that measured pairs of ranks."""
     figures, sizes = tuple(sorted(_figures(group), key=lambda figure: LEVELS.index(figure.level))), group.sizes
-    ends = tuple(figure for figure in figures if figure.at.num_bytes == sizes[0 if figure.way == "ping-pong" else -1])
+    end_sizes = {"ping-pong": sizes[0]}
+    ends = tuple(figure for figure in figures if figure.at.num_bytes == end_sizes.get(figure.way, sizes[-1]))
+    hosts: tuple[str, ...] = ()
+    if group.sample.record is not None:
+        hosts = group.sample.record.hosts
     return PairsReport(
         id=group.id,
         label=label,
@@ -79,69 +83,98 @@ def pairs_report(
         ends=ends,
         costs=tuple(_costs(figures)),
         fit=fits.of(group, group.series[0].carrier),
-        hosts=group.sample.record.hosts if group.sample.record else (),
+        hosts=hosts,
     )
 
 
+Points = dict[RunKey, CommPoint]
+
+
 def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
-    sides_of: dict[tuple[RankPair, str, int], list[dict[RunKey, CommPoint]]] = {}  # Alone, and beside congestors.
+    # Points without and with congestors, by pair, kind of operation and size.
+    points: dict[tuple[RankPair, str, int], tuple[Points, Points]] = {}
     for run in group.runs:
-        for point in run.record.points if run.record else ():
+        if run.record is None:
+            continue
+        for point in run.record.points:
             if not why_not(point) and point.pair is not None:
-                sides = sides_of.setdefault((point.pair, point.algorithm, point.num_bytes), [{}, {}])
-                sides[bool(point.congestors)][run.plan.run_id, 0] = point
-    for (pair, way, _), (alone, beside) in sorted(sides_of.items(), key=itemgetter(0)):
-        if alone:
-            at, hit = (measurement(tuple(side.items()), 0) if side else None for side in (alone, beside))
-            assert at is not None
-            is_enough = hit is not None and min(at.iterations, hit.iterations) >= LEAST_OPERATIONS
-            yield PairFigure(
-                ranks=pair,
-                pair=f"{pair[0]}:{pair[1]}",
-                level=group.layout.level(*pair),
-                way=way,
-                at=at,
-                beside=hit.time if hit else None,
-                factor=_factor(beside, alone, np.mean) if hit else None,
-                factor_p99=_factor(beside, alone, lambda times: np.percentile(times, 99)) if is_enough else None,
-            )
+                alone, congested = points.setdefault((point.pair, point.algorithm, point.num_bytes), ({}, {}))
+                (congested if point.congestors else alone)[run.plan.run_id, 0] = point
+    for (pair, operation, _), (alone, congested) in sorted(points.items(), key=itemgetter(0)):
+        if not alone:
+            continue
+        figure = PairFigure(
+            ranks=pair,
+            pair=f"{pair[0]}:{pair[1]}",
+            level=group.layout.level(*pair),
+            way=operation,
+            at=measurement(tuple(alone.items()), 0),
+            beside=None,
+            factor=None,
+            factor_p99=None,
+        )
+        if congested:
+            slowed = measurement(tuple(congested.items()), 0)
+            figure = replace(figure, beside=slowed.time, factor=_factor(congested, alone, np.mean))
+            if min(figure.at.iterations, slowed.iterations) >= LEAST_OPERATIONS:
+                figure = replace(figure, factor_p99=_factor(congested, alone, _percentile_99))
+        yield figure
 
 
-def _factor(beside: Mapping[RunKey, CommPoint], alone: Mapping[RunKey, CommPoint], of: Callable[..., Any]) -> Estimate:
-    top, bottom = ({key: float(of(point.times_s)) for key, point in side.items()} for side in (beside, alone))
-    return ratio_estimate(top, bottom)
+def _percentile_99(times_s: Sequence[float]) -> float:
+    return float(np.percentile(times_s, 99))
+
+
+def _factor(congested: Points, alone: Points, statistic: Callable[..., Any]) -> Estimate:
+    """Returns the ratio of a statistic of the operations' times with congestors to that without."""
+    slow = {key: float(statistic(point.times_s)) for key, point in congested.items()}
+    fast = {key: float(statistic(point.times_s)) for key, point in alone.items()}
+    return ratio_estimate(slow, fast)
 
 
 def _costs(figures: Sequence[PairFigure]) -> Iterator[LevelCosts]:
     pings = [figure for figure in figures if figure.way == "ping-pong"]
     for level in dict.fromkeys(ping.level for ping in pings):
         times: dict[RunKey, list[tuple[int, float]]] = {}
-        for ping in (ping for ping in pings if ping.level == level):
-            for key, seconds in ping.at.by_run.items():
-                times.setdefault(key, []).append((ping.at.num_bytes, seconds))
-        spread = {key: rows for key, rows in times.items() if len({size for size, _ in rows}) > 1}
-        if lines := {key: fit_line(level, 2, *zip(*rows, strict=True)) for key, rows in spread.items()}:
+        for ping in pings:
+            if ping.level == level:
+                for key, seconds in ping.at.by_run.items():
+                    times.setdefault(key, []).append((ping.at.num_bytes, seconds))
+        lines = {}
+        for key, rows in times.items():
+            sizes, seconds_by_size = zip(*rows, strict=True)
+            if len(set(sizes)) > 1:
+                lines[key] = fit_line(level, 2, sizes, seconds_by_size)
+        if lines:
             alpha = median_estimate({key: line.startup_s for key, line in lines.items()}, "s")
             beta = median_estimate({key: line.per_byte_s for key, line in lines.items()})
             yield LevelCosts(level=level, alpha=alpha, beta=beta)
 
 
 def _words(group: CollectiveGroup, ends: Sequence[PairFigure]) -> Iterator[str]:
-    """The slowest pair of each level, then who is hit most."""
-    by_time = sorted(ends, key=lambda one: one.at.time.value)
-    for level in dict.fromkeys(one.level for one in ends):
-        parts = (
-            f"{figure_text(one.at.time) if way == 'ping-pong' else f'{figure_text(one.at.algbw)} GB/s'} at "
-            f"{format_bytes(one.at.num_bytes)} ({one.pair})"
-            for way, one in {one.way: one for one in by_time if one.level == level}.items()
-        )
+    """Yields the slowest pair of each level, then the pair that congestors slow down most."""
+    by_time = sorted(ends, key=attrgetter("at.time.value"))
+    for level in dict.fromkeys(figure.level for figure in ends):
+        slowest = {figure.way: figure for figure in by_time if figure.level == level}
+        parts = []
+        for operation, figure in slowest.items():
+            value = f"{figure_text(figure.at.algbw)} GB/s"
+            if operation == "ping-pong":
+                value = figure_text(figure.at.time)
+            parts.append(f"{value} at {format_bytes(figure.at.num_bytes)} ({figure.pair})")
         yield f"{LEVEL_TITLES[level].capitalize()}, slowest pair: {', '.join(parts)}."
     comm = group.sample.plan.comm
-    many = f"{len(comm.congestors)} congestor{'s' * (len(comm.congestors) > 1)}"
-    for way in comm.algorithms:
-        hit = [(one.factor, one) for one in ends if one.factor is not None and one.way == way]
-        for factor, one in sorted(hit, key=lambda pair: pair[0].value)[-1:]:
-            sure = f"{sum(is_other_than(each, 1.0) for each, _ in hit)} of {len(hit)} victims for certain"
-            of = f"a {way} of {format_bytes(one.at.num_bytes)} takes {times_cell(factor)} as long for {one.pair}"
-            last = f" ({times_cell(one.factor_p99)} at the 99th percentile)" if one.factor_p99 else ""
-            yield f"Beside {many} {of}{last}, hit most; {sure}, by {runs_text(factor.n)}."
+    for operation in comm.algorithms:
+        factors = [(figure.factor, figure) for figure in ends if figure.factor is not None and figure.way == operation]
+        if not factors:
+            continue
+        factor, worst = max(factors, key=lambda item: item[0].value)
+        certain = sum(is_other_than(estimate, 1.0) for estimate, _ in factors)
+        p99 = ""
+        if worst.factor_p99 is not None:
+            p99 = f" ({times_cell(worst.factor_p99)} at the 99th percentile)"
+        yield (
+            f"With {counted(len(comm.congestors), 'congestor')} a {operation} of {format_bytes(worst.at.num_bytes)} "
+            f"takes {times_cell(factor)} as long for {worst.pair}{p99}, the pair affected most; {certain} of "
+            f"{len(factors)} pairs are certainly affected, over {runs_text(factor.n)}."
+        )

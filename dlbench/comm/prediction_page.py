@@ -1,4 +1,4 @@
-"""Predictions of collectives as a `Document`: times by size and algorithm, the fastest, and the size of messages."""
+"""Predictions of collectives as a `Document`: times by size and algorithm, the fastest, and the fusion size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlbench.units import format_bytes
 
 @dataclass(frozen=True)
 class PredictedTime:
-    """One predicted time: of a size, or of all gradients of a step as one message."""
+    """A predicted time of one size, or of all gradients of a step as one message."""
 
     size: str
     name: str
@@ -28,12 +28,14 @@ class PredictedTime:
 
 
 def predictions_document(predictions: Predictions) -> Document:
-    """Returns what a network expects at each layout."""
+    """Returns the predictions at each layout."""
     network = predictions.network
-    basis = "intervals over runs" if network.draws else "too few runs for intervals"
+    basis = "too few runs for intervals"
+    if network.draws:
+        basis = "intervals over runs"
     title = f"by the fitted costs of {network.system}, {network.transport} ({network.num_points} points; {basis})"
     if network.transport == CABLES:
-        title = f"by the cables of {network.system}; nothing here is measured"
+        title = f"by the cables of {network.system}; no figure is measured"
     return Document(
         title=f"Predicted {title}",
         sections=tuple(_layout_section(predictions, prediction) for prediction in predictions.predictions),
@@ -48,8 +50,12 @@ def _layout_section(predictions: Predictions, prediction: LayoutPrediction) -> S
     if len(prediction.series) > 1:
         ranges = ranges_text(prediction.ranges, len(prediction.series))
         advice = f"Predicted fastest {COLLECTIVE_TITLES[predictions.collective]}: {ranges}."
-    missed = [f"{one.name} (by up to {percent(one.poor_error, 0)})" for one in prediction.series if one.poor_error]
-    poor = f"No advice on {', '.join(missed)}: the fit misses it." if missed else ""
+    missed = [
+        f"{series.name} (up to {percent(series.poor_error, 0)})" for series in prediction.series if series.poor_error
+    ]
+    poor = ""
+    if missed:
+        poor = f"Not recommended, because the error of the fit is too large: {', '.join(missed)}."
     every_algorithm = Section(
         id=f"all-{prediction.ranks}",
         title="Every algorithm",
@@ -79,7 +85,7 @@ def times_sheet(predictions: Predictions, prediction: LayoutPrediction) -> Sheet
         times += _times(gradients, prediction, [series.workload_price for series in prediction.series])
     caption = ["* fastest"]
     if any(time.price.low is not None for time in times):
-        caption[0] += "; in brackets 95 % over runs and wider by the fit's own error, if the model goes on"
+        caption[0] += "; in brackets 95 % intervals over runs, widened by the error of the fit"
     caption += _phi_text(times)
     if any(series.is_line for series in prediction.series):
         caption.append("(line): through sizes measured at this rank count")
@@ -99,7 +105,9 @@ def _times(size: str, prediction: LayoutPrediction, prices: Sequence[Price]) -> 
     best = min(price.seconds for series, price in by_series if series in usable)
     times = []
     for series, price in by_series:
-        title = f"{series.name} (line)" if series.is_line else series.name
+        title = series.name
+        if series.is_line:
+            title += " (line)"
         if series.poor_error is not None:
             title += " (poor fit)"
         times.append(PredictedTime(size, title, price, price.seconds == best and series in usable))
@@ -107,7 +115,7 @@ def _times(size: str, prediction: LayoutPrediction, prices: Sequence[Price]) -> 
 
 
 def fastest_sheet(predictions: Predictions, prediction: LayoutPrediction) -> Sheet[PredictedTime]:
-    """Returns the fastest of each size alone, for the terminal."""
+    """Returns only the fastest of each size, for the terminal."""
     by_name = {series.name: series for series in prediction.series}
     times = [
         PredictedTime(format_bytes(size), name, by_name[name].price(index))
@@ -126,7 +134,7 @@ def fastest_sheet(predictions: Predictions, prediction: LayoutPrediction) -> She
 
 def _phi_text(times: Sequence[PredictedTime]) -> list[str]:
     if any((time.price.phi or 0) > 1 for time in times):
-        return ["phi: flows that a link carries at once, where more than one"]
+        return ["phi: flows that share a link, if more than one"]
     return []
 
 
@@ -137,20 +145,24 @@ def _time_cell(time: PredictedTime) -> Cell:
         text += " *"
     if phi is not None and phi > 1:
         text += f" (phi {phi:.3g})"
-    return Cell(text, "" if low is None else f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
+    if low is None:
+        return Cell(text, number=seconds)
+    return Cell(text, f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
 
 
 def layout_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
-    """Returns what is predicted of which layout."""
+    """Returns the title of a prediction: collective, type and layout."""
     groups = prediction.ranks // prediction.group_size
-    where = f" in {groups} groups of {prediction.group_size}" if groups > 1 else ""
+    where = ""
+    if groups > 1:
+        where = f" in {groups} groups of {prediction.group_size}"
     if prediction.leaf_size is not None and prediction.leaf_size < prediction.ranks:
         where += f" below {prediction.ranks // prediction.leaf_size} leaf switches"
     return f"{COLLECTIVE_TITLES[predictions.collective]} {predictions.dtype}, {prediction.ranks} ranks{where}"
 
 
 def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -> tuple[str, ...]:
-    """Returns what lies beyond the measured points, and how far the fit was off one step beyond its own."""
+    """Returns what is extrapolated, and the error of the fit at the largest rank count when that is left out."""
     lines = [f"{series.name}: {series.beyond}" for series in prediction.series if series.beyond]
     if not prediction.extrapolated and not lines:
         return ()
@@ -158,19 +170,21 @@ def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -
     if prediction.extrapolated and any(not series.is_line for series in prediction.series):
         sentences.append(largest_text(prediction.largest_held_out))
     if prediction.model_error is not None:
-        held_out = "what the fit without the largest rank count missed there"
+        basis = "the error of the fit without the largest rank count"
         if prediction.largest_held_out is None:
-            held_out = f"experience alone ({percent(PRIOR_SCALE, 0)} a doubling), as nothing was held out"
-        intervals = "the intervals hold it" if predictions.network.draws else "single runs have no intervals"
+            basis = f"experience ({percent(PRIOR_SCALE, 0)} per doubling), as no rank count was held out"
+        intervals = "single runs have no intervals"
+        if predictions.network.draws:
+            intervals = "the intervals include this"
         sentences.append(
-            f"At {prediction.ranks:,} ranks the model itself may be off by a factor of {prediction.model_error:.2f} "
-            f"either way (95 %), by {held_out}; {intervals}."
+            f"At {prediction.ranks:,} ranks the error of the model may be a factor of {prediction.model_error:.2f} in "
+            f"either direction (95 %), by {basis}; {intervals}."
         )
     return tuple(sentences)
 
 
 def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
-    """Returns the fusion size, and what it makes of all gradients, or why none is recommended; empty without one."""
+    """Returns the fusion size and the time of all gradients with it, or why none is recommended."""
     if prediction.fusion_bytes is None:
         return ""
     size = _about(prediction.fusion_bytes)
@@ -178,10 +192,12 @@ def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
         return f"No fusion size: no algorithm is clearly the fastest at {format_bytes(predictions.sizes[-1])}."
     if prediction.fusion_limit is not None:
         return (
-            f"No fusion size: {size} would be beyond {format_bytes(prediction.fusion_limit)}, the largest size "
-            "measured; measure larger ones."
+            f"No fusion size: {size} is above {format_bytes(prediction.fusion_limit)}, the largest measured size; "
+            "measure larger sizes."
         )
-    basis = "measured" if prediction.fusion_is_measured else "predicted"
+    basis = "predicted"
+    if prediction.fusion_is_measured:
+        basis = "measured"
     text = (
         f"Recommended fusion size: {size}, the smallest message that reaches {percent(RATE_SHARE, 0)} of the "
         f"asymptotic rate of {prediction.fusion_of} (9 x start-up / time per byte of a line through its {basis} times)"
@@ -195,7 +211,7 @@ def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
 
 
 def _about(num_bytes: float) -> str:
-    """Returns bytes that are computed, not chosen, with three digits."""
+    """Returns a computed number of bytes with three digits."""
     if not math.isfinite(num_bytes):
         return "no size"
     value, unit = format_bytes(num_bytes).split(" ")

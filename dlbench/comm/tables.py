@@ -1,7 +1,7 @@
-"""Output of nccl-tests and of OSU's micro-benchmarks, text or JSON, becomes series of times.
+"""Reads the output of nccl-tests (text or JSON) and of OSU's micro-benchmarks as series of times.
 
 A series holds the times of one program, data type, operation, root and side (in place or out of place); the cycles of
-nccl-tests are its repeats. Columns are found by their headers.
+nccl-tests are its repeats.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ KINDS = {name.replace("-", ""): name for name in ALGORITHMS} | {
     "latency": "latency",
     "bandwidth": "bandwidth",
 }
-"""What is measured, by the letters of a program's name (nccl-tests) or title (OSU)."""
+"""Measured quantities by the letters of a program's name (nccl-tests) or title (OSU)."""
 KIND_NAMES = ", ".join(dict.fromkeys(KINDS.values()))
 
 PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
 DEVICE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s)?.*\bon\s+(\S+)\s+device")
 TITLE = re.compile(r"OSU ([A-Za-z]+)(_\w+)?(?:-\S+)? (.+?) Test(?: (v\S+))?$")
 HEAD = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThread|Using devices|size\s+count|OSU )")
-"""The first lines that the programs print; whatever stands in front of one is a launcher's prefix."""
+"""The first lines that the programs print; text before them on the line is a launcher's prefix."""
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\b")  # The first cells of a row of nccl-tests: bytes, elements, type.
 NAME = re.compile(r"[a-z]\w*")
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)|N/A")
 FIGURES = ("time", "algbw", "busbw")
-COLUMNS = ("size", "count", "type", "redop", "root", *(*FIGURES, "#wrong") * 2)  # Of a version with JSON.
-TORN = "other text tears the row (NCCL_DEBUG_FILE keeps NCCL's messages apart), or the file is cut off"
-CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collective; run it without -C 1"
+COLUMNS = ("size", "count", "type", "redop", "root", *(*FIGURES, "#wrong") * 2)  # In JSON.
+TORN = "other text interrupts the row (NCCL_DEBUG_FILE moves NCCL's messages to a file), or the file is cut off"
+CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collective; run nccl-tests without -C 1"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,20 +52,22 @@ class OutputSeries:
     line: int  # Line of the table's header; 0 in JSON.
     carrier: str  # nccl or mpi.
     title: str
-    measures: str  # A collective, latency, bandwidth, or empty: the output does not say.
+    measures: str  # A collective, latency or bandwidth; empty if the output does not say.
     ranks: int | None = None
     nodes: int | None = None
-    dtype: str = ""  # As the file calls it; empty where it does not say.
+    dtype: str = ""  # Name in the file; empty if it has none.
     op: str = ""
     root: str = ""
     side: str = ""  # Empty for OSU, whose programs have one side.
-    is_checked: bool = True  # Whether the program compared the results.
-    seconds: dict[int, list[float]] = field(default_factory=dict)  # By bytes, one time of each cycle.
-    bus: float | None = None  # busbw over algbw of the last row that shows it: it depends on the ranks.
+    is_checked: bool = True  # Whether the program checked its results.
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # Times of all cycles, by size in bytes.
+    bus: float | None = None  # busbw / algbw of the last row that shows it.
 
     @property
     def where(self) -> str:
-        return f"{self.path}: line {self.line}" if self.line else str(self.path)
+        if not self.line:
+            return str(self.path)
+        return f"{self.path}: line {self.line}"
 
     @property
     def cycles(self) -> int:
@@ -93,15 +95,15 @@ class OutputTable:
         return any(series.seconds for series in self.series.values())
 
     def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> OutputSeries:
-        """Returns the series of these, a new one if the table has none yet."""
+        """Returns the series of this type, operation, root and side, a new one if the table has none yet."""
         new = replace(self.head, dtype=dtype, op=op, root=root, side=side, seconds={})
         return self.series.setdefault((dtype, op, root, side), new)
 
 
 class NcclTable(OutputTable):
-    """A table of nccl-tests. A row that other text tears is put together again where the number of its cells fits."""
+    """A table of nccl-tests. Rows that other text interrupts are joined if the number of cells fits."""
 
-    cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
+    cells: tuple[str, ...] = ()  # Cells of the row that is not complete yet.
 
     def take(self, line: str) -> None:
         words = line.split()
@@ -111,13 +113,15 @@ class NcclTable(OutputTable):
             return
         before = len(self.cells)
         for column, word in zip(self.columns[before:], words, strict=False):
-            form = NAME if column in ("type", "redop") else NUMBER
+            form = NUMBER
+            if column in ("type", "redop"):
+                form = NAME
             if column == "timestamp" or not form.fullmatch(word):
                 break
             self.cells += (word,)
         if len(self.cells) == len(self.columns) - self.columns.count("timestamp"):
             if any(map(NUMBER.fullmatch, words[len(self.cells) - before :])):
-                raise ValueError(f"more cells than {len(self.columns)} columns: {TORN}")
+                raise ValueError(f"a row has more cells than the {len(self.columns)} columns: {TORN}")
             self.add_row(self.cells)
             self.cells = ()
 
@@ -134,7 +138,9 @@ class NcclTable(OutputTable):
         for side, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=True):
             figures = dict(zip(self.columns[start : start + 4], cells[start:], strict=False))
             # Old versions print the largest difference (error) instead of a count.
-            wrong = figures.get("#wrong", "N/A" if figures.get("error") == "N/A" else 0)
+            wrong = figures.get("#wrong", 0)
+            if figures.get("error") == "N/A":
+                wrong = "N/A"
             if wrong != "N/A" and float(wrong):
                 raise ValueError(f"nccl-tests counted {float(wrong):g} wrong values at {size} B, {side} (#wrong)")
             time, algbw, busbw = (float(str(figures[name]).replace("N/A", "nan")) for name in FIGURES)
@@ -142,13 +148,13 @@ class NcclTable(OutputTable):
             series.is_checked = wrong != "N/A"
             series.add(size, time * 1e-6)
             if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
-                raise ValueError(f"{size} B in {time:g} us are no {algbw:g} GB/s: time must be in us, algbw in GB/s")
+                raise ValueError(f"{size} B in {time:g} us are not {algbw:g} GB/s: time must be in us, algbw in GB/s")
             if algbw >= 1:
                 series.bus = busbw / algbw
 
 
 class OsuTable(OutputTable):
-    """A table of OSU's micro-benchmarks. No line ends it: lines that are no rows are passed over."""
+    """A table of OSU's micro-benchmarks. It has no last line, so lines that are not rows are skipped."""
 
     dtype = ""
     last_size: int | None = None
@@ -167,7 +173,7 @@ class OsuTable(OutputTable):
         if "Fail" in words:
             raise ValueError(f"OSU's validation failed at {size} B (Fail)")
         if self.last_size is not None and size <= self.last_size:
-            raise ValueError(f"{size} B after {self.last_size} B: no row of this table, whose sizes grow")
+            raise ValueError(f"{size} B after {self.last_size} B: not a row of this table, whose sizes grow")
         self.last_size = size
         value = float(words[1])
         if self.head.measures == "bandwidth" and value:
@@ -177,7 +183,9 @@ class OsuTable(OutputTable):
     def set_columns(self, text: str, line: int) -> None:
         if any(series.dtype == self.dtype for series in self.series.values()):
             raise ValueError("a second table without a title; give all that each program printed")
-        unit = "MB/s" if self.head.measures == "bandwidth" else "us"
+        unit = "us"
+        if self.head.measures == "bandwidth":
+            unit = "MB/s"
         self.columns, self.last_size = re.split(r"\s{2,}|\t", text), None
         self.head.line = line
         if f"({unit})" not in "".join(self.columns[1:2]):
@@ -185,38 +193,32 @@ class OsuTable(OutputTable):
 
 
 class OutputReader:
-    """Reads the lines of an output, one after the other."""
+    """A reader of the lines of an output."""
 
     def __init__(self, path: Path) -> None:
         self.series: list[OutputSeries] = []
-        self.left_out: list[str] = []  # Programs without costs, each with its line.
+        self.left_out: list[str] = []  # Programs that give no costs, each with its line.
         self.line = 0
         self._path = path
-        self._prefix: re.Pattern[str] | None = None  # Of each line, by a launcher: ``[1,0]<stdout>:`` or ``0: ``.
+        self._prefix: re.Pattern[str] | None = None  # A launcher's in each line: ``[1,0]<stdout>:`` or ``0: ``.
         self._program = ""
-        self._hosts: dict[str, str] = {}  # Of each rank of nccl-tests.
+        self._hosts: dict[str, str] = {}  # Host by rank, of nccl-tests.
         self._groups: set[str | None] = set()
         self._table: NcclTable | OsuTable | None = None
 
     def take(self, line: str, *, is_cut: bool) -> None:
-        """Reads the next line. `is_cut`: the file ends within it. Raises `ValueError`: it has no sense."""
+        """Reads the next line. `is_cut`: the file ends within it. Raises `ValueError`: the line is not valid here."""
         self.line += 1
-        if head := HEAD.match(line):
-            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
-            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
-        if self._prefix:
-            line = self._prefix.sub("", line, count=1)
+        line = self._without_prefix(line)
         text = line.strip().lstrip("#").strip()
         words = text.split()
-        if (named := PROGRAM.search(line)) and "concluded" not in line:
-            self._program = named[1]
+        program = PROGRAM.search(line)
+        if program and "concluded" not in line:
+            self._program = program[1]
         if words[:1] == ["nThread"]:
             self._hosts, self._groups = {}, set()
         elif device := DEVICE.match(text):
-            if device[1] in self._hosts:
-                raise ValueError(f"rank {device[1]} again: each process measured alone; build nccl-tests with MPI=1")
-            self._hosts[device[1]] = device[3]
-            self._groups.add(device[2])
+            self._add_device(*device.groups())
         elif title := TITLE.match(text):
             self._open_osu(*title.groups())
         elif words[:3] == ["size", "count", "type"]:
@@ -226,22 +228,47 @@ class OutputReader:
         elif text.startswith("Avg bus bandwidth"):
             self._close()
             self._program = ""
-        elif isinstance(self._table, NcclTable):
-            self._table.take(line)
-        elif self._table and words[:1] == ["Datatype:"]:
-            self._table.dtype = words[-1].rstrip(".")
-        elif self._table and words[:1] == ["Size"]:
-            self._table.set_columns(text, self.line)
-        elif self._table:
-            self._table.take(line, is_cut=is_cut)
+        elif self._table is not None:
+            self._take_row(self._table, line, text, is_cut=is_cut)
+
+    def _without_prefix(self, line: str) -> str:
+        if head := HEAD.match(line):
+            self._prefix = None
+            if prefix := head[1].strip():
+                digits_vary = re.sub(r"\d+", r"\\d+", re.escape(prefix))
+                self._prefix = re.compile(rf"^\s*{digits_vary} ?")
+        if self._prefix is None:
+            return line
+        return self._prefix.sub("", line, count=1)
+
+    def _add_device(self, rank: str, group: str | None, host: str) -> None:
+        if rank in self._hosts:
+            raise ValueError(f"rank {rank} again: each process measured alone; build nccl-tests with MPI=1")
+        self._hosts[rank] = host
+        self._groups.add(group)
+
+    def _take_row(self, table: NcclTable | OsuTable, line: str, text: str, *, is_cut: bool) -> None:
+        if isinstance(table, NcclTable):
+            table.take(line)
+        elif text.startswith("Datatype:"):
+            table.dtype = text.split()[-1].rstrip(".")
+        elif text.split()[:1] == ["Size"]:
+            table.set_columns(text, self.line)
+        else:
+            table.take(line, is_cut=is_cut)
 
     def _open_osu(self, library: str, one_sided: str | None, name: str, version: str | None) -> None:
         self.end()
         kind = kind_of(name.removesuffix(" Latency"))
         if one_sided or kind is None or library not in ("MPI", "NCCL", "xCCL"):
-            self._leave_out(f"OSU {library}{one_sided or ''} {name}{' (one-sided)' if one_sided else ''}")
+            program = f"OSU {library} {name}"
+            if one_sided:
+                program = f"OSU {library}{one_sided} {name} (one-sided)"
+            self._leave_out(program)
             return
-        carrier = "mpi" if library == "MPI" else "nccl"
+        carrier = "nccl"
+        if library == "MPI":
+            carrier = "mpi"
         title = f"OSU {name} {version or ''}".strip()
         self._table = OsuTable(
             OutputSeries(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind)
@@ -256,18 +283,18 @@ class OutputReader:
         if "cputime" in columns:
             raise ValueError(f"column cputime {CPU_TIME}")
         if any(columns.count(name) != 2 for name in FIGURES):
-            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must be there twice")
+            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must each be there twice")
         head = nccl_head(self._path, kind, len(self._hosts), set(self._hosts.values()), self._groups)
         self._table = NcclTable(replace(head, line=self.line), columns)
 
     def _leave_out(self, program: str) -> None:
-        self.left_out.append(f"line {self.line}: no costs are made of {program}")
+        self.left_out.append(f"line {self.line}: {program} gives no costs")
 
     def _close(self) -> None:
         if isinstance(self._table, NcclTable):
             self._table.require_whole_row()
         if self._table and not self._table.has_figures:
-            raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
+            raise ValueError(f"{self._table.head.title} has no row up to here; give the whole output")
         if self._table:
             self.series += self._table.series.values()
         self._table = None
@@ -280,24 +307,26 @@ class OutputReader:
 
 
 def kind_of(name: str) -> str | None:
-    """Returns what a program measures, empty if it has no name; None: something that no costs are made of."""
+    """Returns the kind of measurement of a program, empty if it has no name; None: one that gives no costs."""
     letters = re.sub("[^a-z]", "", name.lower())
-    return KINDS.get(letters) if letters else ""
+    if not letters:
+        return ""
+    return KINDS.get(letters)
 
 
 def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> OutputSeries:
-    """Returns what a table of nccl-tests says in front of its rows. Raises `ValueError`: the ranks are split."""
+    """Returns the series of a table of nccl-tests before its rows are read. Raises `ValueError`: ranks are split."""
     if len(groups) > 1:
         raise ValueError(
-            f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): no costs "
-            "are made of them"
+            f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): such times "
+            "give no costs"
         )
     head = OutputSeries(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
     return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
 def read_output(path: Path) -> OutputReader:
-    """Returns all series of a file. Raises `UserError`: it is unreadable or damaged, or nothing in it gives costs."""
+    """Returns all series of a file. Raises `UserError`: it is unreadable or damaged, or contains no costs."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
@@ -308,7 +337,7 @@ def read_output(path: Path) -> OutputReader:
         try:
             reader.series = _series_of_json(path, parse_json(text))
         except (LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
+            raise UserError(f"{path}: is not JSON of nccl-tests (-J), version 3: {error}") from None
         except ValueError as error:
             raise UserError(f"{path}: {why_unreadable(error)}") from None
         return reader
@@ -319,20 +348,21 @@ def read_output(path: Path) -> OutputReader:
     except ValueError as error:
         raise UserError(f"{path}: line {reader.line}: {error}") from None
     if not reader.series and reader.left_out:
-        raise UserError(f"{path}: {reader.left_out[0]}, but of {KIND_NAMES}")
+        raise UserError(f"{path}: {reader.left_out[0]}; costs come from {KIND_NAMES}")
     if not reader.series:
-        raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give all that one printed")
+        raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give a program's whole output")
     return reader
 
 
 def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
-    """Raises `LookupError`, `TypeError`, `AttributeError`: it is of another form; `ValueError`: it has no figures."""
-    program = PROGRAM.search(report["args"][0])
-    kind = kind_of(program[1] if program else "")
+    """Raises `LookupError`, `TypeError`, `AttributeError`: another form; `ValueError`: no figures."""
+    kind: str | None = ""
+    if program := PROGRAM.search(report["args"][0]):
+        kind = kind_of(program[1])
     if kind is None:
-        raise ValueError(f"no costs are made of {report['args'][0]}, but of {KIND_NAMES}")
+        raise ValueError(f"{report['args'][0]} gives no costs; they come from {KIND_NAMES}")
     config, devices = report["config"], report["config"]["devices"]
-    # A process lists its first GPU alone, whatever the GPUs of a thread are.
+    # A process lists only its first GPU, whatever the GPUs of a thread are.
     ranks = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
     hosts, groups = {device["hostname"] for device in devices}, {device["group"] for device in devices}
     table = NcclTable(nccl_head(path, kind, ranks, hosts, groups), COLUMNS)
@@ -341,9 +371,12 @@ def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]
         for figures in (row["out_of_place"], row["in_place"]):
             if "cpu_time" in figures:
                 raise ValueError(f"cpu_time {CPU_TIME}")
-            wrong = figures["nwrong"]
-            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], "N/A" if wrong is None else wrong]
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"]]
+            if figures["nwrong"] is None:
+                cells.append("N/A")
+            else:
+                cells.append(figures["nwrong"])
         table.add_row(cells)
     if "average_bus_bandwidth" not in report or not table.has_figures:
-        raise ValueError("holds no whole table: the run did not end; give the file of a whole run")
+        raise ValueError("has no complete table: the run did not end; give the file of a complete run")
     return list(table.series.values())

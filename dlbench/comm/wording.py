@@ -1,4 +1,4 @@
-"""Sentences on collectives: what a group measured, which algorithm to use at which size, what stands behind a fit."""
+"""Sentences on collectives: the conditions of a group, the algorithm to use at each size, the basis of a fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlbench.comm.measurements import CollectiveGroup
 from dlbench.report.wording import figure_text, percent, place_text, runs_text
 from dlbench.specs.comm import ALGORITHMS, LargestHeldOut, Level, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.units import format_bytes, format_number
+from dlbench.units import first_of, format_bytes, format_number
 
 MAX_TIED = 3  # Algorithms without a winner that are named.
 MAX_HOSTS = 8  # Hosts that are named.
@@ -22,44 +22,58 @@ COLLECTIVE_TITLES: dict[str, str] = {name: name for name in ALGORITHMS} | {
 
 
 def per_byte_text(seconds_per_byte: float) -> str:
-    """Seconds per byte as the rate that they are, GB/s; `free` where bytes cost nothing."""
-    return "free" if seconds_per_byte <= 0 else format_number(1e-9 / seconds_per_byte, 3)
+    """Returns the rate in GB/s of a time per byte; `free` if bytes cost nothing."""
+    if seconds_per_byte <= 0:
+        return "free"
+    return format_number(1e-9 / seconds_per_byte, 3)
 
 
 def label_of(group: CollectiveGroup) -> str:
-    """A group in one line: system, collective, type, layout, carriers."""
+    """Returns the title of a group: system, collective, type, layout, carriers."""
     plan, layout = group.sample.plan, group.layout
-    groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
-    nodes = f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    ranks = f"{plan.layout.ranks} ranks"
+    if layout.num_groups > 1:
+        ranks += f" in {layout.num_groups} groups of {layout.group_size}"
+    if plan.layout.nodes > 1:
+        ranks += f" on {plan.layout.nodes} nodes"
     carriers = ", ".join(dict.fromkeys(series.carrier for series in group.series))
-    what = f"{COLLECTIVE_TITLES[group.collective]} {group.dtype}"
-    return f"{plan.system.name}: {what}, {plan.layout.ranks} ranks{groups}{nodes}, over {carriers}"
+    return f"{plan.system.name}: {COLLECTIVE_TITLES[group.collective]} {group.dtype}, {ranks}, over {carriers}"
 
 
 def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
-    """What all runs of a group share."""
+    """Returns the conditions that all runs of a group share."""
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
-    iterations = sorted({row.iterations for series in group.series for row in series.rows})
-    hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
-    more_hosts = f" and {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
-    timings = {row.timing for series in group.series for row in series.rows}
-    has_servers = any(series.algorithm == "parameter-server" for series in group.series)
-    pairs, layout = plan.comm.pairs, group.layout
+    iterations = sorted({point.iterations for point in group.points})
+    hosts = set(record.hosts)
+    for run in group.runs:
+        assert run.record is not None
+        hosts |= set(run.record.hosts)
+    timings = {point.timing for point in group.points}
+    layout, groups = group.layout, f"{group.layout.num_groups} of {group.layout.group_size}"
+    collective, iterations_title, timing, servers = COLLECTIVE_TITLES[group.collective], "Timed iterations", "", ""
+    if plan.comm.pairs:
+        collective, iterations_title = "", "Timed operations"
+        if layout.num_groups == 1:
+            groups = ""
+    if "in-stream" in timings:
+        timing = "in the GPU's stream"
+    if any(series.algorithm == "parameter-server" for series in group.series):
+        servers = str(plan.comm.shards or "every rank")
     values = (
         ("system", "System", plan.system.name),
         ("launcher", "Launcher", plan.system.launch.launcher),
         ("layout", "Ranks", place_text(plan.layout.ranks, plan.layout.nodes)),
-        ("groups", "Groups", "" if pairs and layout.num_groups == 1 else f"{layout.num_groups} of {layout.group_size}"),
+        ("groups", "Groups", groups),
         ("cores", "Cores per rank", str(plan.layout.cores_per_rank)),
         ("device", "Device", record.device),
-        ("collective", "Collective", "" if pairs else COLLECTIVE_TITLES[group.collective]),
+        ("collective", "Collective", collective),
         ("congestors", "Congestors", ", ".join(f"{first}:{second}" for first, second in plan.comm.congestors)),
         ("dtype", "Type", group.dtype),
-        ("timing", "Timing", "in the GPU's stream" if "in-stream" in timings else ""),
-        ("shards", "Servers", str(plan.comm.shards or "every rank") if has_servers else ""),
-        ("iterations", f"Timed {'operations' if pairs else 'iterations'}", " or ".join(map(str, iterations))),
-        ("hosts", "Hosts", ", ".join(hosts[:MAX_HOSTS]) + more_hosts),
+        ("timing", "Timing", timing),
+        ("shards", "Servers", servers),
+        ("iterations", iterations_title, " or ".join(map(str, iterations))),
+        ("hosts", "Hosts", first_of(sorted(hosts), MAX_HOSTS)),
     )
     return tuple(Condition(name=name, title=title, value=value) for name, title, value in values if value)
 
@@ -73,67 +87,71 @@ def verdict(advice: str, fastest: Best, rate_name: str) -> str:
 
 
 def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
-    """Returns what to use at which size, in a sentence."""
-    what = COLLECTIVE_TITLES[group.collective]
+    """Returns the algorithms to use by size, in a sentence."""
+    collective = COLLECTIVE_TITLES[group.collective]
     if len({series.title for series in group.series}) == 1:
-        return f"Nothing to choose from: only {group.series[0].title} was measured."
-    has_library = any(series.is_library for series in group.series)
-    library = "keep the library's choice" if has_library else "any of them will do"
+        return f"No choice: only {group.series[0].title} was measured."
+    library = "use any of them"
+    if any(series.is_library for series in group.series):
+        library = "keep the library's choice"
     if len(group.runs) < MIN_RUNS:
         return (
-            f"No advice from {runs_text(len(group.runs))}: an algorithm is recommended from {MIN_RUNS} runs on "
-            f"(--repeats {MIN_RUNS}); until then {library}."
+            f"No recommendation from {runs_text(len(group.runs))}: it needs at least {MIN_RUNS} runs "
+            f"(--repeats {MIN_RUNS}); until then, {library}."
         )
-    if not any(each.title for each in ranges):
+    if not any(size_range.title for size_range in ranges):
         widest = max(ranges, key=attrgetter("spread"))
-        return f"No winner for {what}: {tied_text(widest, len(group.series))}; {library}."
-    keep = "" if all(each.title for each in ranges) else f"; where none is clear, {library}"
-    return f"For {what} use: {ranges_text(ranges, len(group.series))}{keep}."
+        return f"No winner for {collective}: {tied_text(widest, len(group.series))}; {library}."
+    text = f"For {collective} use: {ranges_text(ranges, len(group.series))}"
+    if all(size_range.title for size_range in ranges):
+        return f"{text}."
+    return f"{text}; without a winner, {library}."
 
 
 def ranges_text(ranges: Sequence[Recommended], count: int) -> str:
-    """Returns the winner of each range of sizes, or which of `count` algorithms cannot be told apart there."""
+    """Returns the winner of each range of sizes, or the algorithms, of `count`, that are equally fast there."""
     texts = []
-    for each in ranges:
-        sizes = " to ".join(dict.fromkeys(map(format_bytes, (each.low, each.high))))
-        texts.append(f"{sizes}: {each.title or f'no winner ({tied_text(each, count)})'}")
+    for size_range in ranges:
+        sizes = " to ".join(dict.fromkeys(map(format_bytes, (size_range.low, size_range.high))))
+        winner = size_range.title or f"no winner ({tied_text(size_range, count)})"
+        texts.append(f"{sizes}: {winner}")
     return "; ".join(texts)
 
 
-def tied_text(found: Recommended, count: int) -> str:
-    """Returns in words which of `count` algorithms cannot be told apart."""
-    names = list(found.tied)
+def tied_text(size_range: Recommended, count: int) -> str:
+    """Returns in words the algorithms, of `count`, that are equally fast."""
+    names = list(size_range.tied)
     if len(names) == 1:
-        return f"{names[0]} is clearly slower at none of these sizes"
+        return f"{names[0]} is not clearly slower at any of these sizes"
     if len(names) > MAX_TIED:
         names = [*names[:MAX_TIED], f"{len(names) - MAX_TIED} more"]
-    who = f"{', '.join(names[:-1])} and {names[-1]}"
-    if len(found.tied) == count > MAX_TIED:
-        who = f"all {count} algorithms"
-    return f"the intervals of {who} overlap, or they are within {percent(STAY_WITHIN, 0)}"
+    algorithms = f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(size_range.tied) == count > MAX_TIED:
+        algorithms = f"all {count} algorithms"
+    return f"the intervals of {algorithms} overlap, or they differ by less than {percent(STAY_WITHIN, 0)}"
 
 
 def fit_caption(network: NetworkModel) -> str:
-    """What stands behind a fit, in a few sentences."""
+    """Returns the basis of a fit and its largest error, in a few sentences."""
     over, levels = network.fitted_over, network.levels
     if over is None:
-        return "Only libraries were measured: each is a line through its sizes, at the rank counts measured."
-    basis = (
-        f"in brackets 95 % intervals over {over.runs} runs a point" if network.draws else "too few runs for intervals"
-    )
+        return "Only libraries were measured: each is a line through its sizes, at the measured rank counts."
+    basis = "too few runs for intervals"
+    if network.draws:
+        basis = f"in brackets 95 % intervals over {over.runs} runs per point"
     text = f"Fitted to {network.num_points} points at {_and(over.ranks)} ranks; {basis}."
     if "across" in levels:
         text += f" In the model, ranks of a group {_shared(levels['across'])} to other groups."
     if "beyond" in levels:
         text += f" Ranks below one leaf switch {_shared(levels['beyond'])} to other leaf switches."
     if "inside" in levels and levels["inside"].links is not None:
-        text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
-    each, points = "each size and rank count", "points of other sizes and other rank counts"
+        text += " In a group the bytes of all its ranks add up: they share memory or processors."
+    left_out, points = "each size and rank count", "points of other sizes and other rank counts"
     if len(over.ranks) == 1:
-        each, points = "each size", f"points of other sizes, all at {over.ranks[0]} ranks, the only rank count"
+        left_out, points = "each size", f"points of other sizes, all at {over.ranks[0]} ranks, the only rank count"
     return (
-        f"{text} {largest_text(network.largest_held_out)} Held out: {each} is predicted from {points}; "
-        "which costs there are and what ranks share is taken from all points, which flatters these errors a little."
+        f"{text} {largest_text(network.largest_held_out)} Held out: {left_out} is predicted from {points}. The kinds "
+        "of costs and the shared links are chosen with all points, so these errors are slightly too small."
     )
 
 
@@ -142,17 +160,20 @@ def _and(ranks: Sequence[int]) -> str:
 
 
 def _shared(level: Level) -> str:
-    many = "one link" if level.links == 1 else f"{level.links} links"
-    return "have a link each" if level.links is None else f"share {many}"
+    if level.links is None:
+        return "have one link each"
+    if level.links == 1:
+        return "share one link"
+    return f"share {level.links} links"
 
 
 def largest_text(largest: LargestHeldOut | None) -> str:
-    """The error at the largest rank count, in a sentence."""
+    """Returns the error at the largest rank count, in a sentence."""
     if largest is None:
-        return "Error at the largest rank count: not known, the smaller ones do not determine it."
+        return "Error at the largest rank count: unknown, as the smaller rank counts do not determine it."
     bias = largest.ratio - 1
-    way = "too long" if bias > 0 else "too short"
+    direction = "too long" if bias > 0 else "too short"
     return (
         f"Error at the largest rank count, held out ({largest.ranks} ranks from {_and(largest.fitted_ranks)}): "
-        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
+        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {direction})."
     )

@@ -1,7 +1,7 @@
-"""The account of a data set's files by their names: samples of which split, companions, and files that nobody knows.
+"""Sorts the files of a data set by their names into samples of each split, companions and unknown files.
 
-No file is opened. Files that look like samples and are none of the container that is read are refused by name, so that
-nothing is left out silently; forms that people have and dlbench does not read are named with the way to one it reads.
+No file is opened. Files that look like samples of another format are refused, so that no data is ignored silently; for
+known formats that dlbench does not read the message says how to convert them.
 """
 
 from __future__ import annotations
@@ -13,60 +13,62 @@ from pathlib import Path
 
 from dlbench.datasets.splits import Split, of_split
 from dlbench.errors import UserError
+from dlbench.units import counted
 
-NAMED = 20  # names of a list that are given; of the others the number
+NAMED = 20  # names of a list that are printed; the others are only counted
 _NAMED_IN_LINE = 3
 _COMPANION = re.compile(
     r"(?:licen[cs]es?|readme|copying|notice|vocabulary|[^.]*synset[^.]*|(?:md5|sha\d+)_?sums?)(?:\.\w+)?"
     r"|.*\.(?:md5|sha\d*|sha\d*sums?|idx|index|lst|list|jsonl?|md|ya?ml|csv|tsv|log|py|sh)|index\.npz|.*_label\.npy",
     re.IGNORECASE,
 )
-"""Files that stand beside samples: indexes, manifests, checksums, lists, licences, descriptions."""
+"""Companion files of samples: indexes, manifests, checksums, lists, licences, descriptions."""
 _OURS = frozenset(("manifest.json", "manifest.files.jsonl", "LICENSES.txt", "index.npz"))
 _LIKE_SAMPLES = re.compile(
     r".*(?:\.(?:h5|hdf5?|he5|tfrecords?|tar|tgz|parquet|arrow|rec|beton)|_(?:x|y|data|label)\.npy|-\d+-of-\d+)"
     r"(?:\.(?:gz|bz2|xz|zst))?|.*\.txt\.(?:gz|bz2|xz|zst)|[\w-]*\d",
     re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"-\d+-of-(\d+)")  # In the name of a file, of how many it is one.
+_NUMBERED = re.compile(r"-\d+-of-(\d+)")  # In a file's name: the number of files.
 _FOREIGN: tuple[tuple[str, str], ...] = (
-    (r".*\.(?:parquet|arrow)", "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)"),
-    (r".*\.beton", "is FFCV's; give the images that it was written from"),
-    (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
-    (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),
-    (r".*\.(?:txt|h5|hdf5?)\.(?:gz|bz2|xz|zst)|.*\.zip", "is compressed; unpack it"),
-    (r".*\.(?:png|bmp|tiff?)", "is no JPEG; convert it to .jpg"),
+    (r".*\.(?:parquet|arrow)", "is a Hugging Face file; write the images as <class>/<image>.jpg (docs/workloads.md)"),
+    (r".*\.beton", "is an FFCV file; give the images that it was written from"),
+    (r".*\.rec", "is an MXNet RecordIO file; unpack it to <class>/<image>.jpg"),
+    (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, which prevents random access; decompress it to .tar"),
+    (r".*\.(?:txt|h5|hdf5?)\.(?:gz|bz2|xz|zst)|.*\.zip", "is compressed; decompress it"),
+    (r".*\.(?:png|bmp|tiff?)", "is not a JPEG; convert it to .jpg"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Which files there are, by name."""
+    """The files of a data set by split."""
 
     splits: Mapping[str, tuple[str, ...]]
-    """Names of files, or of class folders, by split; `all` where there is one."""
-    others: tuple[str, ...] = ()  # companions and files that nobody knows: they are not read
+    """Names of files, or of class folders, by split; by `all` if there is only one split."""
+    others: tuple[str, ...] = ()  # companions and unknown files, which are not read
     unit: str = "files"
-    is_partial: bool = False  # whether only the first names were looked at
+    is_partial: bool = False  # whether only the first names of a large folder were listed
 
     def line(self) -> str:
-        """Returns text such as `train 500 files, validation 1 (eval.txt), 1 passed over: eval.md5`."""
+        """Returns text such as `train 500 files, validation 1 (eval.txt), 1 not read: eval.md5`."""
         parts: list[str] = []
         for split, names in self.splits.items():
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:
                 unit = f"{unit.removesuffix('s')} ({names[0]})"
-            numbered = _NUMBERED.search(names[0]) if names and not self.is_partial else None
-            if numbered and int(numbered[1]) != len(names):
-                unit += f" of {int(numbered[1]):,} by their names"
+            if names and not self.is_partial:
+                numbered = _NUMBERED.search(names[0])
+                if numbered and int(numbered[1]) != len(names):
+                    unit += f" of {int(numbered[1]):,} by their names"
             parts.append(f"{split} {len(names):,}{unit}")
         # Without the files that dlbench itself writes.
-        passed_over = [name for name in self.others if name.rpartition("/")[2] not in _OURS]
-        if passed_over:
-            more = ", ..." if len(passed_over) > _NAMED_IN_LINE else ""
-            parts.append(f"{len(passed_over):,} passed over: {', '.join(passed_over[:_NAMED_IN_LINE])}{more}")
+        unread = [name for name in self.others if name.rpartition("/")[2] not in _OURS]
+        if unread:
+            more = ", ..." if len(unread) > _NAMED_IN_LINE else ""
+            parts.append(f"{len(unread):,} not read: {', '.join(unread[:_NAMED_IN_LINE])}{more}")
         if self.is_partial:
-            parts.append("of the first names alone")
+            parts.append("only the first names were listed")
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, object]:
@@ -81,7 +83,7 @@ class Account:
 
 
 def is_companion(name: str) -> bool:
-    """Returns whether a file's name is one of a description, a list, an index or a checksum."""
+    """Returns whether a name is that of a companion file: a description, a list, an index or a checksum."""
     return _COMPANION.fullmatch(name.rpartition("/")[2]) is not None
 
 
@@ -90,7 +92,8 @@ def sample_names(
 ) -> list[str]:
     """Returns the sample files of one split among the names in a folder, sorted; empty if there are no samples.
 
-    `is_sample`: whether a name is one of the container that is read. `layout`: what is read, in words.
+    `is_sample`: returns whether a name is that of a sample file. `layout`: the expected layout, for messages. Raises
+    UserError: other files look like samples, too.
     """
     samples, others = [], []
     for name in names:
@@ -101,14 +104,14 @@ def sample_names(
     unread = sorted(name for name in others if _LIKE_SAMPLES.fullmatch(name) and not is_companion(name))
     if samples and unread:
         raise UserError(
-            f"{str(folder)!r} holds {len(unread):,} file(s) that would not be read, {unread[0]!r} first, beside "
-            f"{min(samples)!r}; move them away, or bring them into the form that is read: {layout}"
+            f"{str(folder)!r} holds {counted(len(unread), 'file')} that would not be read, e.g. {unread[0]!r}, next to "
+            f"{min(samples)!r}; move them away, or convert them to the expected layout: {layout}"
         )
     return of_split(folder, samples, split)
 
 
 def foreign_form(names: Iterable[str]) -> str | None:
-    """Says of the first file of a form that is known and not read what to do with it; None if there is none."""
+    """Returns what to do with the first file of a known format that is not supported; None if there is none."""
     for name in sorted(names):
         for pattern, remedy in _FOREIGN:
             if re.fullmatch(pattern, name, re.IGNORECASE):

@@ -1,4 +1,4 @@
-"""HDF5 and .npy files: opened and read so that damage is an error of one line; HDF5 made with checksums."""
+"""Opens HDF5 and .npy files so that damage becomes an error of one line, and creates HDF5 files with checksums."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPEN_AT_MOST = 32  # files kept open by one process
-_SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032
-_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # how a global heap begins, and how it states sizes
+_SMALLEST_RATIO = 1 / 1100  # smallest size of a compressed dataset relative to its content; gzip reaches 1/1032
+_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # signature of a global heap, and format of its sizes
 
 
 @contextmanager
 def damage_as_oserror() -> Iterator[None]:
-    """Around everything that reads HDF5: what h5py raises on damaged metadata becomes an OSError with one line.
+    """Turns the errors that h5py raises on damaged metadata into an OSError with one line.
 
-    Which error it is depends on the byte: RuntimeError, KeyError, TypeError, MemoryError for a size that cannot be.
-    ValueError passes, for it is also what our own checks raise.
-    Raises OSError: the file is damaged.
+    h5py raises RuntimeError, KeyError, TypeError or MemoryError, depending on the damaged byte. ValueError passes,
+    because the checks of dlbench raise it, too.
     """
     try:
         yield
@@ -40,24 +39,21 @@ def damage_as_oserror() -> Iterator[None]:
 
 
 def open_hdf5(path: Path) -> h5py.File:
-    """A file, for reading.
-
-    Raises OSError: it is missing, no regular file, damaged or truncated; of damage the message is HDF5's.
-    """
+    """Opens a file for reading. Raises OSError: it is missing, not a regular file, damaged or truncated."""
     import h5py
 
     require_file(path)
     with damage_as_oserror():
-        # Nobody writes a data set during a run, and network file systems often lack locks. Whatever HDF5_DRIVER says:
-        # volumes are read through this driver's descriptor.
+        # No locking: nobody writes a data set during a run, and network file systems often lack locks. The driver is
+        # fixed, because volumes are read through its file descriptor.
         return h5py.File(path, "r", driver="sec2", locking=False)
 
 
 def make_hdf5(path: Path) -> h5py.File:
-    """A new file, whose bytes depend on its content and the version of the HDF5 library alone.
+    """Creates a file whose bytes depend only on its content and the version of the HDF5 library.
 
-    Its metadata carry checksums, which HDF5 has since 1.10; datasets have them if they are made with `fletcher32`.
-    Raises OSError: the file exists already, or the disk refuses.
+    Its metadata have checksums, which HDF5 has since 1.10; datasets have them if they are created with `fletcher32`.
+    Raises OSError: the file exists already, or cannot be written.
     """
     import h5py
 
@@ -69,51 +65,52 @@ def make_hdf5(path: Path) -> h5py.File:
 
 
 def require_plausible(file: h5py.File, dataset: h5py.Dataset) -> None:
-    """Before anything of that size is allocated.
+    """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated.
 
-    Raises ValueError: values of a dataset lie in other files, which HDF5 replaces by fill values where they are
-    missing; or its shape is larger than its file can hold, however well it is compressed.
+    The values may be in other files, and HDF5 returns fill values if these are missing; or the shape may be larger than
+    the file can hold even with the best compression.
     """
     name, kind = dataset.name.lstrip("/"), "a link"
-    outside = {dataset.file.filename} - {file.filename}
+    other_files = {dataset.file.filename} - {file.filename}
     if dataset.is_virtual:
-        kind, outside = "virtual", {source.file_name for source in dataset.virtual_sources()} - {"."}
+        kind, other_files = "virtual", {source.file_name for source in dataset.virtual_sources()} - {"."}
     elif dataset.external:
-        kind, outside = "external", {path for path, _offset, _size in dataset.external}
-    if outside:
-        first = min(outside)
-        raise ValueError(f"{name} is {kind}: its values lie in other files, e.g. {first!r}; write them into this one")
+        kind, other_files = "external", {path for path, _offset, _size in dataset.external}
+    if other_files:
+        raise ValueError(
+            f"{name} is {kind}: its values are in other files, e.g. {min(other_files)!r}; write them into this one"
+        )
     size = dataset.file.id.get_filesize()
-    if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_SHARE <= size:
+    if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_RATIO <= size:
         return
     if not dataset.id.get_storage_size():
         raise ValueError(f"{name} of shape {dataset.shape} was never written: the file stores no value of it")
-    raise ValueError(f"{name} of shape {dataset.shape} cannot lie in a file of {size} bytes")
+    raise ValueError(f"{name} of shape {dataset.shape} cannot be stored in a file of {size} bytes")
 
 
 class OpenFiles:
-    """Opens files at first use in each process, so that its owner may be pickled or forked."""
+    """Opens HDF5 files at first use in each process, so that its owner may be pickled or forked."""
 
     def __init__(self) -> None:
-        self._handles: dict[Path, tuple[Any, Any]] = {}  # and what was found in it
+        self._handles: dict[Path, tuple[Any, Any]] = {}  # open file and its content
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_handles": {}, "_owner": -1}
 
-    def found(self, path: Path, look: Callable[[h5py.File], T]) -> T:
-        """Returns what `look` finds in a file, which it looks at when that is opened.
+    def content(self, path: Path, read: Callable[[h5py.File], T]) -> T:
+        """Returns what `read` returned for a file when it was opened.
 
-        The file opened first gives way when there are too many. Raises as `open_hdf5`, and as `look`.
+        With too many open files the oldest is closed. Raises the errors of `open_hdf5` and of `read`.
         """
-        if self._owner != os.getpid():  # handles of a parent must not be used, nor closed, in its child
+        if self._owner != os.getpid():  # handles of a parent process must neither be used nor closed in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
             if len(self._handles) >= OPEN_AT_MOST:
                 self._handles.pop(next(iter(self._handles)))[0].close()
             file = open_hdf5(path)
             try:
-                self._handles[path] = file, look(file)
+                self._handles[path] = file, read(file)
             except BaseException:
                 file.close()
                 raise
@@ -127,35 +124,36 @@ class OpenFiles:
 
 
 def heap_fault(path: Path) -> str | None:
-    """What is wrong with the heaps in which HDF5 keeps rows of variable length, or none.
+    """Returns what is damaged in the heaps in which HDF5 stores rows of variable length, or None.
 
-    To be asked before such rows are read: over an object without a size the library goes round without end. What refers
-    to the heaps is not looked at. Layout: HDF5 file format specification 3.0, section III.E.
+    Must be checked before such rows are read, because the library loops forever at an object of size 0. References to
+    the heaps are not checked. Layout: HDF5 file format specification 3.0, section III.E.
     Raises OSError: the file cannot be read.
     """
     with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = -1
         while (start := content.find(_HEAP, start + 1)) >= 0:
-            (size,) = _SIZE.unpack_from(content, start + 8) if start + 16 <= len(content) else (0,)
-            end, place = start + size, start + 16
+            size = 0
+            if start + 16 <= len(content):
+                (size,) = _SIZE.unpack_from(content, start + 8)
             if not 16 < size <= len(content) - start:
                 return f"damaged HDF5: the heap at byte {start} has a size of {size}"
-            while place + 16 <= end:
-                number = int.from_bytes(content[place : place + 2], "little")
-                (length,) = _SIZE.unpack_from(content, place + 8)
-                # Object 0 is the free rest: its size counts its own head.
-                taken = length if number == 0 else 16 + length + -length % 8
-                if taken < 16 or taken > end - place:
-                    return f"damaged HDF5: object {number} at byte {place} of a heap has a size of {length}"
-                place += taken
+            end, position = start + size, start + 16
+            while position + 16 <= end:
+                number = int.from_bytes(content[position : position + 2], "little")
+                (length,) = _SIZE.unpack_from(content, position + 8)
+                # Object 0 is the free space, whose size includes its header.
+                object_bytes = length if number == 0 else 16 + length + -length % 8
+                if object_bytes < 16 or object_bytes > end - position:
+                    return f"damaged HDF5: object {number} at byte {position} of a heap has a size of {length}"
+                position += object_bytes
     return None
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """The array of a file, read-only and mapped.
+    """Memory-maps the array of a .npy file, read-only.
 
-    Raises OSError: it cannot be read, or is no regular file. ValueError: it is damaged, cut off, or holds Python
-    objects.
+    Raises OSError: it cannot be read. ValueError: it is damaged, truncated, or holds Python objects.
     """
     require_file(path)
     mapped: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")

@@ -1,9 +1,8 @@
-"""The index of a data set of many files, which ranks of a node hand on: it is packed, and its paths are made late.
+"""Packs the index of a data set of many files into shared memory, so that one rank of a node lists the files for all.
 
-Packed form: 8 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then the
-blocks: arrays and byte strings, each beginning at a multiple of 64 bytes counted from the end of the description,
-itself padded likewise. Nothing in it is executed: dataclasses are named and must be among those that the reader
-expects. Arrays are views of the memory and cannot be written to.
+Packed form: 8 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then the blocks,
+which are arrays and byte strings, each aligned to 64 bytes. Nothing in it is executed: dataclasses are named, and must
+be among those that the reader expects. Unpacked arrays are read-only views of the memory.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from dlbench.opening import parse_json
 
 _HEAD = struct.Struct("<q")
 _ALIGNED = 64
-_KINDS = frozenset("biuf")  # of the arrays: numbers and truth values
+_KINDS = frozenset("biuf")  # numpy's kinds of the arrays: numbers and booleans
 
 
 class Files(Sequence[Path]):
-    """Paths of a data set's files, each made when it is asked for: a million of them take seconds and 400 MB."""
+    """Paths of a data set's files, created on access: a million `Path` objects take seconds and 400 MB."""
 
     def __init__(self, num: int, path: Callable[[int], Path]) -> None:
         self._num, self._path = num, path
@@ -33,19 +32,21 @@ class Files(Sequence[Path]):
     def __len__(self) -> int:
         return self._num
 
-    def __getitem__(self, at: Any) -> Any:
-        some = range(self._num)[at]
-        return self._path(some) if isinstance(some, int) else Files(len(some), lambda n: self._path(some[n]))
+    def __getitem__(self, index: Any) -> Any:
+        numbers = range(self._num)[index]
+        if isinstance(numbers, int):
+            return self._path(numbers)
+        return Files(len(numbers), lambda n: self._path(numbers[n]))
 
     def __iter__(self) -> Iterator[Path]:
-        return map(self._path, range(self._num))  # several threads may share it, as they may not a generator
+        return map(self._path, range(self._num))  # unlike a generator, threads may share it
 
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:
-    """Pieces that make up an index when written one behind the other.
+    """Yields the pieces of the packed form, to be written one after the other.
 
-    `value`: None, a bool, an int, a str, bytes, a Path, an array of numbers, or a tuple or a dataclass of such.
-    Raises TypeError: it is, or holds, something else.
+    `value`: None, a bool, an int, a str, bytes, a Path, an array of numbers, or a tuple or a dataclass of these.
+    Raises TypeError: it is, or contains, something else.
     """
     blocks: list[bytes | memoryview] = []
     text = json.dumps(_described(value, blocks)).encode("ascii")
@@ -67,28 +68,28 @@ def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
         blocks.append(flat.reshape(-1).view(np.uint8).data)
         return {"array": flat.dtype.str, "shape": list(flat.shape)}
     if isinstance(value, tuple):
-        return [_described(one, blocks) for one in value]
+        return [_described(element, blocks) for element in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _described(getattr(value, f.name), blocks) for f in dataclasses.fields(value)}
+        fields = {field.name: _described(getattr(value, field.name), blocks) for field in dataclasses.fields(value)}
         return {"dataclass": type(value).__name__, "fields": fields}
-    raise TypeError(f"{type(value).__name__} is not of an index")
+    raise TypeError(f"{type(value).__name__} cannot be packed into an index")
 
 
 def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
-    """What `packed` was given. Arrays are views of `data`."""
-    kinds: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in expected}
-    at = _HEAD.size
+    """Returns the value that `packed` was given. Arrays are views of `data`. `expected`: its dataclasses."""
+    dataclass_types: Mapping[str, Callable[..., Any]] = {cls.__name__: cls for cls in expected}
+    position = _HEAD.size
 
     def block(length: int) -> memoryview:
-        """The next one: they are taken in the order in which they were written."""
-        nonlocal at
-        begin, end = at, at + length
-        at = end + -end % _ALIGNED
+        """Returns the next block; they are read in the order in which they were written."""
+        nonlocal position
+        begin, end = position, position + length
+        position = end + -end % _ALIGNED
         return data[begin:end]
 
     def value(described: Any) -> Any:
         if isinstance(described, list):
-            return tuple(value(one) for one in described)
+            return tuple(value(element) for element in described)
         if not isinstance(described, dict):
             return described
         if "path" in described:
@@ -96,10 +97,11 @@ def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
         if "bytes" in described:
             return bytes(block(int(described["bytes"])))
         if "array" not in described:
-            fields = {name: value(one) for name, one in described["fields"].items()}
-            return kinds[described["dataclass"]](**fields)
-        kind, shape = np.dtype(str(described["array"])), [int(edge) for edge in described["shape"]]
-        array = np.frombuffer(block(int(np.prod(shape, dtype=np.int64)) * kind.itemsize) or b"", kind).reshape(shape)
+            fields = {name: value(field) for name, field in described["fields"].items()}
+            return dataclass_types[described["dataclass"]](**fields)
+        dtype, shape = np.dtype(str(described["array"])), [int(edge) for edge in described["shape"]]
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        array = np.frombuffer(block(num_bytes) or b"", dtype).reshape(shape)
         array.flags.writeable = False
         return array
 

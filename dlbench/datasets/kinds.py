@@ -1,6 +1,6 @@
-"""One description of each kind of data set: its files, how it is judged while a run is planned, verified and counted.
+"""The kinds of data sets: for each its files, and how it is checked during planning, verified and counted.
 
-`dlbench.datasets.recognition` says which kind lies in a folder.
+`dlbench.datasets.recognition` determines the kind of a folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -26,24 +26,25 @@ from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.errors import UserError
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import TextData, Workload
+from dlbench.units import counted
 
 Result = TypeVar("Result")
 
-OPENED = 8  # Files whose headers are read while a run is planned, at most.
-_AT_A_TIME = 64  # Images that one task decodes.
-_AT_ONCE = 1024  # Documents that are tokenised at a time.
+OPENED = 8  # Most files whose headers are read during planning.
+_IMAGES_PER_TASK = 64
+_DOCUMENTS_PER_BATCH = 1024
 _IMAGE_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in image_set.SUFFIXES)
 _IMAGES_WANTED = f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)"
 _PUBLIC_SHAPE = (128, 4, 4)  # Edge of a volume, channels and targets of cosmoUniverse.
 
 
 def holds_images(folder: Path) -> bool:
-    """Returns whether a folder holds image files, by the first of its names."""
+    """Returns whether image files are among the first names of a folder."""
     return any(name.lower().endswith(_IMAGE_SUFFIXES) for name in names_in(folder)[0])
 
 
 def names_in(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
-    """Returns names in a folder that are not hidden, or of folders alone, and whether these are all."""
+    """Returns the first names in a folder without hidden ones, or only folders, and whether these are all."""
     with os.scandir(folder) as entries:
         first = list(islice(entries, MAX_NAMES + 1))
         names = [e.name for e in first if not e.name.startswith(".") and (not folders or e.is_dir())]
@@ -52,20 +53,20 @@ def names_in(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSplit:
-    """A folder, or a file, that a planned run would read one split of its data from."""
+    """A folder, or a file, from which a planned run would read one split of its data."""
 
-    source: Path  # The data set as the plan names it by `key`.
+    source: Path  # The data set, the value of `key` in the plan.
     key: str
     folder: Path
-    inner: Sequence[str]  # Folders in it.
+    inner: Sequence[str]  # Names of folders in it.
     split: Split
     workload: Workload
     needed: int  # Samples of one step.
-    trains_on: str  # What the workload trains on, in words.
+    trains_on: str  # The expected data, for messages.
 
     @property
     def model(self) -> Any:
-        """The network, which has the sizes that its formats of data are read in."""
+        """The network, which defines the sizes of its samples."""
         return self.workload.model
 
     @property
@@ -75,16 +76,18 @@ class PlannedSplit:
 
 
 class Checking(NamedTuple):
-    """How all of a split is read."""
+    """Options of the verification of a split."""
 
-    split: Split | None = None  # Which of two splits that names tell apart is read.
-    vocabulary: str | None = None  # A path or a name, to which text and samples are held.
+    split: Split | None = None  # Split to read if the names of files distinguish two.
+    vocabulary: str | None = None  # Path or name of a vocabulary for checks of text and samples.
     workers: int = 1
     on_progress: Callable[[int, int], None] = lambda _done, _total: None
-    on_remark: Callable[[str], None] = lambda _line: None  # Given what is odd but usable, or was counted, a line each.
+    on_remark: Callable[[str], None] = lambda _line: (
+        None
+    )  # Called with lines about unusual but usable data, and counts.
 
     def each(self, check: Callable[..., Result], files: Sequence[Any]) -> list[Result]:
-        """Returns what a check says of each file; it runs in several processes."""
+        """Returns the results of a check of each file, which runs in several processes."""
         results: list[Result] = []
         with pool.run(check, list(files), self.workers, name=str, verb="read") as done:
             for result in pool.in_order(done):
@@ -94,26 +97,26 @@ class Checking(NamedTuple):
 
 
 class SplitCount(NamedTuple):
-    """The samples of a split after all of it was opened."""
+    """The number of samples of a split."""
 
     num_samples: int
-    public_set: str | None = None  # The public set that it is, or may be meant to be, a split of.
-    lacking: str | None = None  # Why it is not a whole split of that.
+    public_set: str | None = None  # Name of the public set that it may be a split of.
+    lacking: str | None = None  # Difference to a complete split of the public set; None: complete.
 
 
 class DataKind:
-    """A kind of data set; a new one is a class here and stands in `KINDS`."""
+    """A kind of data set. To add one, define a subclass and add it to `KINDS`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
-    manifest_kind: ClassVar[str]  # What its manifest calls it.
-    wanted: ClassVar[str] = ""  # What a workload that trains on it asks for, in words; of the first of its kinds.
+    manifest_kind: ClassVar[str]  # Its `kind` in manifests.
+    wanted: ClassVar[str] = ""  # Layouts that a workload for this kind reads, for messages.
     unit: ClassVar[str] = "files"
-    counted: ClassVar[str] = "files"  # What verifying it counts.
-    counts_samples: ClassVar[bool] = True  # Whether counts of its manifest are of samples.
+    counted: ClassVar[str] = "files"  # Unit of the progress of a verification.
+    counts_samples: ClassVar[bool] = True  # Whether the counts in its manifest are numbers of samples.
 
     def is_sample(self, name: str) -> bool:
-        """Returns whether a file's name, relative to the set's folder, is one of its samples."""
+        """Returns whether a file, named relative to the data set, holds samples."""
         raise NotImplementedError
 
     def names(self, folder: Path) -> tuple[list[str], bool]:
@@ -121,21 +124,21 @@ class DataKind:
         return names_in(folder)
 
     def sorted_out(self, folder: Path) -> tuple[list[str], list[str], bool]:
-        """Returns names of samples in a folder, or of its classes, the others, and whether these are all names."""
+        """Returns the names of samples or classes in a folder, other names, and whether these are all."""
         names, is_whole = self.names(folder)
         samples = sorted(name for name in names if self.is_sample(name))
         return samples, sorted(set(names) - set(samples)), is_whole
 
     def judge(self, planned: PlannedSplit) -> int | None:
-        """Returns the samples of a split, None if they are not known cheaply. Raises UserError: it does not fit."""
+        """Returns the number of samples, None if counting is slow. Raises UserError: the workload cannot use it."""
         raise NotImplementedError
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Reads all of a split; returns a line `name: reason` for each bad file or sample; none if all is well."""
+        """Reads a whole split; returns a line `name: reason` for each bad file or sample."""
         raise NotImplementedError
 
     def count(self, folder: Path, split: Split | None) -> SplitCount | None:
-        """Opens a split and counts its samples; None where that says nothing."""
+        """Counts the samples of a split; None if this kind has no fixed samples."""
         raise NotImplementedError
 
 
@@ -143,41 +146,45 @@ class _Images(DataKind):
     counted = "images"
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Decodes every image wholly, in threads; TFRecords carry checksums, which are compared.
+        """Decodes every image in threads, and checks the checksums of TFRecords.
 
         Remarks: one for each way in which images are usable but not a plain RGB JPEG (grey, CMYK, a PNG named .jpg),
-        and one for what was passed over.
+        and one for ignored files.
         """
         images = image_set.open_image_set(folder, checking.split)
         for remark in images.remarks:
             checking.on_remark(f"{str(images.root)!r}: {remark}")
-        starts = range(0, images.num_samples, _AT_A_TIME)
-        spans = [range(start, min(start + _AT_A_TIME, images.num_samples)) for start in starts]
-        bad: list[str] = []
-        first_odd: dict[str, str] = {}
-        num_odd: Counter[str] = Counter()
+        starts = range(0, images.num_samples, _IMAGES_PER_TASK)
+        spans = [range(start, min(start + _IMAGES_PER_TASK, images.num_samples)) for start in starts]
+        faults: list[str] = []
+        first_name: dict[str, str] = {}  # By remark.
+        counts: Counter[str] = Counter()  # By remark.
         with ThreadPoolExecutor(checking.workers) as threads:
-            for span, (lines, odd) in zip(spans, threads.map(partial(_decode, images), spans), strict=True):
-                bad += lines
-                for name, oddity in odd:
-                    first_odd.setdefault(oddity, name)
-                    num_odd[oddity] += 1
+            for span, (lines, remarks) in zip(spans, threads.map(partial(_decode, images), spans), strict=True):
+                faults += lines
+                for name, remark in remarks:
+                    first_name.setdefault(remark, name)
+                    counts[remark] += 1
                 checking.on_progress(span.stop, images.num_samples)
         images.close()
-        for oddity, name in sorted(first_odd.items()):
-            others = f" and {num_odd[oddity] - 1:,} more" if num_odd[oddity] > 1 else ""
-            checking.on_remark(f"{name}{others}: {oddity}")
-        return bad
+        for remark, name in sorted(first_name.items()):
+            images_text = name
+            if counts[remark] > 1:
+                images_text = f"{name} and {counts[remark] - 1:,} more"
+            checking.on_remark(f"{images_text}: {remark}")
+        return faults
 
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         images = image_set.open_image_set(folder, split)
         lacking = image_set.completeness(images, split or "train")
-        is_imagenet = lacking is None or image_set.resembles_imagenet(images)
-        return SplitCount(images.num_samples, "ImageNet-2012" if is_imagenet else None, lacking)
+        public_set: str | None = None
+        if lacking is None or image_set.resembles_imagenet(images):
+            public_set = "ImageNet-2012"
+        return SplitCount(images.num_samples, public_set, lacking)
 
 
 class ImageTree(_Images):
-    """`<class>/<image>.jpg`."""
+    """Images as `<class>/<image>.jpg`."""
 
     name = "images"
     title = "a tree of images"
@@ -198,7 +205,7 @@ class ImageTree(_Images):
 
 
 class ShardedImages(_Images):
-    """Tar or TFRecord files."""
+    """Images in tar or TFRecord files."""
 
     name = "image-shards"
     title = "shards of images"
@@ -216,48 +223,48 @@ class ShardedImages(_Images):
         names = names_in(folder)[0]
         if holds_class_tars(names):
             raise UserError(f"{planned.where} holds {CLASS_TARS}")
-        of_container = frozenset(next(iter(shards_among(names).values())))
-        sample_names(folder, names, of_container.__contains__, planned.split, _IMAGES_WANTED)
+        first_container = frozenset(next(iter(shards_among(names).values())))
+        sample_names(folder, names, first_container.__contains__, planned.split, _IMAGES_WANTED)
         return None
 
 
 def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | None:
-    """Returns the images in a tree, or None as soon as there are as many as needed, or too many to be counted here."""
-    num = looked = 0
+    """Returns the number of images in a tree, None if there are at least as many as needed, or too many to list."""
+    num_images = num_entries = 0
     for name in sorted(classes):
         with os.scandir(folder / name) as entries:
             first = list(islice(entries, MAX_NAMES))
-        images = sum(e.name.lower().endswith(_IMAGE_SUFFIXES) and not e.name.startswith(".") for e in first)
-        num, looked = num + images, looked + len(first)
-        if not images and len(first) < MAX_NAMES:
+        in_class = sum(e.name.lower().endswith(_IMAGE_SUFFIXES) and not e.name.startswith(".") for e in first)
+        num_images, num_entries = num_images + in_class, num_entries + len(first)
+        if not in_class and len(first) < MAX_NAMES:
             raise UserError(f"{str(folder / name)!r} holds no {image_set.ENDINGS} file; expected {image_set.LAYOUT}")
-        if num >= needed or looked >= MAX_NAMES:
+        if num_images >= needed or num_entries >= MAX_NAMES:
             return None
-    return num
+    return num_images
 
 
 def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns lines about bad images, and the name and the oddity of odd ones."""
-    bad, odd = [], []
+    """Decodes images; returns lines about bad ones, and names and remarks of unusual ones."""
+    faults, remarks = [], []
     for index in span:
         try:
             _pixels, remark = decode(images.read(index))
         except (OSError, ValueError) as error:
-            bad.append(f"{images.name(index)}: {why_unreadable(error)}")
+            faults.append(f"{images.name(index)}: {why_unreadable(error)}")
         else:
             if remark is not None:
-                odd.append((images.name(index), remark))
-    return bad, odd
+                remarks.append((images.name(index), remark))
+    return faults, remarks
 
 
 class RawText(DataKind):
-    """UTF-8 files."""
+    """Text in UTF-8 files."""
 
     name = "text"
     title = "text"
     manifest_kind = "text"
     wanted = f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})"
-    counts_samples = False  # But documents.
+    counts_samples = False  # The counts are documents.
 
     def is_sample(self, name: str) -> bool:
         return corpus.is_text_name(name)
@@ -277,28 +284,33 @@ class RawText(DataKind):
         return None
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Reads UTF-8 and documents, at least two in all; with a vocabulary the share of [UNK] is remarked."""
+        """Decodes UTF-8 and counts documents, at least two; with a vocabulary it remarks the share of [UNK]."""
         files = corpus.text_files(folder, checking.split)
-        read = checking.each(partial(_read_text, vocabulary=checking.vocabulary), files)
-        bad = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
-        documents = sum(count for _, count, _, _ in read)
-        tokens, unknown = sum(count for _, _, count, _ in read), sum(count for *_, count in read)
+        results = checking.each(partial(_read_text, vocabulary=checking.vocabulary), files)
+        faults = []
+        num_documents = num_tokens = num_unknown = 0
+        for path, (fault, documents, tokens, unknown) in zip(files, results, strict=True):
+            if fault:
+                faults.append(f"{path.name}: {fault}")
+            num_documents += documents
+            num_tokens += tokens
+            num_unknown += unknown
         label = f"{checking.split}: " if checking.split else ""
-        checking.on_remark(f"{label}{documents} documents in {len(files)} file{'s' if len(files) > 1 else ''}")
-        if tokens:
-            checking.on_remark(f"{label}{unknown / tokens:.3%} of {tokens} tokens are {corpus.UNKNOWN}")
-        if not bad and documents == 1:
-            bad.append(
-                f"{folder.name}: a single document; next-sentence prediction needs two, put a blank line between"
+        checking.on_remark(f"{label}{num_documents} documents in {counted(len(files), 'file')}")
+        if num_tokens:
+            checking.on_remark(f"{label}{num_unknown / num_tokens:.3%} of {num_tokens} tokens are {corpus.UNKNOWN}")
+        if not faults and num_documents == 1:
+            faults.append(
+                f"{folder.name}: a single document; next-sentence prediction needs two, separated by a blank line"
             )
-        return bad
+        return faults
 
     def count(self, folder: Path, split: Split | None) -> SplitCount | None:
         return None
 
 
 class TextSamples(DataKind):
-    """HDF5 files of samples."""
+    """BERT samples in HDF5 files."""
 
     name = "samples"
     title = "BERT samples"
@@ -311,15 +323,18 @@ class TextSamples(DataKind):
         folder = planned.folder
         files = pretraining_hdf5.sample_files(folder, planned.split)
         is_small = (folder.is_file() or names_in(folder)[1]) and len(files) <= OPENED
-        index = pretraining_hdf5.index_samples(folder if is_small else files[0], planned.split)
+        opened = folder if is_small else files[0]
+        index = pretraining_hdf5.index_samples(opened, planned.split)
         data = planned.workload.data
         assert isinstance(data, TextData)  # no other workload takes such samples
         pretraining_hdf5.require_length(index.shape, data, planned.where)
         return index.num_samples if is_small else None
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Reads every row: types and shapes of a published layout, and ids below the size of the vocabulary."""
-        vocab_size = None if checking.vocabulary is None else len(corpus.load_vocabulary(checking.vocabulary))
+        """Checks types and shapes of a published layout, and that every id is below the size of the vocabulary."""
+        vocab_size: int | None = None
+        if checking.vocabulary is not None:
+            vocab_size = len(corpus.load_vocabulary(checking.vocabulary))
         samples = pretraining_hdf5.sample_files(folder, checking.split)
         faults = checking.each(partial(pretraining_hdf5.file_fault, vocab_size=vocab_size), samples)
         return [f"{path.name}: {fault}" for path, fault in zip(samples, faults, strict=True) if fault]
@@ -329,28 +344,32 @@ class TextSamples(DataKind):
 
 
 def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int, int]:
-    """What is wrong, documents, tokens and unknown tokens of one text file; no tokens without a vocabulary."""
+    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens of one text file.
+
+    Without a vocabulary there are no tokens.
+    """
     tokenizer, unknown_id = None, -1
     if vocabulary is not None:
         loaded = corpus.load_vocabulary(vocabulary)
         tokenizer, unknown_id = loaded.tokenizer(), loaded.id_of(corpus.UNKNOWN)
     documents = tokens = unknown = 0
     try:
-        reading = corpus.read_documents([path])
-        while batch := list(islice(reading, _AT_ONCE)):
+        document_iterator = corpus.read_documents([path])
+        while batch := list(islice(document_iterator, _DOCUMENTS_PER_BATCH)):
             documents += len(batch)
             if tokenizer is not None:
-                sentences = [sentence for document in batch for sentence in document]
+                sentences = list(chain.from_iterable(batch))
                 for encoding in tokenizer.encode_batch(sentences, add_special_tokens=False):
                     tokens += len(encoding.ids)
                     unknown += encoding.ids.count(unknown_id)
     except UserError as error:
         return str(error).removeprefix(repr(str(path))).lstrip(":, "), documents, tokens, unknown
-    return (None if documents else "no text in it"), documents, tokens, unknown
+    fault = None if documents else "contains no text"
+    return fault, documents, tokens, unknown
 
 
 class DensityVolumes(DataKind):
-    """Volumes with their parameters, in the folder and in its subfolders."""
+    """Volumes with their parameters, in a folder and its subfolders."""
 
     name = "density"
     title = "density volumes"
@@ -391,21 +410,27 @@ class DensityVolumes(DataKind):
         return None
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Reads every sample: checksums, shapes, no negative count, finite parameters. Returns lines by name."""
+        """Checks checksums and shapes, and that counts are not negative and parameters are finite."""
         container, names = volumes.volume_files(folder, checking.split)
         results = checking.each(partial(volumes.checked_file, folder, container), names)
-        shapes = {name: shape for name, shape in zip(names, results, strict=True) if not isinstance(shape, str)}
-        bad = [f"{name}: {fault}" for name, fault in zip(names, results, strict=True) if isinstance(fault, str)]
-        first = next(iter(shapes.items()), None)
-        if first is not None:
-            bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]
-        return sorted(bad)
+        faults = []
+        first_name, first_shape = "", None
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, str):
+                faults.append(f"{name}: {result}")
+            elif first_shape is None:
+                first_name, first_shape = name, result
+            elif not result.fits(first_shape):
+                faults.append(f"{name}: {result}, but {first_name!r} has {first_shape}")
+        return sorted(faults)
 
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         index = volumes.index_density(folder, split)
         lacking = volumes.completeness(index, split or "train")
-        is_public = lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE
-        return SplitCount(index.num_samples, "cosmoUniverse" if is_public else None, lacking)
+        public_set: str | None = None
+        if lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE:
+            public_set = "cosmoUniverse"
+        return SplitCount(index.num_samples, public_set, lacking)
 
 
 KINDS: dict[str, DataKind] = {

@@ -1,8 +1,7 @@
-"""What lies in a folder: which kind of data set, and while a run is planned, whether it can be the workload's.
+"""Determines the kind of data in a folder, and during planning whether a workload can use it.
 
-While a run is planned only what is cheap is looked at: a folder's first names, a manifest, an index, the header of a
-first file. No torch, no whole set. What is not known cheaply is not judged: the ranks open everything, and refuse what
-does not fit.
+Planning reads only a folder's first names, a manifest, an index and the headers of a few files, and imports no torch.
+What would be expensive to check is left to the ranks, which open all files.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from dlbench.datasets.account import Account, foreign_form, is_companion
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images.shards import INDEX
-from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, PlannedSplit, holds_images, names_in
-from dlbench.datasets.manifest import read_manifest
+from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, DataKind, PlannedSplit, holds_images, names_in
+from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import (
     OF_STORAGE,
     PART,
@@ -32,54 +32,62 @@ from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import require_file, why_unreadable
 from dlbench.specs.workload import DataSpec, Workload
 
-LIMIT_S = 20.0  # A file system that has not answered after so long keeps nobody from planning.
-_ASKED = 64  # Files that are asked what they are, where they are not what is wanted.
+LIMIT_S = 20.0  # Seconds that planning waits for a file system.
+_MAX_FILES = 64  # Most files that are opened to determine a kind.
 
 
 def detect(source: Path) -> str:
-    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder."""
-    manifest = read_manifest(source) if source.is_dir() else None
+    """Returns the kind, a key of KINDS, of a data set: by its manifest, else by the files of its training folder."""
+    manifest = _manifest(source)
     if manifest is not None and manifest.kind in BY_MANIFEST:
         return BY_MANIFEST[manifest.kind].name
     folder = train_folder(source)
-    if not folder.is_dir():
+    paths = [folder]
+    if folder.is_dir():
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    else:
         try:
             require_file(folder)
         except OSError as error:
             raise UserError(f"{str(source)!r}: cannot be read: {why_unreadable(error)}") from None
-    paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    if (found := kind_of_files(paths)) is not None:
-        return found
-    if (reason := _why_unknown(folder)) is not None:
+    if (kind := kind_of_files(paths)) is not None:
+        return kind
+    if (reason := _foreign_files(folder)) is not None:
         raise UserError(f"{str(folder)!r}: {reason}")
     raise UserError(
-        f"{str(source)!r}: no data set that dlbench knows; expected one of {', '.join(KINDS)}, "
+        f"{str(source)!r}: unknown kind of data; expected one of {', '.join(KINDS)}, "
         "with its files in the folder or in train/ and validation/"
     )
 
 
-def _why_unknown(folder: Path) -> str | None:
-    """Says of a folder that is not read as it is which files of a known form are in it, and what to do; None: none."""
+def _manifest(source: Path) -> Manifest | None:
+    return read_manifest(source) if source.is_dir() else None
+
+
+def _foreign_files(folder: Path) -> str | None:
+    """Returns what to do with files of a known format that is not supported; None if a folder holds none."""
     if not folder.is_dir():
         return foreign_form([folder.name])
     names = names_in(folder)[0]
     inner = sorted(name for name in names_in(folder, folders=True)[0] if name not in OF_STORAGE)[:OPENED]
     for name in inner:
-        names += [f"{name}/{below}" for below in names_in(folder / name)[0][:_ASKED]]
+        names += [f"{name}/{below}" for below in names_in(folder / name)[0][:_MAX_FILES]]
     return foreign_form(names)
 
 
 def kind_of_files(paths: Sequence[Path], damaged: str = "density") -> str | None:
-    """Which of KINDS files and folders are that lie side by side in one folder; None if they are none.
+    """Returns the kind of the files and folders in one folder; None if it is unknown.
 
-    `damaged`: what an HDF5 file that cannot be opened is taken for.
+    `damaged`: kind of an HDF5 file that cannot be opened.
     """
     num_texts = 0
-    # A damaged file says nothing of its kind but by its name, so others are asked first.
+    # The kind of a damaged file is known only by its name, so that intact files count first.
     for sure in (True, False):
         for path in paths:
-            kind = _kind_of_file(path, sure, damaged) if num_texts < _ASKED and path.is_file() else None
-            if kind == "text":  # or a list beside shards or classes
+            if num_texts >= _MAX_FILES or not path.is_file():
+                continue
+            kind = _kind_of_file(path, sure, damaged)
+            if kind == "text":  # it may also be a list next to shards or classes
                 num_texts += 1
             elif kind is not None:
                 return kind
@@ -96,6 +104,7 @@ def kind_of_files(paths: Sequence[Path], damaged: str = "density") -> str | None
 
 
 def _kind_of_file(path: Path, sure: bool, damaged: str) -> str | None:
+    """Returns the kind of a file, or None. `sure`: not by the name of a file that cannot be opened."""
     name = path.name.lower()
     if name.endswith(".txt") and not is_companion(name):
         return "text"
@@ -105,7 +114,7 @@ def _kind_of_file(path: Path, sure: bool, damaged: str) -> str | None:
         try:
             with open_hdf5(path) as file:
                 return "samples" if "next_sentence_labels" in file else "density"
-        except (OSError, ValueError, KeyError, RuntimeError):  # what h5py says of damage
+        except (OSError, ValueError, KeyError, RuntimeError):  # h5py's errors on damage
             if sure:
                 return None
             return "samples" if path.name.startswith("samples-") else damaged
@@ -125,35 +134,33 @@ def _kind_of_file(path: Path, sure: bool, damaged: str) -> str | None:
 
 
 def take_account(source: Path, kind: str) -> Account:
-    """Returns which files of a data set of one of KINDS are read for which split, and which are not, by their names.
-
-    Looks at the first names of a folder.
-    """
+    """Returns which files of a data set are read for which split, and which are not, by the first names of a folder."""
     if source.is_file():
         return Account(splits={"all": (source.name,)})
     train, validation = train_folder(source), validation_folder(source)
     description = KINDS[kind]
-    samples, others, whole = description.sorted_out(train)
+    samples, others, is_complete = description.sorted_out(train)
     if train == source:
-        named = named_splits(source, samples)
+        by_split = named_splits(source, samples)
         splits: dict[str, list[str]] = {"all": samples}
-        if named is not None:
-            splits = {"train": named["train"], "validation": named["validation"]}
-        read = {name for names in splits.values() for name in names}
-        others += [name for name in samples if name not in read]
+        if by_split is not None:
+            splits = {"train": by_split["train"], "validation": by_split["validation"]}
+        split_names = set(chain.from_iterable(splits.values()))
+        others += [name for name in samples if name not in split_names]
     else:
-        assert validation is not None  # there is a folder of training data where there are both
-        held_out, more_others, whole_too = description.sorted_out(validation)
-        names, whole_source = names_in(source)
-        splits = {"train": samples, "validation": held_out}
-        others = [f"{train.name}/{name}" for name in others] + [f"{validation.name}/{name}" for name in more_others]
+        assert validation is not None  # a separate training folder exists only together with a validation folder
+        validation_samples, validation_others, is_validation_complete = description.sorted_out(validation)
+        names, is_source_complete = names_in(source)
+        splits = {"train": samples, "validation": validation_samples}
+        others = [f"{train.name}/{name}" for name in others]
+        others += [f"{validation.name}/{name}" for name in validation_others]
         others += [name for name in names if name not in (train.name, validation.name)]
-        whole = whole and whole_too and whole_source
+        is_complete = is_complete and is_validation_complete and is_source_complete
     return Account(
         splits={split: tuple(names) for split, names in splits.items()},
         others=tuple(sorted(others)),
         unit=description.unit,
-        is_partial=not whole,
+        is_partial=not is_complete,
     )
 
 
@@ -164,43 +171,43 @@ def require_fitting(
     evaluated: bool = False,
     on_account: Callable[[Account], None] | None = None,
 ) -> bool:
-    """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
+    """Checks cheaply that a workload's data has the expected kind and layout, and enough samples.
 
-    Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
-    `on_account`: given which files are read and which are not.
-    Returns false if the file system did not answer in time.
+    Synthetic data and missing paths are not checked; validation data is checked if it is `evaluated`. `on_account`:
+    called with the files that are read and those that are not. Raises UserError: the workload cannot use the data.
+    Returns False if the file system did not answer in time.
     """
-    raised: list[Exception] = []
+    errors: list[Exception] = []
 
-    def look() -> None:
+    def check() -> None:
         try:
             _judge(workload, ranks, evaluated=evaluated)
             account = account_for(workload.data)
             if account is not None and on_account is not None:
                 on_account(account)
         except (OSError, ImportError, EnvironmentLacksError):
-            return  # what cannot be read here, or lacks a library here, may be well on the nodes
-        except Exception as error:  # raised where it is asked for
-            raised.append(error)
+            return  # the nodes may be able to read it, or have the library
+        except Exception as error:  # raised in the calling thread
+            errors.append(error)
 
-    # A thread, because nothing ends a system call that a file server does not answer.
-    thread = threading.Thread(target=look, daemon=True, name="look at data")
+    # In a thread, because a system call that waits for a file server cannot be interrupted.
+    thread = threading.Thread(target=check, daemon=True, name="check data")
     thread.start()
     thread.join(LIMIT_S)
-    if raised:
-        raise raised[0]
+    if errors:
+        raise errors[0]
     return not thread.is_alive()
 
 
 def account_for(data: DataSpec) -> Account | None:
-    """Returns the account of a plan's data; None of synthetic data, and of what is not there or not recognised."""
+    """Returns the account of a plan's data; None if it is synthetic, missing or of unknown kind."""
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return None
     if not data.kinds:
         return None
     kind = _kind(train_folder(source))
-    if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
+    if kind not in data.kinds:  # for example lists next to classes
         kind = data.kinds[0]
     account = take_account(source, kind)
     return account if any(account.splits.values()) else None
@@ -214,10 +221,10 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
     if not data.kinds:
         raise UserError(f"data.source {data.source!r}: {workload.name} reads no data; leave it out")
     needed = train.batch_per_rank * ranks
-    found = _look(source, train_folder(source), workload, "data.source", "train", needed)
-    if found is not None and found < needed:
+    num_samples = _checked_samples(source, train_folder(source), workload, "data.source", "train", needed)
+    if num_samples is not None and num_samples < needed:
         raise UserError(
-            f"data.source {data.source!r} has {found} samples, one step needs {needed} (train.batch_per_rank "
+            f"data.source {data.source!r} has {num_samples} samples, one step needs {needed} (train.batch_per_rank "
             f"{train.batch_per_rank} x {ranks} ranks); use more data, fewer ranks or a smaller batch"
         )
     if not evaluated:
@@ -225,20 +232,26 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
     if data.validation is None:
         folder = validation_folder(source)
         if folder is not None:
-            _look(source, folder, workload, "data.source", "validation", 1)
-    elif (other := Path(data.validation)).exists():
-        _look(other, validation_folder(other) or other, workload, "data.validation", "validation", 1)
+            _checked_samples(source, folder, workload, "data.source", "validation", 1)
+    elif (path := Path(data.validation)).exists():
+        _checked_samples(path, validation_folder(path) or path, workload, "data.validation", "validation", 1)
 
 
-def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
-    kinds, manifest = workload.data.kinds, None
-    with suppress(UserError):  # training does not need it
-        manifest = read_manifest(source) if source.is_dir() else None
-    promised = None if manifest is None else BY_MANIFEST.get(manifest.kind)
+def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
+    """Checks one split; returns its number of samples, None if counting is expensive."""
+    kinds = workload.data.kinds
+    manifest: Manifest | None = None
+    manifest_kind: DataKind | None = None
+    with suppress(UserError):  # training does not need the manifest
+        manifest = _manifest(source)
+    if manifest is not None:
+        manifest_kind = BY_MANIFEST.get(manifest.kind)
     trains_on = f"{workload.name} trains on {KINDS[kinds[0]].wanted}"
-    if promised is not None and promised.name not in kinds:
-        raise UserError(f"{key} {str(source)!r} holds {promised.title} (by its manifest); {trains_on}")
-    kind = "image-shards" if (folder / INDEX).is_file() else _kind(folder, workload.data.format)
+    if manifest_kind is not None and manifest_kind.name not in kinds:
+        raise UserError(f"{key} {str(source)!r} holds {manifest_kind.title} (by its manifest); {trains_on}")
+    kind: str | None = "image-shards"
+    if not (folder / INDEX).is_file():
+        kind = _kind(folder, workload.data.format)
     inner: list[str] = []
     if folder.is_dir():
         inner = [name for name in names_in(folder, folders=True)[0] if name not in OF_STORAGE]
@@ -246,8 +259,8 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
         require_no_splits(folder, inner)
     if kind is None:
         if folder.is_dir() and not names_in(folder)[1]:
-            return None  # too many names to be judged by the first
-        reason = _why_unknown(folder) or f"holds no such data; expected one of {', '.join(KINDS)}"
+            return None  # too many names: the first ones do not determine the kind
+        reason = _foreign_files(folder) or f"holds no such data; expected one of {', '.join(KINDS)}"
         raise UserError(f"{key} {str(source)!r}: {reason}; {trains_on}")
     if kind not in kinds:
         raise UserError(f"{key} {str(source)!r} holds {KINDS[kind].title}; {trains_on}")
@@ -262,21 +275,22 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
         trains_on=trains_on,
     )
     num_samples = KINDS[kind].judge(planned)
-    if num_samples is None and manifest is not None and promised is not None and promised.counts_samples:
+    if num_samples is None and manifest is not None and manifest_kind is not None and manifest_kind.counts_samples:
         return manifest.counts.get(split)
     return num_samples
 
 
-def _kind(folder: Path, form: str | None = None) -> str | None:
-    """Which of KINDS the first files are; None: none, or the folder cannot be listed.
+def _kind(folder: Path, data_format: str | None = None) -> str | None:
+    """Returns the kind of the first files; None if it is unknown, or the folder cannot be listed.
 
-    `form`: `data.format`, which says what a damaged HDF5 file was, and that a file without an ending is text.
+    `data_format`: `data.format`, which decides the kind of a damaged HDF5 file and of a file without a suffix.
     """
-    damaged = "samples" if form == "text" else "density"
-    try:
-        if folder.is_file():
-            kind = kind_of_files([folder], damaged)
-            return "text" if kind is None and form == "text" and looks_like_text(folder) else kind
-        return kind_of_files([folder / name for name in sorted(names_in(folder)[0])[:_ASKED]], damaged)
-    except OSError:
-        return None
+    damaged = "samples" if data_format == "text" else "density"
+    with suppress(OSError):
+        if not folder.is_file():
+            return kind_of_files([folder / name for name in sorted(names_in(folder)[0])[:_MAX_FILES]], damaged)
+        kind = kind_of_files([folder], damaged)
+        if kind is None and data_format == "text" and looks_like_text(folder):
+            return "text"
+        return kind
+    return None

@@ -1,6 +1,6 @@
-"""Reads a whole data set and says what it is, how much is in it, what is damaged, and which public set it is.
+"""Verifies a whole data set: its splits, the checksums of its manifest, damaged files, and which public set it is.
 
-Each kind of data reads its own files (`dlbench.datasets.kinds`); here are the splits and the checksums of the manifest.
+Each kind of data reads its own files (`dlbench.datasets.kinds`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dlbench.datasets.recognition import detect, take_account
 from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
 from dlbench.errors import UserError
 
-Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
+Progress = Callable[[str, int, int], None]  # called with the unit, the number done, and the total
 
-_AT_ONCE = 1024  # Files that are digested at a time.
+_FILES_PER_BATCH = 1024  # Files whose digests are computed at a time.
 
 
 @dataclass
 class DatasetCheck:
-    """What is known of a data set after all of it was read."""
+    """The result of a verification."""
 
     source: Path
     kind: str
-    samples: dict[str, int] = field(default_factory=dict)  # by split; a split that cannot be counted is not in it
-    faults: list[str] = field(default_factory=list)  # A line for each bad file, which it names, with the reason
-    remarks: list[str] = field(default_factory=list)  # what is odd but usable
-    manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of a manifest were met
-    public_set: str | None = None  # the public set that this could be, by its kind
-    lacking: list[str] = field(default_factory=list)  # Why it is not the whole public set, a line per split.
-    account: Account | None = None  # which files are read and which are not
+    samples: dict[str, int] = field(default_factory=dict)  # by split, without splits that cannot be counted
+    faults: list[str] = field(default_factory=list)  # a line for each bad file, with the reason
+    remarks: list[str] = field(default_factory=list)  # lines about unusual but usable data
+    manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of the manifest are right
+    public_set: str | None = None  # the public set that it may be
+    lacking: list[str] = field(default_factory=list)  # differences to the complete public set, a line per split
+    account: Account | None = None  # files that are read, and files that are not
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -63,10 +63,10 @@ def verify(
     workers: int = 1,
     progress: Progress = lambda _what, _done, _of: None,
 ) -> DatasetCheck:
-    """Reads everything in a data set.
+    """Reads and checks a whole data set.
 
-    `source`: a set with splits, or one split, or a file of text or samples.
-    `vocabulary`: path or name, to which text and samples are held.
+    `source`: a set with splits, one split, or a file of text or samples. `vocabulary`: path or name of a vocabulary for
+    checks of text and samples.
     """
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -81,42 +81,43 @@ def verify(
     else:
         _verify_split(check, "train", train_folder(source), vocabulary, workers, progress)
         _verify_split(check, "validation", validation, vocabulary, workers, progress)
-    # Files that no manifest names would be read, too.
+    # Files that are not in the manifest would be read, too.
     manifest = read_manifest(source) if source.is_dir() else None
     if manifest is not None and not check.faults:
         for split, num in check.samples.items():
             expected = manifest.counts.get(split, num)
             if num != expected:
-                check.faults.append(f"{split}: {num} samples in its files, {expected} in {NAME}; remove what was added")
+                check.faults.append(f"{split}: {num} samples in its files, {expected} in {NAME}; remove added files")
     return check
 
 
 def _checksums(check: DatasetCheck, workers: int, report: Progress) -> None:
-    """Compares all files that the manifest names: that of the folder, or of the one above a single split."""
+    """Compares all files of the manifest, which for a single split may be in the folder above."""
     root, prefix = check.source, ""
     if not (root / NAME).is_file() and any(root.name in names for names in NAMES.values()):
         root, prefix = root.parent, f"{root.name}/"
     manifest = read_manifest(root) if root.is_dir() else None
     if manifest is None:
         return
-    found: list[str] = []
+    faults: list[str] = []
     try:
         for number, fault in enumerate(_compared(root, prefix, workers), 1):
             if fault is not None:
-                found.append(fault)
+                faults.append(fault)
             report("checksums", number, manifest.num_files)
     except UserError as error:  # the list of files itself is damaged
-        found.append(str(error))
-    check.manifest = "altered" if found else "whole"
-    check.faults += found
+        faults.append(str(error))
+    check.manifest = "altered" if faults else "whole"
+    check.faults += faults
 
 
 def _compared(root: Path, prefix: str, workers: int) -> Iterator[str | None]:
-    wanted = (entry for entry in read_files(root) if entry.path.startswith(prefix))
+    """Yields a fault or None for each file of the manifest whose path begins with a prefix."""
+    entries = (entry for entry in read_files(root) if entry.path.startswith(prefix))
     compare: Callable[[FileEntry], str | None] = partial(verify_file, root)
-    # Threads: digests do not hold Python's lock. Some at a time, for there may be a million.
+    # Threads, because digests release Python's lock; in batches, because there may be a million files.
     with ThreadPoolExecutor(workers) as threads:
-        while batch := list(islice(wanted, _AT_ONCE)):
+        while batch := list(islice(entries, _FILES_PER_BATCH)):
             yield from threads.map(compare, batch)
 
 
@@ -124,25 +125,25 @@ def _verify_split(
     check: DatasetCheck, split: Split | None, folder: Path, vocabulary: str | None, workers: int, report: Progress
 ) -> None:
     kind = KINDS[check.kind]
-    label = f"{split}: " if split else ""
-    checking = Checking(split, vocabulary, workers, partial(report, f"{label}{kind.counted}"), check.remarks.append)
+    unit = f"{split}: {kind.counted}" if split else kind.counted
+    checking = Checking(split, vocabulary, workers, partial(report, unit), check.remarks.append)
     try:
         faults = kind.verify(folder, checking)
     except UserError as error:  # a folder that cannot be listed at all is one fault
         faults = [str(error)]
-    if folder != check.source:  # the name of the folder stands in front of the bare name of a file in it
-        faults = [line if line.startswith("'") else f"{folder.name}/{line}" for line in faults]
-    # What the checksums have found already is not reported twice.
-    named = {line.partition(": ")[0] for line in check.faults}
+    # Files with a wrong checksum are not reported twice.
+    reported = {line.partition(": ")[0] for line in check.faults}
     for line in faults:
+        if folder != check.source and not line.startswith("'"):
+            line = f"{folder.name}/{line}"
         file = line.partition(": ")[0].strip("'")
-        if file not in named and file.removeprefix(f"{check.source}/") not in named:
+        if file not in reported and file.removeprefix(f"{check.source}/") not in reported:
             check.faults.append(line)
     _count(check, kind, split, folder)
 
 
 def _count(check: DatasetCheck, kind: DataKind, split: Split | None, folder: Path) -> None:
-    """Counts samples, and compares with the public set that they could be; what cannot be opened is a fault already."""
+    """Counts samples, and compares their number with that of a public set."""
     try:
         counted = kind.count(folder, split)
     except UserError as error:

@@ -170,7 +170,7 @@ class Hdf5Volumes(Volumes):
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
-            x, y, descriptor, start_of = self._files.found(path, _hdf5_content)
+            x, y, descriptor, start_of = self._files.content(path, _hdf5_content)
             require_form(x.shape[-4:], counts)
             chosen = place if len(x.shape) == 5 else ()
             target, start = np.asarray(y[chosen]), start_of(place)

@@ -1,6 +1,5 @@
-"""The gate: is B slower than A, by how much, and how sure is that?
+"""The gate: is B slower than A, by how much, and with what confidence?
 
-Every run gives one number for each metric. `sides` says what may be compared and reads runs, `baseline` a baseline
-file; `comparison` brings both sides together, `verdicts` makes units of them (pairs, sessions), tests and decides,
-`report` is what that gives as plain data, and `page` prints it.
+Every run gives one number for each metric. `sides` reads runs, `baseline` a baseline file; `comparison` matches the
+points of both sides, `verdicts` tests units (pairs, sessions), `report` holds the result as data, `page` prints it.
 """

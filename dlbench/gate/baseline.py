@@ -1,6 +1,6 @@
-"""`baseline.json`: the figures of runs that later ones are compared with, small enough to lie in a repository.
+"""`baseline.json`: the figures of reference runs, small enough for a git repository.
 
-One key a line and in a fixed order, so that equal runs give equal bytes and a change can be read as a difference.
+The file has one key per line in a fixed order, so that equal runs give equal bytes and diffs are readable.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import first_of
 
 VERSION = 1
-MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
+MAX_BYTES = 1 << 26  # Largest file that is read: a point has some kB, and no baseline has ten thousand points.
 MAX_FEW = 6  # Points with too few runs that an error names.
 
 Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
-"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
+"""A figure in seconds, bytes, samples per second or joules; no measured one is smaller or larger."""
 
-_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
-"""What a point of a file and a point of a side call alike."""
+_SHARED_FIELDS = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
+"""Fields with the same name in a `BaselinePoint` and a `SidePoint`."""
 
 
 def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
-    """The file of a side; equal runs give an equal file."""
+    """Returns the content of the file for a side; `allow_few` permits points with fewer than `MIN_RUNS` runs."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
         names = first_of([f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few], MAX_FEW, "; ")
         raise UserError(
             f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {names}; "
             f"choose others with --where, run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
-            "--allow-few: no verdict will come of it"
+            "--allow-few: comparisons with these points then have no verdict"
         )
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
@@ -53,7 +53,7 @@ def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
 def _point(point: SidePoint) -> BaselinePoint:
     runs = sorted(point.runs, key=lambda run: run.run_id)
     return BaselinePoint(
-        **{name: getattr(point, name) for name in _BOTH},
+        **{name: getattr(point, name) for name in _SHARED_FIELDS},
         **vars(point.content),
         runs=tuple(
             BaselineRun(run_id=run.run_id, **vars(run.circumstances), figures=dict(run.figures)) for run in runs
@@ -62,14 +62,14 @@ def _point(point: SidePoint) -> BaselinePoint:
 
 
 def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> GateSide:
-    """The side that a file is, of the points with these registered properties; name and option are for errors."""
+    """Returns the points of a file with these registered properties as a side; name and option are for errors."""
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
     return GateSide(name=name, points=tuple(points), left_out=(), damaged=())
 
 
 def _side_point(point: BaselinePoint) -> SidePoint:
     return SidePoint(
-        **{name: getattr(point, name) for name in _BOTH},
+        **{name: getattr(point, name) for name in _SHARED_FIELDS},
         content=Content(registered=point.registered, plan=point.plan),
         runs=tuple(
             SideRun(
@@ -85,7 +85,7 @@ def _side_point(point: BaselinePoint) -> SidePoint:
 
 
 class BaselineRun(Spec):
-    """One run."""
+    """A run of a baseline."""
 
     run_id: RunName = Field(description="Its name.")
     finished: str = Field(description="When it ended, UTC, ISO 8601.")
@@ -128,7 +128,7 @@ class BaselinePoint(Spec):
 
 
 class Baseline(Spec):
-    """The whole file."""
+    """The content of a baseline file."""
 
     format: Literal["dlbench.baseline"] = Field("dlbench.baseline", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
@@ -137,20 +137,22 @@ class Baseline(Spec):
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes the file as a whole."""
+    """Writes the file atomically."""
     try:
         write_result(path, json_text(baseline.model_dump(mode="json")))
+    except MachineError as error:
+        raise type(error)(f"-o {error}") from None
     except RunError as error:
-        raise (type(error) if isinstance(error, MachineError) else UserError)(f"-o {error}") from None
+        raise UserError(f"-o {error}") from None
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The file."""
+    """Reads and validates the file."""
     content = given_content(path, Baseline, "baseline", "dlbench baseline", MAX_BYTES)
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise UserError(
-            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline anew, "
-            "or use the newer dlbench"
+            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline again "
+            "with this version, or use the newer dlbench"
         )
     return validated(path, Baseline, content)

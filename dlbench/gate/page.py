@@ -1,16 +1,14 @@
-"""A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
+"""A comparison as a `Document`, and as JUnit XML, the test results that CI servers show.
 
-The same as JUnit XML, the form of test results that CI servers show. Regressed and missed are failures. Inconclusive
-and insufficient are errors: the test could not decide, and what is undecided must not look like a pass; only where
-the reference is not there yet a case is skipped, because there is nothing to mend. The others pass. Metrics that do not
-decide are no test cases.
-
+In JUnit, regressed and missed are failures. Inconclusive and insufficient are errors, because an undecided test must
+not look like a pass; a case is skipped if only the reference lacks runs. Metrics without verdict are no test cases.
 Elements and attributes are those that junit-10.xsd of Jenkins' xUnit plugin allows. GitLab shows an element's text and
-not its message; Jenkins shows both, and for a skipped case the text only where there is no message.
+not its message; Jenkins shows both, and for a skipped case the text only if there is no message.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import textwrap
 from collections.abc import Iterator
@@ -37,7 +35,7 @@ from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.verdict_words import GATE_TONES
-from dlbench.units import first_of
+from dlbench.units import counted, first_of
 
 MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
 MAX_LEFT_OUT = 5
@@ -49,7 +47,7 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
-    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any."""
+    """Returns one test suite with a case for each point and metric with a verdict, and for each damaged file."""
     cases = [_case(point, metric) for point, metric in report.each()]
     for line in report.damaged:
         cases.append(_element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"}))
@@ -57,12 +55,13 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
     counts = {"tests": str(len(cases))}
     for tag, count in (("failure", "failures"), ("error", "errors")):
         counts[count] = str(sum(case.find(tag) is not None for case in cases))
-    seconds = _time([point.wall_s for point in report.points if point.gated])
+    seconds = _time_attribute([point.wall_s for point in report.points if point.gated])
     root = _element("testsuites", {"name": name, **counts, **seconds})
     counts["skipped"] = str(sum(case.find("skipped") is not None for case in cases))
     suite = _element("testsuite", {"name": f"{report.b} against {report.a}", **counts, **seconds})
-    if moments := [point.finished_b[1] for point in report.points if point.finished_b[1]]:
-        suite.set("timestamp", _legal(max(moments).removesuffix("Z")))
+    finished = max((point.finished_b[1] for point in report.points), default="")
+    if finished:
+        suite.set("timestamp", _legal(finished.removesuffix("Z")))
     root.append(suite)
     properties = _element("properties", {})
     facts = {
@@ -76,47 +75,57 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
     properties.extend(_element("property", {"name": name, "value": value}) for name, value in facts.items())
     suite.append(properties)
     suite.extend(cases)
-    if said := [*remarks(report)]:
-        suite.append(_text("system-out", {}, said))
+    warnings = list(remarks(report))
+    if warnings:
+        suite.append(_text("system-out", {}, warnings))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
-    # The time is that of runs, which all cases of a point judge: each has its part, so that sums are what they took.
-    time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
+    # All cases of a point judge the same runs: each case has its share of their time, so that sums are right.
+    share = len(point.gated)
+    time = _time_attribute([point.wall_s], share)
     case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
-    attributes = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
-    tag, lines = {"bad": "failure", "open": "error", "good": "system-out"}[GATE_TONES[metric.verdict]], [metric.reason]
-    if tag == "system-out":
-        attributes, lines = {}, [attributes["message"], metric.reason]
-    elif tag == "error" and metric.awaits_reference:
+    message = f"{metric.verdict}: {change_text(metric)}"
+    tone = GATE_TONES[metric.verdict]
+    attributes = {"type": metric.verdict, "message": message}
+    if tone == "good":
+        tag, attributes, lines = "system-out", {}, [message, metric.reason]
+    elif tone == "bad":
+        tag, lines = "failure", [metric.reason]
+    elif metric.awaits_reference:
         tag, attributes, lines = "skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}"]
+    else:
+        tag, lines = "error", [metric.reason]
     case.append(_text(tag, attributes, [*lines, *_evidence(point, metric)]))
     return case
 
 
-def _time(seconds: list[float | None]) -> dict[str, str]:
-    """The attribute; none where it is not known when runs began."""
-    known = [one for one in seconds if one is not None]
-    return {"time": f"{sum(known):.3f}"} if known and len(known) == len(seconds) else {}
+def _time_attribute(seconds: list[float | None], share: int = 1) -> dict[str, str]:
+    """Returns the sum of the seconds over `share`; nothing if some run does not know its start."""
+    if None in seconds or not seconds:
+        return {}
+    return {"time": f"{sum(duration for duration in seconds if duration is not None) / share:.3f}"}
 
 
 def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree.Element:
-    found = _element(tag, attributes)
-    found.text = _legal("\n".join(lines))
-    return found
+    element = _element(tag, attributes)
+    element.text = _legal("\n".join(lines))
+    return element
 
 
 def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
     a, b, both = metric.sides
     sides = f"{a} {_amount(metric.a)}; {b} {_amount(metric.b)}"
-    yield sides if metric.ratio is None else f"{sides}; {both} {ratio_cell(metric.ratio)}"
+    if metric.ratio is not None:
+        sides += f"; {both} {ratio_cell(metric.ratio)}"
+    yield sides
     yield point.caption
     if metric.tested:
         yield f"p worse {p_against(metric.tested, 'worse')}; {metric.tested.method}"
-    yield from filter(None, [power_text(metric)])
-    yield from (f"differs on purpose: {one.text}" for one in point.allowed)
+        yield power_text(metric)
+    yield from (f"allowed difference: {difference.text}" for difference in point.allowed)
     yield from remarks(point)
 
 
@@ -129,7 +138,7 @@ def _legal(text: str) -> str:
 
 
 def document_of(report: ComparisonReport) -> Document:
-    """The comparison, ready for every format."""
+    """Returns the comparison, ready for every format."""
     rows = list(report.each())
     title, a, b = "dlbench comparison of B against A", "A", "B"
     if report.is_of_floors:
@@ -151,35 +160,40 @@ def document_of(report: ComparisonReport) -> Document:
         title=f"{title}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
-        sections=(verdict, *methods_section(report.methods, "How the verdicts are made")),
+        sections=(verdict, *methods_section(report.methods, "How the verdicts are made", "docs/comparing.md")),
         data=report,
         command="dlbench compare A B",
     )
 
 
 def next_step(report: ComparisonReport) -> str:
-    """What would bring a verdict, or what to look at; empty where there is nothing to do."""
+    """Returns what would give a verdict, or the command that finds the cause; empty if nothing is to be done."""
     gated = [metric for point in report.points for metric in point.gated if metric.verdict == report.verdict]
     if not gated:
         return ""
     if report.verdict in ("insufficient", "inconclusive"):
         reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
-        # How many units show a slowdown says nothing of how near a floor a machine may lie.
-        compared = [metric for metric in gated if not metric.is_floor and not metric.quality]
-        tests = [(metric.tested, metric) for metric in compared if metric.tested and metric.repeats_text]
         if report.verdict == "insufficient":
             return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
-        if tests:
-            most = max(tests, key=lambda one: one[0].repeats or 0)
-            return f"{most[1].repeats_text} would show {share_text(most[0].wanted)} (--detect)."
+        # The units that find a slowdown would not decide on a floor: throughput may be arbitrarily near to it.
+        needed = [
+            (metric.tested.repeats, metric.repeats_text, share_text(metric.tested.wanted))
+            for metric in gated
+            if metric.tested and metric.tested.repeats and not metric.is_floor and not metric.quality
+        ]
+        if needed:
+            _, repeats, slowdown = max(needed, key=operator.itemgetter(0))
+            return f"{repeats} would show {slowdown} (--detect)."
         return f"{next(iter(reasons), '')}."
     if report.verdict == "missed":
-        return f"dlbench diagnose {report.b} says where the time goes."
-    return "dlbench diagnose on both sides says where the time went." if report.verdict == "regressed" else ""
+        return f"dlbench diagnose {report.b} shows where the time is spent."
+    if report.verdict == "regressed":
+        return "dlbench diagnose on both sides shows where the time was lost."
+    return ""
 
 
 def paired_lines(scan: Scan) -> list[str]:
-    """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
+    """Returns the result of the paired comparisons of some runs, or the error, for the end of `dlbench run --ab`."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     try:
@@ -190,56 +204,62 @@ def paired_lines(scan: Scan) -> list[str]:
     return to_text(document_of(report)).splitlines()
 
 
-def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
-    """Cautions at a point, or at all: environments that differ, and reasons to read verdicts with care."""
-    if found.environment:
-        keys = first_of(_keys(found.environment), MAX_ENVIRONMENT, "; ")
+def remarks(result: PointResult | ComparisonReport) -> Iterator[str]:
+    """Yields the warnings of a point, or of all points: different environments first."""
+    if result.environment:
+        keys = first_of(_keys(result.environment), MAX_ENVIRONMENT, "; ")
         yield f"Environments of A and B differ: {keys}."
-    yield from found.cautions
+    yield from result.cautions
 
 
 def _comparisons(rows: list[ComparisonRow]) -> Sheet[ComparisonRow]:
-    settings = {_setting(point) for point, _ in rows}
+    settings = {point.setting for point, _ in rows}
     places = {(point.ranks, point.nodes) for point, _ in rows}
-    # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
-    # throughput keeps it.
+    # On 80 columns the ratio keeps its interval if there are several points, and the sides are left to the full form;
+    # of floors the throughput keeps its interval.
     kinds = {metric.is_floor for _, metric in rows}
     are_floors = kinds == {True}
-    of_floors = ", of a throughput floor below 1" if True in kinds else ""
-    is_one = len(places) == 1 or are_floors
-    a, b, both = rows[0][1].sides if are_floors else ("A", "B", "B / A")
+    show_sides = len(places) == 1 or are_floors
+    a, b, both = "A", "B", "B / A"
+    caption = "B / A: above 1 is worse. "
+    if are_floors:
+        a, b, both = rows[0][1].sides
+        caption = "missed: the whole interval of the throughput is below the floor; met: it is above."
+    else:
+        if True in kinds:
+            caption = "B / A: above 1 is worse, of a throughput floor below 1. "
+        caption += "With a test, regressed means that the whole interval is above the tolerance."
 
     def side(title: str, name: str, *, with_interval: bool) -> Column[ComparisonRow]:
         def cell(row: ComparisonRow) -> Cell:
             return unit_cell(getattr(row[1], name), with_interval=with_interval)
 
-        return Column("", title, lambda row: getattr(row[1], name), cell, is_brief=is_one)
+        return Column("", title, lambda row: getattr(row[1], name), cell, is_brief=show_sides)
 
-    columns: tuple[Column[ComparisonRow], ...] = (
+    columns: list[Column[ComparisonRow]] = [
         Column("", "Verdict", lambda row: row[1].verdict, is_brief=True),
         Column("", both, lambda row: None, lambda row: ratio_cell(row[1].ratio), is_brief=not are_floors),
         Column("", "Metric", lambda row: row[1].title, is_brief=not are_floors),
         Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes), is_brief=len(places) > 1),
-        *((Column("", "Setting", lambda row: _setting(row[0]), is_brief=True),) if len(settings) > 1 else ()),
         side(a, "a", with_interval=False),
         side(b, "b", with_interval=are_floors),
-        Column("", "p worse", lambda row: p_against(row[1].tested, "worse") if row[1].tested else "none"),
-    )
+        Column("", "p worse", _p_worse),
+    ]
+    if len(settings) > 1:
+        columns.insert(4, Column("", "Setting", lambda row: row[0].setting, is_brief=True))
     return Sheet(
         name="comparisons",
         title="All comparisons",
-        columns=columns,
+        columns=tuple(columns),
         rows=rows,
-        caption="missed: the whole interval of the throughput lies below the floor; met: it lies above."
-        if are_floors
-        else f"B / A: above 1 is worse{of_floors}. "
-        "Of a test, regressed means that the whole interval lies above the tolerance.",
+        caption=caption,
         in_terminal=True,
     )
 
 
-def _setting(point: PointResult) -> str:
-    return point.label.rpartition(", ")[0]
+def _p_worse(row: ComparisonRow) -> str:
+    tested = row[1].tested
+    return p_against(tested, "worse") if tested else "none"
 
 
 def _amount(figure: Estimate | None) -> str:
@@ -247,34 +267,41 @@ def _amount(figure: Estimate | None) -> str:
 
 
 def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
-    others = tuple(
-        (one.title, f"B / A {ratio_cell(one.ratio)}; A {_amount(one.a)}; B {_amount(one.b)}")
-        for one in point.metrics
-        if not one.gated
+    sections = [_metric(f"point-{number}", metric, report) for metric in point.gated]
+    information = tuple(
+        (metric.title, f"B / A {ratio_cell(metric.ratio)}; A {_amount(metric.a)}; B {_amount(metric.b)}")
+        for metric in point.metrics
+        if not metric.gated
     )
-    information = Section(id=f"point-{number}-information", title="For information, without verdict", facts=others)
+    if information:
+        sections.append(
+            Section(id=f"point-{number}-information", title="For information, without verdict", facts=information)
+        )
+    about = [point.caption]
+    if point.allowed:
+        about.append(f"Allowed differences: {'; '.join(_keys(point.allowed))}")
     return Section(
         id=f"point-{number}",
         title=point.label,
         level="answer",
         brief=(),
-        about=(point.caption, f"Differs on purpose: {'; '.join(_keys(point.allowed))}" if point.allowed else ""),
+        about=tuple(about),
         facts=(("Pairs" if report.paired else "Runs", _sides(point)),),
         marks=tuple(Mark(severity="note", text=text) for text in remarks(point)),
-        sections=(
-            *(_metric(f"point-{number}", metric, report) for metric in point.gated),
-            *((information,) if others else ()),
-        ),
+        sections=tuple(sections),
     )
 
 
-def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
+def _metric(section_id: str, metric: MetricResult, report: ComparisonReport) -> Section:
     tested = metric.tested
     a, b, both = metric.sides
     facts = []
     for name, figure in ((a, metric.a), (b, metric.b)):
-        basis = "" if figure is None else "--at-least" if name == "Floor" else basis_text(figure)
-        facts.append((name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis}"))
+        if figure is None:
+            facts.append((name, "not measured"))
+            continue
+        basis = "--at-least" if name == "Floor" else basis_text(figure)
+        facts.append((name, f"{unit_cell(figure)}; {basis}"))
     if metric.ratio is not None:
         basis = basis_text(metric.ratio, tested.unit if tested else "run")
         worse = "below" if metric.is_floor else "above"
@@ -285,44 +312,57 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     if tested is not None and not metric.is_floor:
         ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
         facts.append(("90 %", f"{ends}, tolerance {share_text(report.tolerance)}"))
-    power = power_text(metric)
+    title = f"{metric.title}: {metric.verdict}"
+    if metric.reason:
+        title += f" ({metric.reason})"
     return Section(
-        id=f"{where}-{metric.name}",
-        title=f"{metric.title}: {metric.verdict}{f' ({metric.reason})' if metric.reason else ''}",
+        id=f"{section_id}-{metric.name}",
+        title=title,
         facts=tuple(facts),
-        words=(power,) if power else (),
+        words=tuple(filter(None, [power_text(metric)])),
     )
 
 
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:
     yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
     yield from (Mark(severity="note", text=text) for text in remarks(report))
-    alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
-    for head, found in ((alone, report.only_b), ("Left out", report.left_out)):
-        if found:
-            yield Mark(severity="note", text=f"{head}: {first_of(found, MAX_LEFT_OUT, '; ')}.")
+    only_b = "No floor applies to" if report.is_of_floors else "Only in B, not compared"
+    for head, names in ((only_b, report.only_b), ("Left out", report.left_out)):
+        if names:
+            yield Mark(severity="note", text=f"{head}: {first_of(names, MAX_LEFT_OUT, '; ')}.")
 
 
 def _sides(point: PointResult) -> str:
+    """Returns the runs, sessions, times and tags of both sides."""
     texts = []
-    for name, runs, sessions, (first, last), tags in (
-        ("A", point.runs_a, point.sessions_a, point.finished_a, point.tags_a),
-        ("B", point.runs_b, point.sessions_b, point.finished_b, point.tags_b),
-    ):
-        when = "" if not first else f" ({first})" if first == last else f" ({first} to {last})"
-        tagged = "".join(f", {key} {value}" for key, value in tags)
-        if name == "A" and not runs:
-            continue
-        held = f" in {sessions} session{'s' * (sessions > 1)}" if runs else ""
-        of = f" of {name}" if point.runs_a else ""
-        texts.append(f"{len(runs)}{of}{held}{when}{tagged}")
+    if point.runs_a:
+        text_a = _side_text(len(point.runs_a), " of A", point.sessions_a, point.finished_a, point.tags_a)
+        text_b = _side_text(len(point.runs_b), " of B", point.sessions_b, point.finished_b, point.tags_b)
+        texts += [text_a, text_b]
+    else:
+        texts.append(_side_text(len(point.runs_b), "", point.sessions_b, point.finished_b, point.tags_b))
     if point.sessions_history:
         texts.append(f"scatter also of {point.sessions_history} sessions of the history")
     return ", ".join(texts)
 
 
+def _side_text(
+    num_runs: int, side: str, sessions: int, finished: tuple[str, str], tags: tuple[tuple[str, str], ...]
+) -> str:
+    text = f"{num_runs}{side}"
+    if num_runs:
+        text += f" in {counted(sessions, 'session')}"
+    first, last = finished
+    if first and first == last:
+        text += f" ({first})"
+    elif first:
+        text += f" ({first} to {last})"
+    return ", ".join([text, *(f"{key} {value}" for key, value in tags)])
+
+
 def _keys(pairs: tuple[KeyDifference, ...]) -> list[str]:
-    return [
-        f"{one.title}: {shorten(one.a or 'none', VALUE_WIDTH)} against {shorten(one.b or 'none', VALUE_WIDTH)}"
-        for one in pairs
-    ]
+    texts = []
+    for difference in pairs:
+        a, b = shorten(difference.a or "none", VALUE_WIDTH), shorten(difference.b or "none", VALUE_WIDTH)
+        texts.append(f"{difference.title}: {a} against {b}")
+    return texts

@@ -1,7 +1,4 @@
-"""One side of a comparison: the points of some runs, each run with one number for every metric.
-
-And what two points must share before they are compared, key by key, so that a difference can be named and allowed.
-"""
+"""A side of a comparison: its points, each run with one number per metric, and the keys that two points must share."""
 
 from __future__ import annotations
 
@@ -26,19 +23,20 @@ from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
-from dlbench.report.wording import place_text, ranks_text
+from dlbench.report.wording import place_text, ranks_text, runs_text
 from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict_words import QUALITY_OPEN
-from dlbench.units import first_of
+from dlbench.units import counted, first_of
 
 TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
 
-MAX_NAMED = 8  # Differing keys that a refusal names; it counts the others.
+MAX_NAMED = 8  # Differing keys that an error names; it counts the others.
+VALUE_WIDTH = 30  # Characters of a differing value that are shown.
 
-# Keys of the plan (as `--set` writes them) that a registered key speaks of: allowing one allows the other.
-_SPEAKS_OF: Mapping[str, tuple[str, ...]] = {
+# Keys of the plan (as `--set` writes them) that a registered key covers: allowing one allows the other.
+_COVERED: Mapping[str, tuple[str, ...]] = {
     "workload": ("name",),
     "engine": ("engine.name",),
     "engine_settings": ("engine",),
@@ -59,15 +57,15 @@ _SPEAKS_OF: Mapping[str, tuple[str, ...]] = {
     "phases": ("measure.phases",),
 }
 
-# What a comparison is of: runs that differ here are never put into one ratio.
+# Runs that differ in these keys are never compared.
 _NEVER = {"workload", "name"}
-# What is in the plan under other names than `--set` has.
+# Parts of the comparable content whose keys have another prefix in `--set`.
 _ROOTS = {"workload": "", "measure": "measure.", "launch": "system.launch."}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What decides whether runs may be compared."""
+    """The settings that decide whether runs may be compared."""
 
     registered: Mapping[str, str]  # Registered keys by name, and `global_batch` under strong scaling.
     plan: Mapping[str, AxisValue]  # Everything else, by its key in the plan; `variant` and `side` where a run has one.
@@ -88,28 +86,29 @@ class KeyDifference:
 
 
 def content_of(run: Run) -> Content:
-    """The comparable content of a run."""
-    found = comparable_content(run)
+    """Returns the comparable content of a run."""
+    content = comparable_content(run)
     plan: dict[str, AxisValue] = {}
-    for root, value in found.items():
+    for root, value in content.items():
         if root != "registered":
             plan.update(_leaves(value, _ROOTS.get(root, f"{root}.")))
-    return Content(registered=found["registered"], plan=dict(sorted(plan.items())))
+    return Content(registered=content["registered"], plan=dict(sorted(plan.items())))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
-    if not isinstance(value, dict | list | tuple):
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
         yield path.removesuffix("."), value
         return
-    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+    for name, item in value.items():
         yield from _leaves(item, f"{path}{name}.")
 
 
-def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[str]:
-    """Keys that may differ, from `--allow KEY[,KEY]`."""
+def parse_allowed(texts: Iterable[str], contents: Iterable[Content]) -> frozenset[str]:
+    """Returns the keys that may differ, from `--allow KEY[,KEY]`; `contents`: those of all runs, for errors."""
     keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
-    contents = list(known)
-    paths = {path for content in contents for path in content.plan} | {p for ps in _SPEAKS_OF.values() for p in ps}
+    paths = {path for content in contents for path in content.plan}.union(*_COVERED.values())
     for key in sorted(keys):
         if key in _NEVER:
             raise UserError(f"--allow {key}: runs of different workloads are never compared")
@@ -119,7 +118,7 @@ def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[s
 
 
 def without(content: Content, allowed: Collection[str]) -> Content:
-    """The content less the keys that may differ, and less those that speak of the same."""
+    """Returns the content without the keys that may differ, and without those that cover the same setting."""
     return Content(
         registered={name: value for name, value in content.registered.items() if not _allows_name(name, allowed)},
         plan={path: value for path, value in content.plan.items() if not _allows_path(path, allowed)},
@@ -127,94 +126,95 @@ def without(content: Content, allowed: Collection[str]) -> Content:
 
 
 def digest(content: Content) -> str:
-    """Equal for equal content."""
+    """Returns a digest that is equal for equal content."""
     return digest_of({"registered": dict(content.registered), "plan": dict(content.plan)})
 
 
 def differences(a: Content, b: Content) -> list[KeyDifference]:
-    """Keys on which both differ: registered ones first, then those of the plan of which no registered one speaks."""
-    found = [
+    """Returns the keys on which both differ: registered ones, then those of the plan that no registered one covers."""
+    result = [
         KeyDifference(
             key=name, title=TITLES.get(name, name), a=a.registered.get(name, ""), b=b.registered.get(name, "")
         )
         for name in dict.fromkeys([*a.registered, *b.registered])
         if a.registered.get(name) != b.registered.get(name)
     ]
-    registered = {one.key for one in found}
+    registered = {difference.key for difference in result}
     for path in sorted({*a.plan, *b.plan}):
-        values = [content.plan.get(path, "not set") for content in (a, b)]
-        here, there = (value if isinstance(value, str) else json.dumps(value) for value in values)
-        if here != there and not _allows_path(path, registered):
-            found.append(KeyDifference(key=path, title=path, a=here, b=there))
-    return found
+        text_a, text_b = _value_text(a, path), _value_text(b, path)
+        if text_a != text_b and not _allows_path(path, registered):
+            result.append(KeyDifference(key=path, title=path, a=text_a, b=text_b))
+    return result
 
 
-def named(found: Iterable[KeyDifference]) -> str:
-    """Differing keys in a sentence, the first of them by name."""
-    return first_of([one.text for one in found], MAX_NAMED, "; ")
+def _value_text(content: Content, path: str) -> str:
+    value = content.plan.get(path, "not set")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def named(differing: Iterable[KeyDifference]) -> str:
+    """Returns differing keys as part of a sentence, the first of them by name."""
+    return first_of([difference.text for difference in differing], MAX_NAMED, "; ")
 
 
 def _allows_path(path: str, allowed: Collection[str]) -> bool:
-    return any(_is_at(path, prefix) for key in allowed for prefix in (key, *_SPEAKS_OF.get(key, ())))
+    return any(_is_at(path, prefix) for key in allowed for prefix in (key, *_COVERED.get(key, ())))
 
 
 def _allows_name(name: str, allowed: Collection[str]) -> bool:
-    prefixes = _SPEAKS_OF.get(name, ())
-    return name in allowed or any(_is_at(p, key) or _is_at(key, p) for p in prefixes for key in allowed)
+    covered = _COVERED.get(name, ())
+    return name in allowed or any(_is_at(path, key) or _is_at(key, path) for path in covered for key in allowed)
 
 
 def _is_at(path: str, key: str) -> bool:
-    """Whether a key of the plan is this one, or one below it."""
+    """Returns whether a path of the plan is this key, or one below it."""
     return path == key or path.startswith(f"{key}.")
 
 
 # Points and their runs
 
-VALUE_WIDTH = 30  # Characters of a differing value that are shown.
-
 
 def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
     """Returns workload, preset, engine, precision, batch, scaling and ranks; keys in `without` are left out."""
-    known = {key: value for key, value in point.content.registered.items() if key not in without}
-    batch = f"batch {known['batch_per_rank']} per rank" if "batch_per_rank" in known else ""
-    batch = batch or (f"batch {known['global_batch']} in all" if "global_batch" in known else "")
-    words = (
-        known.get("workload", ""),
-        f"{known['preset']} preset" if "preset" in known else "",
-        engine_title(known.get("engine", "")),
-        known.get("precision", ""),
-        batch,
-        f"{known['scaling']} scaling" if "scaling" in known else "",
-        place_text(point.ranks, point.nodes),
-    )
+    registered = {key: value for key, value in point.content.registered.items() if key not in without}
+    words = [registered.get("workload", "")]
+    if "preset" in registered:
+        words.append(f"{registered['preset']} preset")
+    words += [engine_title(registered.get("engine", "")), registered.get("precision", "")]
+    if "batch_per_rank" in registered:
+        words.append(f"batch {registered['batch_per_rank']} per rank")
+    elif "global_batch" in registered:
+        words.append(f"batch {registered['global_batch']} in all")
+    if "scaling" in registered:
+        words.append(f"{registered['scaling']} scaling")
+    words.append(place_text(point.ranks, point.nodes))
     return ", ".join(filter(None, words))
 
 
 def versus(allowed: Sequence[KeyDifference]) -> str:
-    """What the sides are, where they differ on purpose, e.g. ``Horovod (B) against PyTorch DDP (A)``."""
+    """Returns the first allowed difference, engines before others, e.g. ``Horovod (B) against PyTorch DDP (A)``."""
     if not allowed:
         return ""
-    first = min(allowed, key=lambda one: one.key != "engine")
-    a, b = (
-        engine_title(value) if first.key == "engine" else f"{first.title} {shorten(value, VALUE_WIDTH)}"
-        for value in (first.a or "none", first.b or "none")
-    )
-    return f"{b} (B) against {a} (A)"
+    first = next((difference for difference in allowed if difference.key == "engine"), allowed[0])
+    a, b = first.a or "none", first.b or "none"
+    if first.key == "engine":
+        return f"{engine_title(b)} (B) against {engine_title(a)} (A)"
+    return f"{first.title} {shorten(b, VALUE_WIDTH)} (B) against {first.title} {shorten(a, VALUE_WIDTH)} (A)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideRun:
-    """One run."""
+    """A run of one side."""
 
     run_id: str
-    figures: Mapping[str, float]  # By name of `dlbench.analysis.metrics.METRICS`; absent where the run does not say.
-    circumstances: Circumstances  # What decides its session.
+    figures: Mapping[str, float]  # By name of `dlbench.analysis.metrics.METRICS`; absent if not measured.
+    circumstances: Circumstances  # Time, job and boot, which decide its session.
     command: str  # Equal for runs that one command planned, which interleaves them; empty in a baseline file.
-    pair: RunKey  # Block and repeat: the other side's run with the same one is its partner; ("", 0) in a baseline file.
+    pair: RunKey  # Block and repeat, equal for the partner on the other side; ("", 0) in a baseline file.
     throughput: float | None = None  # Samples per second of all ranks; None in a baseline file.
     wall_s: float | None = None  # From the start of rank 0 to the end of the run, seconds; None in a baseline file.
-    loss: float | None = None  # Of its last step; None where it is not finite, and in a baseline file.
-    samples: int = 0  # That were trained by then.
+    loss: float | None = None  # Loss of the last step; None if not finite, and in a baseline file.
+    samples: int = 0  # Samples that were trained up to the last step.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +225,13 @@ class SidePoint:
     ranks: int
     nodes: int
     sample_unit: str
-    notice: str  # What the workload must not be mistaken for.
+    notice: str  # Caveat of the workload, e.g. that it is not the full benchmark.
     runs: tuple[SideRun, ...]  # In the order in which they were planned.
-    environment: Mapping[str, str]  # Keys with one value in all runs, but those that name the job or the place in it.
+    environment: Mapping[str, str]  # Keys with one value in all runs, without those of the job or a rank's place.
     tags: Mapping[str, str]
     doubts: tuple[str, ...] = ()
-    """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
-    apart: str = ""  # How its ranks train apart between averages (local SGD); empty: they do not.
+    """Why its runs are not clean repeats of each other, a sentence each without full stop."""
+    apart: str = ""  # How its ranks train separately between averages (local SGD); empty: they do not.
 
     @property
     def place(self) -> tuple[int, int]:
@@ -245,109 +245,127 @@ class SidePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A point of A with the same point of B."""
+    """A point of A with the equal point of B."""
 
     a: SidePoint
     b: SidePoint | None
-    allowed: tuple[KeyDifference, ...] = ()  # What differs though, because it may.
+    allowed: tuple[KeyDifference, ...] = ()  # Keys on which the points differ, all of them allowed.
     unpaired: int = 0  # Runs of a paired comparison without their partner, which are in neither side.
 
     @property
+    def points(self) -> list[SidePoint]:
+        """The points of the sides that have one."""
+        return [self.a] if self.b is None else [self.a, self.b]
+
+    @property
+    def runs_b(self) -> tuple[SideRun, ...]:
+        """The runs of B; empty if B has no such point."""
+        return () if self.b is None else self.b.runs
+
+    @property
     def quality(self) -> str:
-        """What a step's time leaves open where one side's ranks train apart, and the other's do not, or otherwise: the
-        losses of both, medians over runs. Empty: both do the same training.
+        """The losses of both sides (medians over runs), if their ranks train differently between averages; else empty.
+
+        Step times alone do not say which of such sides is better.
         """
         if self.b is None or self.a.apart == self.b.apart:
             return ""
-        a, b = ([run.loss for run in side.runs if run.loss is not None] for side in (self.a, self.b))
+        losses_a = [run.loss for run in self.a.runs if run.loss is not None]
+        losses_b = [run.loss for run in self.b.runs if run.loss is not None]
         runs = (*self.a.runs, *self.b.runs)
-        if not a or not b or len(a) + len(b) < len(runs):
+        if not losses_a or not losses_b or len(losses_a) + len(losses_b) < len(runs):
             return f"{QUALITY_OPEN}: not every loss is finite and known"
+        loss_a, loss_b = median(losses_a), median(losses_b)
         if len({run.samples for run in runs}) > 1:
-            return f"{QUALITY_OPEN}: unequal samples; loss {median(b):.5g} (B) against {median(a):.5g} (A)"
-        return f"{QUALITY_OPEN}: {losses_text(median(b), median(a), 'A')}"
+            return f"{QUALITY_OPEN}: unequal samples; loss {loss_b:.5g} (B) against {loss_a:.5g} (A)"
+        return f"{QUALITY_OPEN}: {losses_text(loss_b, loss_a, 'A')}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateSide:
     """One side of a comparison."""
 
-    name: str  # What a person calls it: a path.
+    name: str  # The path that the user gave.
     points: tuple[SidePoint, ...]
     left_out: tuple[str, ...]
-    """Runs without figures, runs that went on after an interruption, and those from which something was taken away on
-    purpose, a line each."""
+    """A line for each run without figures, resumed run, and kind of control runs."""
     damaged: tuple[str, ...]
 
 
 def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[SidePoint]:
-    """The points with these registered properties; the name of the side and the option are for errors."""
-    found = list(points)
-    for key, wanted in where.items():
+    """Returns the points with these registered properties; the name of the side and the option are for errors."""
+    selected = list(points)
+    for key, expected in where.items():
         if key not in TITLES:
             raise UserError(f"{option} {key}: points have no such property; {nearest(key, TITLES)}")
-        known = [{**one.content.registered, "ranks": str(one.ranks), "nodes": str(one.nodes)} for one in found]
-        values = [properties.get(key, "") for properties in known]
-        if wanted not in values:
-            there = nearest(wanted, filter(None, values))
-            raise UserError(f"{option} {key}={wanted}: no point of {name} has it; {there}")
-        found = [point for point, value in zip(found, values, strict=True) if value == wanted]
-    return found
+        properties_by_point = [
+            {**point.content.registered, "ranks": str(point.ranks), "nodes": str(point.nodes)} for point in selected
+        ]
+        values = [properties.get(key, "") for properties in properties_by_point]
+        if expected not in values:
+            suggestion = nearest(expected, filter(None, values))
+            raise UserError(f"{option} {key}={expected}: no point of {name} has it; {suggestion}")
+        selected = [point for point, value in zip(selected, values, strict=True) if value == expected]
+    return selected
 
 
 def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
-    """Run -> its session, over points of all sides together: what one side ran, another may have run with it."""
+    """Returns the session of each run, by run id; sides are taken together because a session may span several."""
     return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> GateSide:
-    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`."""
+    """Returns the side of a folder of runs; name and option are for errors, `where` is described at `chosen`."""
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
     if plain and len(plain) < len(runs) and "side" not in where:
-        left_out.append(f"{len(runs) - len(plain)} runs of run --ab, which compare --paired compares")
+        left_out.append(f"{runs_text(len(runs) - len(plain))} of run --ab, which compare --paired compares")
         runs = plain
     damaged: list[str] = []
-    table, more = tabulated(scan, runs)
-    left_out += more
+    table, without_figures = tabulated(scan, runs)
+    left_out += without_figures
     points = points_of(table, damaged)
     refuse_no_figures(name, points, left_out, table.damaged)
     return GateSide(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
 
 
 def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
-    """Figures of some runs of a scan, and a line for each of these without figures that is not damaged."""
+    """Returns the figures of some runs of a scan, and a line for each run without figures that is not damaged."""
     table = tabulate(Scan(root=scan.root, runs=list(runs), problems=list(scan.problems)))
     lines = (f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without if item.state != "damaged")
     return table, list(lines)
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Runs with all these properties, and a line for each kind, or run, that is left out.
+    """Returns the runs with all these properties, and a line for each run or kind of runs that is left out.
 
-    For properties see `dlbench.analysis.selection`. Runs of another variant than `plain` are left out unless they were
-    asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
-    repeats of those that ran through.
+    For properties see `dlbench.analysis.selection`. Variants other than `plain` are control runs: they are left out
+    unless `where` selects a variant. Resumed runs are always left out: they are no repeats of uninterrupted runs.
     """
-    runs = select(scan.runs, name, where, option)
-    resumed = [run.plan.run_id for run in runs if run.record is not None and run.record.goes_on]
-    left_out = [f"{run_id}: resumed {AFTER_INTERRUPTION}" for run_id in resumed]
-    through = [run for run in runs if run.record is None or not run.record.goes_on]
+    left_out: list[str] = []
+    uninterrupted: list[Run] = []
+    for run in select(scan.runs, name, where, option):
+        if run.record is not None and run.record.goes_on:
+            left_out.append(f"{run.plan.run_id}: resumed {AFTER_INTERRUPTION}")
+        else:
+            uninterrupted.append(run)
     if "variant" in where:
-        return through, left_out
-    plain = [run for run in through if run.plan.series.variant == "plain"]
-    twins = len(through) - len(plain)
-    return plain, left_out + [f"{twins} control runs (run --decompose, io --tiers)"] * bool(twins)
+        return uninterrupted, left_out
+    plain = [run for run in uninterrupted if run.plan.series.variant == "plain"]
+    num_controls = len(uninterrupted) - len(plain)
+    if num_controls:
+        left_out.append(f"{counted(num_controls, 'control run')} (run --decompose, io --tiers)")
+    return plain, left_out
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
-    """The points of runs with figures, by ranks in the order in which their kinds are first met."""
+    """Returns the points of runs with figures, sorted by kind in the order of first appearance, then by ranks."""
     figures = metrics_by_run(table, damaged=damaged)
     rates = table.rates
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     digests = {run_id: digest(content) for run_id, content in contents.items()}
     order = {kind: number for number, kind in enumerate(dict.fromkeys(digests.values()))}
-    found = alike(
+    runs_by_point = alike(
         table.runs.values(), lambda run: (order[digests[run.plan.run_id]], run.plan.layout.ranks, run.plan.layout.nodes)
     )
 
@@ -366,26 +384,28 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
 
     return tuple(
         _point(runs, contents[runs[0].plan.run_id], [side_run(run.plan.run_id, run) for run in runs])
-        for _, runs in sorted(found.items())
+        for _, runs in sorted(runs_by_point.items())
     )
 
 
 def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) -> SidePoint:
     plan = runs[0].plan
-    # What differs between the sides is compared; within one its runs would be averaged.
-    found = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
-    if found:
+    # Systems may differ between the sides; within one side the runs would be averaged.
+    settings = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
+    if settings:
         raise UserError(
-            f"runs of one side at {ranks_text(plan.layout.ranks)} are no repeats of each other "
-            f"({named_values(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
-            f"{found[0].values[0][0]}"
+            f"runs of one side at {ranks_text(plan.layout.ranks)} are not repeats of each other "
+            f"({named_values(settings)}); choose those of each side with --where, e.g. --where {settings[0].key}="
+            f"{settings[0].values[0][0]}"
         )
-    tags = [run.plan.tags for run in runs]
-    met = environments.compare(runs).common
+    common = environments.compare(runs).common
     facts_by_run = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
     doubts = [doubt.text for doubt in mixed_configurations({"": facts_by_run})]
-    doubts += sorted({text for run in runs if (text := shared_nodes(run.plan))})
+    doubts += sorted({shared_nodes(run.plan) for run in runs} - {""})
     doubts += [doubt.text for doubt in load_doubts(loads_of(runs))]
+    common_tags = set(plan.tags.items())
+    for run in runs:
+        common_tags &= run.plan.tags.items()
     return SidePoint(
         content=content,
         ranks=plan.layout.ranks,
@@ -393,15 +413,15 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         sample_unit=plan.workload.sample_unit,
         notice=plan.workload.notice,
         runs=tuple(members),
-        environment={key: value for key, value in met.items() if not environments.names_the_job(key)},
-        tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
+        environment={key: value for key, value in common.items() if not environments.names_the_job(key)},
+        tags={key: value for key, value in plan.tags.items() if (key, value) in common_tags},
         doubts=tuple(doubts),
         apart=trains_apart(plan),
     )
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:
-    """A side without figures cannot be compared."""
+    """Raises an error if a side has no point, with the first reasons."""
     if points:
         return
     reasons = [*damaged, *left_out][:3] or ["there is no run"]

@@ -1,9 +1,8 @@
-"""Runs of a history as a tar archive, and such archives as runs; both by Python's `tarfile`.
+"""Exports runs of a history as a tar archive, and imports such archives.
 
-An archive is written in GNU's format: `manifest.json`, then every file of every run, sorted, with nothing that says
-where it was made, so that equal runs give equal bytes. Members other than files and folders end it before they are
-unpacked: the known ways around tarfile's data filter (CVE-2025-4517 and its kin) need links, and headers of other
-formats may be of any size.
+An archive is in GNU's format: `manifest.json`, then every file of every run, sorted, without times and owners, so that
+equal runs give equal bytes. Archives with members other than files and folders are refused: the known ways around
+tarfile's data filter (such as CVE-2025-4517) need links, and headers of other formats may be of any size.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ _KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveLimits:
-    """Bounds on an archive."""
+    """Limits of an archive that is read."""
 
     members: int = 5_000_000
-    total_bytes: int = 1 << 42  # Of all members: 4 TiB.
-    unfolding: int = 200  # Bytes that a byte of the archive may become, on average, beyond `unfolding_from` bytes.
-    unfolding_from: int = 1 << 28
+    total_bytes: int = 1 << 42  # Unpacked size: 4 TiB.
+    unfolding: int = 200  # Largest ratio of unpacked to packed bytes, for more than `unfolding_from` unpacked bytes.
+    unfolding_from: int = 1 << 28  # Bytes.
 
 
 class ArchiveManifest(Spec):
@@ -65,11 +64,14 @@ class ArchiveManifest(Spec):
 
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
-    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`."""
+    """Writes runs as one file atomically; compressed if its name ends in `.gz` or `.tgz`."""
     manifest = ArchiveManifest(runs={entry.folder: entry.content_digest for entry in entries})
     content = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode()
+    level = None
+    if output.name.endswith(COMPRESSED):
+        level = _LEVEL
     with (
-        large_result(output, "an archive", _LEVEL if output.name.endswith(COMPRESSED) else None) as sink,
+        large_result(output, "an archive", level) as sink,
         tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened,
     ):
         _write_member(opened, MANIFEST, len(content), io.BytesIO(content))
@@ -85,12 +87,12 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
                     raise IncompleteDataError(f"{path / name}: cannot be read: {why}") from None
                 with file:
                     if os.fstat(file.fileno()).st_size < status.st_size:
-                        raise IncompleteDataError(f"{path / name}: became shorter while it was read")
+                        raise IncompleteDataError(f"{path / name}: was truncated while it was read")
                     _write_member(opened, f"{entry.folder}/{name}", status.st_size, file)
 
 
 def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: IO[bytes]) -> None:
-    # Modes, times and owners of a new header say nothing.
+    # A new header has default mode, time and owner.
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     opened.addfile(info, content)
@@ -98,10 +100,7 @@ def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: I
 
 
 def read_archive(path: Path, room: Path, limits: ArchiveLimits | None = None) -> Iterator[Candidate | ImportOutcome]:
-    """Yields the runs of an archive, unpacked in `room` (of `Store.room`), from where they may be moved.
-
-    An archive in which anything is wrong is one outcome `damaged`.
-    """
+    """Yields the runs of an archive, unpacked in `room` (of `Store.room`); a bad archive is one outcome `damaged`."""
     if not hasattr(tarfile, "data_filter"):
         raise EnvironmentLacksError(
             f"{path}: archives are read with Python 3.11.4 or later; unpack it with tar and import the folder"
@@ -132,17 +131,17 @@ def read_archive(path: Path, room: Path, limits: ArchiveLimits | None = None) ->
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a file, a folder, or a long name; any other ends the archive."""
+    """A header of a file, a folder, or a long name; any other raises an error."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            # Zeros end an archive. tarfile takes anything else that is no header for its end, too.
+            # Zeros end an archive. tarfile would take any other invalid header for the end, too.
             if buf and not any(buf):
                 raise
-            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
+            raise IncompleteDataError(f"not a tar archive, or damaged: {error}") from None
         if header.type == tarfile.GNUTYPE_LONGNAME and 0 < header.size <= _MAX_NAME_BYTES:
             return header
         if header.type not in _KINDS or header.size < 0:
@@ -154,14 +153,16 @@ class _Header(tarfile.TarInfo):
 
 
 def _unpack(file: IO[bytes], folder: Path, limits: ArchiveLimits) -> None:
-    """Unpacks an archive into a folder. Raises `IncompleteDataError`: it is none, damaged, or refused."""
+    """Unpacks an archive into a folder. Raises `IncompleteDataError`: not an archive, damaged, or refused."""
     most_bytes = min(limits.total_bytes, max(limits.unfolding_from, limits.unfolding * os.fstat(file.fileno()).st_size))
     num_members = num_bytes = 0
+    content = file
     is_compressed = file.read(2) == _GZIP_MAGIC
     file.seek(0)
-    content = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if is_compressed else file
+    if is_compressed:
+        content = cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     try:
-        # As a stream, in which no header leads back.
+        # Mode "r|" reads a stream, in which no header can seek back.
         with tarfile.open(
             fileobj=content, mode="r|", bufsize=_PIECE, tarinfo=_Header, encoding="utf-8", errors="strict"
         ) as archive:
@@ -170,19 +171,19 @@ def _unpack(file: IO[bytes], folder: Path, limits: ArchiveLimits) -> None:
                 num_bytes += member.size
                 if num_members > limits.members or num_bytes > most_bytes:
                     size = f"{limits.members} members or {format_bytes(most_bytes)}"
-                    raise IncompleteDataError(f"refused: unfolds to more than {size}")
+                    raise IncompleteDataError(f"refused: unpacks to more than {size}")
                 archive.extract(member, folder, filter=_filtered)
-                # They are kept otherwise, millions of them.
+                # tarfile keeps all members otherwise, possibly millions.
                 archive.members.clear()  # type: ignore[attr-defined]
-        # The end of a compressed file says whether it was whole.
+        # The checksum at the end of a compressed file shows whether it is complete.
         while content.read(_PIECE):
             pass
     except UnicodeDecodeError:
         raise IncompleteDataError("refused: a name that is not UTF-8") from None
     except tarfile.FilterError as error:
-        raise IncompleteDataError(f"refused: {error.tarinfo.name!a} leads out of the archive") from None
+        raise IncompleteDataError(f"refused: {error.tarinfo.name!a} is outside of the archive") from None
     except (tarfile.TarError, EOFError, RecursionError, ValueError, zlib.error) as error:
-        raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
+        raise IncompleteDataError(f"not a tar archive, or damaged: {error}") from None
     except OSError as error:
         if error.errno in MACHINE_ERRORS:
             raise
@@ -190,7 +191,7 @@ def _unpack(file: IO[bytes], folder: Path, limits: ArchiveLimits) -> None:
 
 
 def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Returns a member as it may be unpacked; None for a hidden file, which no run has."""
+    """Returns a member that is safe to unpack; None for a hidden file, which no run has."""
     if member.name.startswith("/"):
         raise tarfile.AbsolutePathError(member)
     safe = tarfile.data_filter(member, folder)
@@ -200,21 +201,21 @@ def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def _runs(path: Path, folder: Path, manifest: ArchiveManifest | None) -> Iterator[Candidate | ImportOutcome]:
-    missing = set(manifest.runs) if manifest else set()
-    # An archive may name its runs by a long path: the first folder that holds more than one other has them.
+    """Yields the runs of an unpacked archive, and what is missing from it by its manifest."""
+    digest_by_name = dict(manifest.runs) if manifest else {}
+    # An archive may contain its runs under a long path: they are in the first folder with more than one entry.
     root = folder
     while len(entries := list(root.iterdir())) == 1 and entries[0].is_dir():
         root = entries[0]
     runs = run_folders(root)
-    if not runs and not missing:
-        yield ImportOutcome(name=str(path), verdict="skipped", why="there is no run in it")
+    if not runs and not digest_by_name:
+        yield ImportOutcome(name=str(path), verdict="skipped", why="it contains no run")
     for run in runs:
         name = str(run.path.relative_to(folder))
-        shown = f"{path}: {name if run.path != folder else 'the archive itself'}"
-        if manifest and name not in missing:
-            yield ImportOutcome(name=shown, verdict="damaged", why=f"{MANIFEST} does not name it")
+        shown_name = f"{path}: the archive itself" if run.path == folder else f"{path}: {name}"
+        if manifest and name not in digest_by_name:
+            yield ImportOutcome(name=shown_name, verdict="damaged", why=f"{MANIFEST} does not list it")
             continue
-        missing.discard(name)
-        yield Candidate(folder=run, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
-    for name in sorted(missing):
-        yield ImportOutcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")
+        yield Candidate(folder=run, name=shown_name, staged=True, digest=digest_by_name.pop(name, ""))
+    for name in sorted(digest_by_name):
+        yield ImportOutcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} lists it, but it is missing")

@@ -21,12 +21,12 @@ from dlbench.units import first_of
 
 WIDTH = 1000  # Plot width of a series over time, pixels.
 MAX_DRAWN_HOSTS = 6
-MAX_NAMED = 4  # Hosts of a night that are named under the pointer.
+MAX_NAMED = 4  # Hosts of a night that the tooltip names.
 
-MAX_POINTS = 1_500  # Runs drawn one by one; of a longer series the nights are drawn.
+MAX_POINTS = 1_500  # Maximum runs that are drawn as points; of a longer series the nights are drawn.
 MAX_NIGHTS = 600
-"""Nights in a chart and its table; of a longer series the one with the lowest and the one with the highest value of
-each of equally many stretches, so that none that is far off is missing."""
+"""Maximum nights in a chart and its table. A longer series is divided into stretches, and the nights with the lowest
+and the highest value of each are drawn, so that no outlier is missing."""
 _SHAPES = {"worse": "triangle-up", "better": "triangle-down"}
 _KINDS = {TREND[outcome].word: (TONE_COLOURS[TREND[outcome].tone], shape) for outcome, shape in _SHAPES.items()}
 """Colour and shape of each kind of change."""
@@ -34,14 +34,15 @@ _LEVEL_COLOUR = "#e69f00"
 
 
 def series_chart(series: Trend) -> Chart:
-    """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
+    """Draws runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
     series = dataclasses.replace(series, nights=_drawn(series))
     factor, unit = _scale(series)
     points, levels = _points(series, factor), [_level_row(level, factor) for level in series.levels]
     values = [row["value"] for row in points]
-    values += [row[name] for row in levels for name in ("low", "high", "at_first") if row[name] is not None]
-    room = (max(values) - min(values)) * 0.12 or max(values) * 0.05
-    domain = [min(values) - room, max(values) + 2 * room]
+    for row in levels:
+        values += [row[name] for name in ("low", "high", "at_first") if row[name] is not None]
+    margin = (max(values) - min(values)) * 0.12 or max(values) * 0.05
+    domain = [min(values) - margin, max(values) + 2 * margin]
     y = alt.Y("value:Q", title=f"{series.subject}, {unit}").scale(domain=domain, nice=False, zero=False)
     base = alt.Chart(alt.InlineData(values=levels)).encode(x=_time("first"), x2="last")
     rule = base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(y=alt.Y("at_first:Q"), y2="value:Q")
@@ -66,23 +67,27 @@ def series_chart(series: Trend) -> Chart:
 
 
 def _scale(series: Trend) -> tuple[float, str]:
-    """Returns what values are multiplied by, and the unit that they then have: short times are no tenths of seconds."""
+    """Returns the factor and the unit of the axis: short times are drawn in ms or µs."""
     largest = max(night.value for night in series.nights)
     if series.unit != "s" or largest >= 1:
         return 1.0, series.unit
-    return (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
+    if largest >= 1e-3:
+        return 1e3, "ms"
+    return 1e6, "µs"
 
 
 def _drawn(series: Trend) -> tuple[Night, ...]:
     nights, changed = series.nights, {change.time for change in series.changes}
     if len(nights) <= MAX_NIGHTS:
         return nights
-    edges = [round(2 * len(nights) * place / MAX_NIGHTS) for place in range(MAX_NIGHTS // 2 + 1)]
-    places = {
-        end(range(*between), key=lambda at: nights[at].value) for between in pairwise(edges) for end in (min, max)
-    }
-    places |= {at for at, night in enumerate(nights) if night.time in changed} | {len(nights) - 1}
-    return tuple(nights[place] for place in sorted(places))
+    num_stretches = MAX_NIGHTS // 2
+    edges = [round(len(nights) * i / num_stretches) for i in range(num_stretches + 1)]
+    values = [night.value for night in nights]
+    indices = {i for i, night in enumerate(nights) if night.time in changed} | {len(nights) - 1}
+    for start, end in pairwise(edges):
+        indices.add(min(range(start, end), key=values.__getitem__))
+        indices.add(max(range(start, end), key=values.__getitem__))
+    return tuple(nights[i] for i in sorted(indices))
 
 
 def _time(name: str = "time") -> Any:
@@ -100,18 +105,18 @@ def _points(series: Trend, factor: float) -> Rows:
             "commit": ", ".join(night.commits) or "not known",
             "hosts": first_of(night.hosts, MAX_NAMED),
         }
-        pairs = zip(night.run_ids, night.values, strict=True) if by_run else [(night.series, night.value)]
-        rows += [
-            {**common, "run": name, "value": value * factor, "shown": amount_text(value, series.unit)}
-            for name, value in pairs
-        ]
+        value_by_name = {night.series: night.value}
+        if by_run:
+            value_by_name = dict(zip(night.run_ids, night.values, strict=True))
+        for name, value in value_by_name.items():
+            rows.append({**common, "run": name, "value": value * factor, "shown": amount_text(value, series.unit)})
     return rows
 
 
 def _level_row(level: LevelStretch, factor: float) -> dict[str, Any]:
     row = figure_row(level.value, factor) | {"basis": level.basis, "shown": level_text(level.value)}
     if level.is_drift:
-        # The interval of a drift is that of its last night: no band.
+        # The interval of a drift is valid only at its last night: no band.
         row |= {"low": None, "high": None, "shown": f"{level_text(level.value)} at its end"}
     return row | {"first": level.first, "last": level.last, "at_first": level.at_first * factor}
 
@@ -145,15 +150,15 @@ def _change_layers(changes: Rows) -> list[Any]:
 
 
 def host_charts(nodes: SlowMonths) -> list[Chart]:
-    """Work ratios of the slowest hosts by month; none where fewer than two months are known."""
+    """Draws the work ratios of the slowest hosts by month; nothing for fewer than two months."""
     drawn = [host for host in nodes.hosts if host.verdict in (*ACCUSED, "suspected")][:MAX_DRAWN_HOSTS]
     if not drawn or len(nodes.months) < 2:
         return []
-    rows = [
-        {**figure_row(month.ratio), "host": host.host, "month": month.month, "basis": basis_text(month.ratio, "night")}
-        for host in drawn
-        for month in host.months
-    ]
+    rows = []
+    for host in drawn:
+        for month in host.months:
+            basis = basis_text(month.ratio, "night")
+            rows.append({**figure_row(month.ratio), "host": host.host, "month": month.month, "basis": basis})
     names = [host.host for host in drawn]
     shapes = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
     legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 70}

@@ -1,9 +1,10 @@
-"""Trends and slow nodes as `Document`s: findings first, a section for each series, nodes, methods."""
+"""Trends and slow nodes as `Document`s."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from dlbench.history.charts import MAX_NIGHTS, host_charts, series_chart
 from dlbench.history.report import ChangeOfSeries, TrendsReport
@@ -11,19 +12,21 @@ from dlbench.history.series import Trend
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import changes_sheet, hosts_sheet, nights_sheet, series_sheet
 from dlbench.history.words import change_cell, day, evidence_text, level_text, nights_text, percent_change
-from dlbench.report.document import Card, Document, Mark, Section, methods_section, no_charts
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Card, Document, Level, Mark, Section, methods_section
 from dlbench.report.wording import clean, runs_text
+from dlbench.units import counted
 
-MAX_CHARTED = 20  # Series drawn: those with the newest changes; all stand in the tables.
-MIN_DRAWN = 2  # Nights of a series that has a chart: one night is a line of the table.
-MAX_LINES = 20  # Unchanged series that the terminal names; all stand in the tables.
+MAX_CHARTED = 20  # Series with a chart, those with the newest changes; all are in the tables.
+MIN_DRAWN = 2  # Minimum nights of a series with a chart.
+MAX_LINES = 20  # Unchanged series that the terminal names; all are in the tables.
 MAX_NAMED = 3  # Slow hosts in a headline.
 MAX_HEADLINE = 80
 MAX_CARDS = 4
 
 
 def trends_document(report: TrendsReport) -> Document:
-    """What changed over months, and which nodes are slow."""
+    """Returns the changes over months, the series, and the slow nodes."""
     followed = [series for series in report.by_newest_change if len(series.nights) >= MIN_DRAWN]
     sections = [_series(series, is_drawn=number < MAX_CHARTED) for number, series in enumerate(followed)]
     return report.document(
@@ -33,7 +36,7 @@ def trends_document(report: TrendsReport) -> Document:
         *(section for section in sections if section.level != "answer"),
         nodes_section(report.nodes),
         *_damaged(report.damaged),
-        *methods_section(report.methods),
+        *methods_section(report.methods, docs_page="docs/history.md"),
         meta=(f"{runs_text(report.num_runs)} with figures, {report.num_without} without.",),
         file_prefix="trends-",
         command="dlbench history trends",
@@ -41,7 +44,7 @@ def trends_document(report: TrendsReport) -> Document:
 
 
 def nodes_document(nodes: SlowMonths) -> Document:
-    """Which nodes are slow, by month."""
+    """Returns the slow nodes by month."""
     return Document(
         title="dlbench history: slow nodes",
         as_of=nodes.as_of,
@@ -52,29 +55,45 @@ def nodes_document(nodes: SlowMonths) -> Document:
 
 
 def nodes_section(nodes: SlowMonths) -> Section:
-    """Nodes over months: which are slow now, and the option that keeps jobs off them."""
+    """Returns the nodes over months: which are slow now, and the option that excludes them from jobs."""
+    level: Level = "answer"
     if not nodes.hosts:
-        nothing = (
+        headline = ""
+        words = [
             f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with an injected fault. Run on "
             "two nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2."
-        )
-        headline, words, brief = "", [nothing], [nothing]
+        ]
+        brief = words
     else:
-        counted = f"{runs_text(nodes.num_runs)} on two hosts or more, {len(nodes.hosts)} hosts"
-        about = f"{counted}; {runs_text(nodes.num_without)} that compare no hosts."
-        ratio = "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."
-        none_slow = "" if nodes.exclude or nodes.unsafe else "No node is shown to be slow now."
-        command = f"sbatch {nodes.exclude_option}" if nodes.exclude else ""
         headline = _slow_hosts(nodes)
-        words = [none_slow, command and f"To keep jobs off the slow nodes: {command}", about]
-        brief = [about, ratio, none_slow, command]
-    accused = [f"{'; '.join([host.sentence, *map(str, host.changes)])}." for host in nodes.slow]
+        about = (
+            f"{runs_text(nodes.num_runs)} on two hosts or more, {counted(len(nodes.hosts), 'host')}; "
+            f"{runs_text(nodes.num_without)} that compare no hosts."
+        )
+        words, brief = (
+            [],
+            [
+                about,
+                "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights.",
+            ],
+        )
+        if not nodes.exclude and not nodes.unsafe:
+            words.append("No node is shown to be slow now.")
+            brief.append("No node is shown to be slow now.")
+        if nodes.exclude:
+            command = f"sbatch {nodes.exclude_option}"
+            words.append(f"To exclude the slow nodes from jobs: {command}")
+            brief.append(command)
+        words.append(about)
+        if not nodes.slow:
+            level = "evidence"
+    slow_texts = ["; ".join([host.sentence, *map(str, host.changes)]) + "." for host in nodes.slow]
     return Section(
         id="nodes",
         title="Slow nodes",
-        level="answer" if nodes.slow or not nodes.hosts else "evidence",
+        level=level,
         headline=headline,
-        marks=tuple(Mark(severity="serious", text=line) for line in (*accused, *nodes.unsafe_lines)),
+        marks=tuple(Mark(severity="serious", text=line) for line in (*slow_texts, *nodes.unsafe_lines)),
         words=tuple(words),
         charts=lambda: host_charts(nodes),
         charts_per_row=1,
@@ -85,7 +104,7 @@ def nodes_section(nodes: SlowMonths) -> Section:
 
 def _slow_hosts(nodes: SlowMonths) -> str:
     if not nodes.slow:
-        return "no host shown to be slow"
+        return "no host is shown to be slow"
     names = ", ".join(host.host for host in nodes.slow[:MAX_NAMED])
     headline = clean(f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now: {names}", MAX_HEADLINE)
     if len(nodes.slow) > MAX_NAMED:
@@ -94,18 +113,19 @@ def _slow_hosts(nodes: SlowMonths) -> str:
 
 
 def _changes(report: TrendsReport) -> Section:
+    marks = []
+    for series in report.series:
+        if series.newest is not None:
+            severity: Literal["serious", "note"] = "serious" if series.newest.is_worse else "note"
+            marks.append(Mark(severity=severity, text=f"{series.label}: {series.newest_nights_text}"))
     return Section(
         id="changes",
         title="What changed",
         level="answer",
-        marks=tuple(
-            Mark(severity="serious" if series.newest.is_worse else "note", text=f"{series.label}: {series.odd_nights}")
-            for series in report.series
-            if series.newest is not None
-        ),
+        marks=tuple(marks),
         words=(report.finding,),
         cards=tuple(_card(row) for row in report.changes[:MAX_CARDS]),
-        # Cards say all of a few changes.
+        # Few changes are completely described by their cards.
         sheets=(dataclasses.replace(changes_sheet(report), is_folded=len(report.changes) <= MAX_CARDS),),
         brief=(report.finding,),
     )
@@ -128,11 +148,13 @@ def _card(row: ChangeOfSeries) -> Card:
 
 
 def _all_series(report: TrendsReport) -> Section:
+    notes = []
     count = sum(len(series.nights) >= MIN_DRAWN for series in report.series)
-    drawn = (
-        f"Drawn are {MAX_CHARTED} of {count} series, those with the newest changes first; --where and --metric "
-        "choose others."
-    )
+    if count > MAX_CHARTED:
+        notes.append(
+            f"{MAX_CHARTED} of {count} series are drawn, those with the newest changes first; --where and --metric "
+            "choose others."
+        )
     changed = sum(bool(series.changes) for series in report.series)
     unchanged = [series for series in report.by_newest_change if not series.changes]
     lines = [
@@ -147,26 +169,34 @@ def _all_series(report: TrendsReport) -> Section:
         headline=f"{len(report.series)} series, {changed} with changes",
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
-        notes=(drawn,) if count > MAX_CHARTED else (),
+        notes=tuple(notes),
         brief=tuple(lines),
     )
 
 
 def _series(series: Trend, *, is_drawn: bool) -> Section:
-    lines = [line for change in reversed(series.changes) for line in _lines(ChangeOfSeries(series, change))]
+    lines: list[str] = []
+    for change in reversed(series.changes):
+        lines += _lines(ChangeOfSeries(series, change))
     notes = [
         f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval of each "
         "level over nights (order statistics)."
     ]
     if is_drawn and len(series.nights) > MAX_NIGHTS:
-        notes.append(f"Drawn are the fastest and slowest of every few nights, about {MAX_NIGHTS}; the CSV holds each.")
+        notes.append(
+            f"About {MAX_NIGHTS} nights are drawn, the fastest and slowest of every few; the CSV contains all."
+        )
+
+    def charts() -> list[Chart]:
+        return [series_chart(series)] if is_drawn else []
+
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",
         level="answer" if series.changes else "evidence",
         headline=series.short_verdict,
-        words=(series.verdict, series.odd_nights),
-        charts=(lambda: [series_chart(series)]) if is_drawn else no_charts,
+        words=(series.verdict, series.newest_nights_text),
+        charts=charts,
         charts_per_row=1,
         notes=tuple(notes),
         # Series without a change are lines of `_all_series`.
@@ -176,7 +206,7 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
 
 
 def _lines(row: ChangeOfSeries) -> Iterator[str]:
-    """A change for the terminal: the finding, then what differs, marked as items."""
+    """Yields a change for the terminal: the finding, then the differences as items."""
     series, change = row
     mark = "!" if change.kind == "regression" else "+"
     levels = f"{level_text(change.before)} to {level_text(change.after)}"
@@ -189,5 +219,7 @@ def _lines(row: ChangeOfSeries) -> Iterator[str]:
 
 
 def _damaged(runs: Sequence[str]) -> tuple[Section, ...]:
+    if not runs:
+        return ()
     marks = tuple(Mark(severity="serious", text=line) for line in runs)
-    return (Section(id="damaged", title="Damaged", level="answer", marks=marks),) if marks else ()
+    return (Section(id="damaged", title="Damaged", level="answer", marks=marks),)

@@ -1,8 +1,7 @@
-"""One run as the index of a history knows it: who, what, where, and its figures at a glance.
+"""The entry of a run in the index of a history, and the selection of entries by `--where KEY=VALUE`.
 
-Runs are chosen by KEY=VALUE, all of which must hold. Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`,
-`state`, `commit`, ...), `host` for a host of the run, `tag.NAME` and `environment.NAME`. Values are compared as text,
-whole; an empty one means that there is none.
+Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`, `state`, `commit`, ...), `host` for a host of the run,
+`tag.NAME` and `environment.NAME`. Values are compared as text; an empty one selects runs without a value.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ PLAIN = (
     *("system", "workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit"),
 )
 
-# What runs of one job mostly share, besides their environment and hosts: of many entries it is read once.
+# Fields that runs of one job mostly share, besides their environment and hosts: parsed once for many entries.
 _OF_JOB = ("label", "nodes", "preset", "ranks", "side", "slurm_job_id", "state", "system", "tags", "variant", "why")
 _EXAMPLES = {"tag": "commit", "environment": "host"}
 
 
 def parse_where(texts: Iterable[str]) -> dict[str, str]:
-    """Options `--where KEY=VALUE` by key."""
-    found: dict[str, str] = {}
+    """Returns the values of `--where KEY=VALUE` by key."""
+    value_by_key: dict[str, str] = {}
     for text in texts:
         key, mark, value = text.partition("=")
         if not mark:
             raise UserError(f"--where {text}: must be KEY=VALUE, e.g. workload=resnet50")
         _require_key(key)
-        if key in found:
-            raise UserError(f"--where {key}: given twice; a run has one value of it")
-        found[key] = value
-    return found
+        if key in value_by_key:
+            raise UserError(f"--where {key}: given twice; a run has one value of each key")
+        value_by_key[key] = value
+    return value_by_key
 
 
 def matches(entry: HistoryEntry, where: Mapping[str, str]) -> bool:
-    """Whether a run has all these values. Raises `UserError`: an unknown key."""
+    """Returns whether a run has all these values. Raises `UserError`: an unknown key."""
     return all(_holds(entry, key, value) for key, value in where.items())
 
 
@@ -72,18 +71,17 @@ def _require_key(key: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """One host of a run."""
+    """A host of a run."""
 
     host: str
     num_ranks: int
     work_ratio: float | None
-    """Own work of its slowest rank over that of the other hosts' slowest ranks (median), as `slow_nodes` counts it (1);
-    None for runs on one host, for runs without figures and for runs with an injected fault, which would accuse
-    a host of it."""
+    """Own work of its slowest rank over that of the other hosts' slowest ranks (median, 1), see `slow_nodes`; None for
+    runs on one host, without figures, or with an injected fault, which would make a host seem slow."""
     later: float | None = None
-    """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
-    `dlbench.analysis.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
-    later_at_least: float | None = None  # The same, as far as it is certain for all that the clocks may be off.
+    """Time by which it leaves an exchange later than the other hosts, as a share of the step (1), see
+    `dlbench.analysis.late_hosts`; None for the same runs, and if clocks were not compared."""
+    later_at_least: float | None = None  # `later` minus the error bounds of the clocks (1).
 
 
 def _host_names(hosts: Iterable[HostEntry]) -> str:
@@ -96,93 +94,88 @@ def _sorted_json(tags: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
-    """One run."""
+    """A run of a history."""
 
     run_id: str
-    folder: str  # Path of the run's folder below the store; where the entry is not of a store, the folder's path.
+    folder: str  # Path of the run's folder below the store; without a store its path.
     state: str  # valid, invalid, failed, incomplete, damaged.
     why: str  # Why there is no figure; empty for valid runs.
     created: str = ""
-    finished: str = ""  # UTC, ISO 8601; empty where the run did not end.
+    finished: str = ""  # End of the run, UTC, ISO 8601; empty if it did not end.
     series: str = ""
     repeat: int = 0
     side: str = ""
     variant: str = ""
     group: str = ""  # Equal for comparable runs (`dlbench.analysis.comparability.group_id`); empty without a record.
-    label: str = ""  # The group in words, without foreign markup being made harmless: that is the reader's business.
+    label: str = ""  # The group in words; not escaped, which is the reader's task.
     system: str = ""
     workload: str = ""
     preset: str = ""
     engine: str = ""
     ranks: int = 0
     nodes: int = 0
-    slurm_job_id: str = ""  # Empty where it was no Slurm job.
-    commit: str = ""  # Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known.
+    slurm_job_id: str = ""  # Empty outside of Slurm.
+    commit: str = ""  # Tag `commit` of the plan, or the commit of dlbench's own checkout; empty: neither is known.
     tags: Mapping[str, str] = field(default_factory=dict, metadata=column(value=_sorted_json))
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
+    """The environment of rank 0, and the settings of the system (`system.modules`, ...) that affect speed."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """By name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
-    hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # By name.
+    """Figures by name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
+    hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # Sorted by name.
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
     `dlbench.history.run_files.content_digest`."""
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Runs with equal keys are repeats or history of one point."""
+        """Group, ranks and nodes, equal for runs of one point."""
         return self.group, self.ranks, self.nodes
 
     def figure(self, metric: str) -> float | None:
-        """Returns the figure of a metric; None where the run has none."""
+        """Returns the figure of a metric; None if the run has none."""
         return self.figures.get(metric)
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as JSON holds it."""
-        content = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        """Returns the entry as a JSON object."""
+        content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return content | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 
     def to_text(self) -> str:
-        """Returns the entry as a line: JSON of what other runs of its job share, then of its own, with tabs between."""
+        """Returns the entry as a line: four JSON texts with tabs between, first those that runs of one job share."""
         content = self.to_dict()
         shared = [content.pop("environment"), content.pop("hosts"), {name: content.pop(name) for name in _OF_JOB}]
         return "\t".join(json.dumps(part, sort_keys=True, allow_nan=False) for part in [*shared, content])
 
     @classmethod
     def from_text(cls, text: str) -> HistoryEntry:
-        """Returns the entry of a `to_text`. Raises `ValueError`, `KeyError`, `TypeError`: it is none."""
-        environment, hosts, of_job, own = text.split("\t")
-        made = object.__new__(cls)
-        # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON. First single
-        # ones: a whole dictionary put into an empty one brings its own table of keys, three times as large.
-        fields = vars(made)
+        """Returns the entry of a `to_text`. Raises `ValueError`, `KeyError`, `TypeError`: the text is not an entry."""
+        environment, hosts, job_fields, run_fields = text.split("\t")
+        entry = object.__new__(cls)
+        # A frozen dataclass sets its fields one by one, which takes as long as parsing their JSON. Two single fields
+        # first: updating an empty dictionary from a whole one copies its table of keys, three times as large.
+        fields = vars(entry)
         fields["environment"], fields["hosts"] = _environment(environment), _hosts(hosts)
-        fields.update(_of_job(of_job))
-        fields.update(json.loads(own))
+        fields.update(_job_fields(job_fields))
+        fields.update(json.loads(run_fields))
         if fields.keys() != _FIELDS:
-            raise TypeError(f"no entry: {sorted(fields.keys() ^ _FIELDS)}")
-        return made
+            raise TypeError(f"not an entry: {sorted(fields.keys() ^ _FIELDS)}")
+        return entry
 
 
 @functools.lru_cache(maxsize=64)
 def _environment(text: str) -> dict[str, str]:
-    """An environment, which the other runs of its job have, too.
-
-    Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept.
-    """
+    """Returns an environment with interned texts: a hundred thousand runs would otherwise take a gigabyte."""
     return {sys.intern(name): sys.intern(value) for name, value in json.loads(text).items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _hosts(text: str) -> tuple[HostEntry, ...]:
-    """Hosts; those without ratios other runs have, too."""
     return tuple(HostEntry(**host) for host in json.loads(text))
 
 
 @functools.lru_cache(maxsize=64)
-def _of_job(text: str) -> dict[str, Any]:
-    """Fields that the other runs of its job have, too."""
+def _job_fields(text: str) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-_FIELDS = frozenset(one.name for one in dataclasses.fields(HistoryEntry))
+_FIELDS = frozenset(item.name for item in dataclasses.fields(HistoryEntry))

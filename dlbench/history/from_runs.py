@@ -1,7 +1,8 @@
-"""Run folders become entries of a history: who, what, where, and the figures of each run."""
+"""Makes the entries of a history from run folders."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,57 +20,56 @@ from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
 from dlbench.records.scan import Run, Scan, read_run, text_in
 from dlbench.report.wording import short_data
 
-ENTRIES_VERSION = 5  # Counted up when entries of the same folders come out differently: older indices are made anew.
+ENTRIES_VERSION = 5  # Incremented if entries of the same folders change: older indices are rebuilt.
 
 
 def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
-    """An entry for each folder, in order; one that cannot be read as a training run gets the state `damaged`.
-
-    Several folders that hold the same run all get one.
-    """
+    """Returns an entry for each folder, in order; `damaged` if it cannot be read as a training run."""
     runs: dict[Path, Run] = {}
-    found: dict[Path, HistoryEntry] = {}
+    entry_by_folder: dict[Path, HistoryEntry] = {}
     for folder in folders:
         try:
-            # First: reading a named pipe would wait forever.
+            # Before the run is read: reading a named pipe would wait forever.
             files_of(folder.path)
             runs[folder.path] = read_run(folder.path)
         except (IncompleteDataError, UserError) as error:
-            found[folder.path] = _damaged(folder, str(error))
-    for chosen in _each_name_once(list(runs.values())):
+            entry_by_folder[folder.path] = _damaged(folder, str(error))
+    for chosen in _without_equal_names(list(runs.values())):
         table = tabulate(Scan(root=Path(), runs=chosen), with_causes=True)
         figures = metrics_by_run(table)
-        without = {one.run.folder.path: one for one in table.without}
+        without = {run.run.folder.path: run for run in table.without}
         for run in chosen:
             try:
-                found[run.folder.path] = _entry(
+                entry_by_folder[run.folder.path] = _entry(
                     run,
                     without.get(run.folder.path),
                     figures.get(run.plan.run_id, {}),
                     table.causes.get(run.plan.run_id),
                 )
             except IncompleteDataError as error:
-                # Changed, or taken away, since it was read.
-                found[run.folder.path] = _damaged(run.folder, str(error))
-    return [found[folder.path] for folder in folders]
+                # It was changed or deleted after it was read.
+                entry_by_folder[run.folder.path] = _damaged(run.folder, str(error))
+    return [entry_by_folder[folder.path] for folder in folders]
 
 
-def _each_name_once(runs: list[Run]) -> list[list[Run]]:
-    """Tables know runs by their names: runs in as many lists as the same name is there."""
+def _without_equal_names(runs: list[Run]) -> list[list[Run]]:
+    """Divides runs into lists without equal names, by which tables identify runs."""
     lists: list[dict[str, Run]] = []
     for run in runs:
-        free = next((names for names in lists if run.plan.run_id not in names), None)
-        if free is None:
-            lists.append(free := {})
-        free[run.plan.run_id] = run
-    return [list(names.values()) for names in lists]
+        for runs_by_name in lists:
+            if run.plan.run_id not in runs_by_name:
+                runs_by_name[run.plan.run_id] = run
+                break
+        else:
+            lists.append({run.plan.run_id: run})
+    return [list(runs_by_name.values()) for runs_by_name in lists]
 
 
 VERSION = f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}"
 
 
 def open_history(path: Path, *, create: bool = False, notify: Notify = lambda line: None) -> History:
-    """Opens a `History` with entries as this module makes them."""
+    """Opens a `History` with the entries of this module."""
     return History(path, make_entries, VERSION, create=create, notify=notify)
 
 
@@ -78,25 +78,32 @@ def _entry(
 ) -> HistoryEntry:
     plan = run.plan
     record = run.record
-    # The system's name and how ranks are launched keep groups apart already.
-    asked = {
-        key: value
-        for key, value in system_content(plan).items()
-        if value not in ("none", "0") and not key.startswith(("system.launch.", "system.name"))
-    }
-    environment = {} if record is None else {**asked, "dlbench.version": plan.dlbench_version, **record.environment}
+    state, reason = "valid", ""
+    if without is not None:
+        state, reason = without.state, without.why
+    finished, group = "", ""
+    environment: dict[str, str] = {}
+    if record is not None:
+        finished, group = record.finished, group_id(run)
+        # The system's name and the launch settings separate groups already.
+        environment = {
+            key: value
+            for key, value in system_content(plan).items()
+            if value not in ("none", "0") and not key.startswith(("system.launch.", "system.name"))
+        }
+        environment |= {"dlbench.version": plan.dlbench_version, **record.environment}
     return HistoryEntry(
         run_id=plan.run_id,
         folder=str(run.folder.path),
-        state="valid" if without is None else without.state,
-        why="" if without is None else without.why,
+        state=state,
+        why=reason,
         created=plan.created,
-        finished="" if record is None else record.finished,
+        finished=finished,
         series=plan.series.id,
         repeat=plan.series.repeat,
         side=plan.series.side,
         variant=plan.series.variant,
-        group="" if record is None else group_id(run),
+        group=group,
         label=_label(run),
         system=plan.system.name,
         workload=plan.workload.name,
@@ -115,35 +122,43 @@ def _entry(
 
 
 def _hosts(run: Run, causes: Causes | None) -> tuple[HostEntry, ...]:
-    names = [rank.host for rank in run.record.ranks] if run.record else [status.host for status in run.statuses]
-    is_comparable = causes is not None and run.plan.fault is None and len(set(causes.hosts)) > 1
-    ratios = host_ratios(causes) if causes is not None and is_comparable else {}
-    left = causes.leaving if causes is not None and is_comparable else {}
-    return tuple(
-        HostEntry(
-            host=host,
-            num_ranks=names.count(host),
-            work_ratio=ratios.get(host),
-            later=left[host].later if host in left else None,
-            later_at_least=left[host].at_least if host in left else None,
-        )
-        for host in sorted(set(names))
-    )
+    names = [status.host for status in run.statuses]
+    if run.record:
+        names = [rank.host for rank in run.record.ranks]
+    entries = {host: HostEntry(host=host, num_ranks=names.count(host), work_ratio=None) for host in sorted(set(names))}
+    if causes is None or run.plan.fault is not None or len(set(causes.hosts)) < 2:
+        return tuple(entries.values())
+    ratios = host_ratios(causes)
+    for host, entry in entries.items():
+        entry = dataclasses.replace(entry, work_ratio=ratios.get(host))
+        leaving = causes.leaving.get(host)
+        if leaving is not None:
+            entry = dataclasses.replace(entry, later=leaving.later, later_at_least=leaving.at_least)
+        entries[host] = entry
+    return tuple(entries.values())
 
 
 def _label(run: Run) -> str:
     plan = run.plan
-    shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
-    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    side = f", side {plan.series.side}" if plan.series.side else ""
-    resumed = f", resumed {AFTER_INTERRUPTION}" if run.record is not None and run.record.goes_on else ""
-    train = plan.workload.train
-    to_accuracy = "" if goal(run) == THROUGHPUT else f", {goal(run)}"
-    return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_words}, {precision(run)}, batch "
-        f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
-        f"scaling{to_accuracy}{shown}{variant}{side}{resumed}"
-    )
+    words = [
+        plan.workload.name,
+        f"{plan.workload.preset} preset",
+        plan.engine_words,
+        precision(run),
+        f"batch {plan.workload.train.batch_per_rank} per rank",
+        short_data(data_source(run)),
+        f"{plan.series.scaling} scaling",
+    ]
+    if goal(run) != THROUGHPUT:
+        words.append(goal(run))
+    words += [f"{key}={value}" for key, value in chosen_settings(run).items()]
+    if plan.series.variant != "plain":
+        words.append(plan.series.variant)
+    if plan.series.side:
+        words.append(f"side {plan.series.side}")
+    if run.record is not None and run.record.goes_on:
+        words.append(f"resumed {AFTER_INTERRUPTION}")
+    return ", ".join(words)
 
 
 def _damaged(folder: RunFolder, why: str) -> HistoryEntry:

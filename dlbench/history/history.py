@@ -1,8 +1,7 @@
-"""The history of runs over months: immutable run folders are the truth, an index over them is a cache.
+"""A history of runs: immutable run folders, and an index that is a cache of their entries.
 
-Opening a history compares the index with the folders that are there, so an index that missed something, because its
-writer was killed or another wrote at the same time, is right again after the next opening. It may be deleted at any
-time, and is made anew where it is damaged.
+Opening a history compares the index with the folders, which repairs an index whose writer was killed. The index may be
+deleted at any time and is rebuilt if it is damaged.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from dlbench.history.index import Index, Row
 from dlbench.history.store import INDEX, Store
 from dlbench.records.folder import RunFolder
 
-BATCH = 64  # Runs that are read at once, and written in one transaction.
-
+BATCH = 64  # Runs that are read together, and written to the index together.
 
 MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
-"""Makes an entry for each folder, in order; damaged runs get one that says so."""
+"""Makes an entry for each folder, in order; damaged runs get the state `damaged`."""
 
 Notify = Callable[[str], None]
 
@@ -41,10 +39,10 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> None:
-        """Opens the history in a folder and brings its index up to date; `create` makes one where there is none.
+        """Opens the history in a folder and updates its index; `create` makes one if there is none.
 
-        `version` changes whenever `make` would make other entries: an index of another version is made anew. `notify`
-        gets a line for what happened to the index.
+        `version` is that of the entries of `make`: an index of another version is rebuilt. `notify` gets a line for
+        each problem of the index.
         """
         self.store = Store.at(path, create=create)
         self.make = make
@@ -56,39 +54,40 @@ class History:
         self._catch_up()
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
-        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name."""
-        wanted, chosen = where or {}, []
+        """Returns the matching runs (see `dlbench.history.entry`), by the time they finished, then by name."""
+        chosen = []
         for folder, (_, entry) in self._rows.items():
             first = self._by_id[entry.run_id]
             if first != folder:
-                # A run that lies in two folders, because someone put it there, counts once.
-                why = f"{folder}: holds run {entry.run_id} once more, like {first}; a copy is no repeat and is left out"
+                # A run that somebody copied to a second folder counts once.
+                why = f"{folder}: run {entry.run_id} is also in {first}; the copy is not a repeat and is left out"
                 entry = dataclasses.replace(entry, state="damaged", why=why, figures={}, hosts=())
-            if matches(entry, wanted):
+            if matches(entry, where or {}):
                 chosen.append(entry)
         return sorted(chosen, key=attrgetter("finished", "run_id"))
 
     def find(self, run_id: str) -> HistoryEntry | None:
-        """The run of that name."""
-        folder = self._by_id.get(run_id)
-        return None if folder is None else self._rows[folder][1]
+        """Returns the run of that name; None if there is none."""
+        if run_id not in self._by_id:
+            return None
+        return self._rows[self._by_id[run_id]][1]
 
     def run_folder(self, entry: HistoryEntry) -> Path:
-        """Where a run lies."""
+        """Returns the path of a run's folder."""
         return self.store.path / entry.folder
 
     def refresh(self, folders: Sequence[str]) -> None:
-        """Makes the entries of folders of the store, and takes them into the index."""
+        """Makes the entries of folders of the store, and adds them to the index."""
         for start in range(0, len(folders), BATCH):
             names = folders[start : start + BATCH]
-            made = self.make([RunFolder(self.store.path / name) for name in names])
-            self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, made, strict=True))
+            entries = self.make([RunFolder(self.store.path / name) for name in names])
+            self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, entries, strict=True))
 
     def remember(self, entries: Iterable[HistoryEntry]) -> None:
-        """Takes entries of folders that lie in the store into the index."""
+        """Adds entries of folders of the store to the index."""
         rows: dict[str, Row] = {}
         for entry in entries:
-            # Else another process has taken it away in this moment.
+            # Another process may delete the folder at this moment.
             with suppress(FileNotFoundError, NotADirectoryError):
                 rows[entry.folder] = ((self.store.path / entry.folder).stat().st_mtime_ns, entry)
         self._rows |= rows
@@ -98,13 +97,17 @@ class History:
             return
         try:
             self._index.write(rows, self._rows)
-        except (OSError, RunError) as error:
-            self._is_writable = False
-            why = error.strerror if isinstance(error, OSError) else error
-            self._notify(f"{self._index.path}: {why}; entries are kept in memory, for this command alone")
+        except OSError as error:
+            self._keep_in_memory(error.strerror or str(error))
+        except RunError as error:
+            self._keep_in_memory(str(error))
+
+    def _keep_in_memory(self, reason: str) -> None:
+        self._is_writable = False
+        self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
 
     def _catch_up(self) -> None:
-        # Entries stay, in no cycles: collecting meanwhile takes a sixth of a page.
+        # Entries have no cycles: garbage collection would only take time, a sixth of that of a page.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
@@ -113,8 +116,8 @@ class History:
             if is_collecting:
                 gc.enable()
         if problem:
-            self._notify(f"{self._index.path}: {problem}; the index is made anew")
-        listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: a name that no run has; passed over"))
+            self._notify(f"{self._index.path}: {problem}; the index is rebuilt")
+        listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: not a name of a run; ignored"))
         self._rows = {folder: row for folder, row in rows.items() if listing.get(folder) == row[0]}
         for folder, (_, entry) in sorted(self._rows.items()):
             self._by_id.setdefault(entry.run_id, folder)

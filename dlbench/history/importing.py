@@ -1,4 +1,4 @@
-"""Runs come into a history: looked at, copied whole, renamed into place, indexed; a batch at a time."""
+"""Imports runs into a history, a batch at a time: check, copy, rename into place, index."""
 
 from __future__ import annotations
 
@@ -26,59 +26,60 @@ COPIES_AT_ONCE = 8  # Copying waits for the disk, or for a server, most of the t
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOutcome:
-    """What became of one run."""
+    """The result of importing one run."""
 
-    name: str  # Its folder, or its place in an archive.
+    name: str  # Folder of the run, or its path in an archive.
     verdict: ImportVerdict
     why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A run that is to come in."""
+    """A run to import."""
 
     folder: RunFolder
     name: str
-    staged: bool = False  # Whether its folder was made for this and may be moved instead of copied.
-    digest: str = ""  # What its content digest should be; empty where nobody has said.
+    staged: bool = False  # Whether its folder is temporary and may be moved instead of copied.
+    digest: str = ""  # Expected content digest; empty: not known.
 
     def outcome(self, verdict: ImportVerdict, why: str = "") -> ImportOutcome:
-        """Says what became of it."""
+        """Returns the result of importing it."""
         return ImportOutcome(name=self.name, verdict=verdict, why=why)
 
     def damaged(self, why: str) -> ImportOutcome:
-        """Says that it is damaged, or that an earlier dlbench made it."""
-        # Where an archive was unpacked is nobody's business.
-        reason = why.replace(str(self.folder.path), self.name) if self.staged else why
-        return self.outcome("refused" if why.endswith(EARLIER) else "damaged", reason)
+        """Returns that it is damaged, or refused because an earlier dlbench made it."""
+        verdict: ImportVerdict = "refused" if why.endswith(EARLIER) else "damaged"
+        if self.staged:
+            # The temporary folder of an archive means nothing to the user.
+            why = why.replace(str(self.folder.path), self.name)
+        return self.outcome(verdict, why)
 
 
 def import_runs(
     history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
 ) -> Iterator[ImportOutcome]:
-    """Brings runs in, and says of each what became of it; outcomes among the candidates are passed on.
+    """Imports runs and yields the result of each; outcomes among the candidates are passed on.
 
-    What is unpacked of archives lies in `room` (of `Store.room`), too.
-
-    Raises `RunError`: no space, or the file system refuses. Runs reported as imported are in.
+    `room`: temporary folder (of `Store.room`), which also contains unpacked archives. Raises `RunError`: no space, or
+    the file system refuses; runs that were reported as imported are in the history.
     """
     waiting = iter(candidates)
     number = 0
     while batch := list(islice(waiting, BATCH)):
         number += 1
-        yield from (one for one in batch if isinstance(one, ImportOutcome))
-        chosen = [one for one in batch if isinstance(one, Candidate)]
-        yield from _bring(history, chosen, room / f"batch-{number}")
-        # What was unpacked and did not come in need not lie there until the end.
-        for left in [room / f"batch-{number}", *(one.folder.path for one in chosen if one.staged)]:
-            history.store.delete_staged(left)
+        yield from (candidate for candidate in batch if isinstance(candidate, ImportOutcome))
+        chosen = [candidate for candidate in batch if isinstance(candidate, Candidate)]
+        yield from _import_batch(history, chosen, room / f"batch-{number}")
+        # Frees the space of unpacked runs that were not imported.
+        for folder in [room / f"batch-{number}", *(candidate.folder.path for candidate in chosen if candidate.staged)]:
+            history.store.delete_staged(folder)
 
 
-def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
+def _import_batch(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
     fresh: dict[str, Candidate] = {}
     later: list[Candidate] = []
     for candidate in batch:
-        # Before anything in it is read: reading a named pipe would wait forever.
+        # Before any file is read: reading a named pipe would wait forever.
         try:
             files_of(candidate.folder.path)
         except IncompleteDataError as error:
@@ -86,28 +87,31 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
             continue
         run_id = text_in(candidate.folder.plan, "run_id")
         if text_in(candidate.folder.plan, "format") == COMM_FORMAT:
-            yield candidate.outcome("skipped", "a run of the collective benchmark; a history keeps runs of training")
+            yield candidate.outcome("skipped", "a run of the collective benchmark; a history contains training runs")
         elif run_id and (history.find(run_id) is not None or run_id in fresh):
             later.append(candidate)
         else:
-            # Without a name that can be read it is damaged, as its entry will say.
+            # A run without a readable name is damaged, which its entry will say.
             fresh[run_id or str(candidate.folder.path)] = candidate
-    yield from _bring_fresh(history, list(fresh.values()), room)
-    # A run that is twice in one batch is compared with what has just come in.
+    if fresh:
+        yield from _import_new(history, list(fresh.values()), room)
+    # A run that is twice in one batch is compared with the one that was just imported.
     for candidate in later:
         yield _compare(history, candidate, text_in(candidate.folder.plan, "run_id"))
 
 
-def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
-    made = history.make([candidate.folder for candidate in batch]) if batch else []
+def _import_new(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
+    entries = history.make([candidate.folder for candidate in batch])
     chosen: list[tuple[Candidate, HistoryEntry, Path]] = []
-    for candidate, entry in zip(batch, made, strict=True):
+    for candidate, entry in zip(batch, entries, strict=True):
         objection = _objection(candidate, entry)
         if objection is not None:
             yield objection
-        else:
-            staged = candidate.folder.path if candidate.staged else room / str(len(chosen)) / entry.run_id
-            chosen.append((candidate, entry, staged))
+            continue
+        staged = room / str(len(chosen)) / entry.run_id
+        if candidate.staged:
+            staged = candidate.folder.path
+        chosen.append((candidate, entry, staged))
     with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
         objections = list(pool.map(_stage, chosen))
     outcomes: list[ImportOutcome] = []
@@ -128,13 +132,13 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
                 placed.append(dataclasses.replace(entry, folder=folder))
                 outcomes.append(candidate.outcome("imported"))
             else:
-                # Another process has brought a run of that name since the history was opened.
+                # Another process has imported a run of that name since the history was opened.
                 history.refresh([folder])
                 outcomes.append(_compare(history, candidate, entry.run_id))
     except RunError as error:
         problem = error
     finally:
-        # Whatever went wrong on the way: what is in place is indexed, and reported.
+        # After an error, too, the runs in place are indexed and reported.
         history.store.sync(entry.folder for entry in placed)
         history.remember(placed)
     yield from outcomes
@@ -146,15 +150,17 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
     if entry.state == "damaged":
         return candidate.damaged(entry.why)
     if entry.state == "incomplete":
-        return candidate.outcome("skipped", f"killed or still running, it has no record: {entry.why}")
+        return candidate.outcome("skipped", f"no record, because it was killed or is still running: {entry.why}")
     if candidate.digest and candidate.digest != entry.content_digest:
-        return candidate.outcome("damaged", "its content is not what the archive's list says")
+        return candidate.outcome("damaged", "its content differs from the digest in the archive's manifest")
     return None
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
+    """Copies a run to its temporary folder, unless it is there; returns an outcome if it cannot be imported."""
     candidate, entry, target = chosen
-    if damaged := damaged_traces(candidate.folder.path, entry.run_id, whole=True):
+    damaged = damaged_traces(candidate.folder.path, entry.run_id, whole=True)
+    if damaged:
         return candidate.damaged(damaged[0])
     if candidate.staged:
         return None
@@ -165,19 +171,21 @@ def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None
         return candidate.outcome("skipped", str(error))
     except IncompleteDataError as error:
         return candidate.damaged(str(error))
-    return None if is_same else candidate.outcome("skipped", "it changed while it was read: the run has not ended")
+    if not is_same:
+        return candidate.outcome("skipped", "it changed while it was read: the run is still active")
+    return None
 
 
 def _compare(history: History, candidate: Candidate, run_id: str) -> ImportOutcome:
-    known = history.find(run_id)
-    if known is None:
-        return candidate.outcome("skipped", "a run of that name has gone in this moment")
+    existing = history.find(run_id)
+    if existing is None:
+        return candidate.outcome("skipped", "another process deleted a run of that name during the import")
     try:
-        is_same = content_digest(candidate.folder) == known.content_digest
+        is_same = content_digest(candidate.folder) == existing.content_digest
     except IncompleteDataError as error:
         return candidate.damaged(str(error))
     if is_same:
         return candidate.outcome("already there")
     objection = _objection(candidate, history.make([candidate.folder])[0])
-    why = f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten"
+    why = f"the history has a different run {run_id} ({existing.folder}); runs are never overwritten"
     return objection or candidate.outcome("refused", why)

@@ -1,4 +1,4 @@
-"""The index of a history: a cache of the entries of its runs, in a file that may be deleted at any time."""
+"""The index of a history: a cache of its entries, in a file that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.opening import open_file
 from dlbench.records.files import write_atomic
 
-INDEX_VERSION = 4  # Of the file's form; what entries mean depends on the version that their maker gives.
-SPARE_LINES = 64  # Lines of runs that are gone, or were read anew, that an index may hold beyond as many as its runs.
+INDEX_VERSION = 4  # Version of the file format; entries have a version of their own.
+SPARE_LINES = 64  # Obsolete lines that an index may have, in addition to as many as it has runs.
 
 Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
 
 
 class Index:
-    """The file: a line that says which version made it, then a line for each run, of which a folder's last counts.
+    """The file: a line with its version, then lines of runs, of which the last of each folder counts.
 
-    A line is the time of the last change of the run's folder, a blank, and the entry as `HistoryEntry.to_text` has it.
+    A line is the time of the last change of the run's folder, a blank, and the entry by `HistoryEntry.to_text`.
     """
 
     def __init__(self, path: Path, version: str) -> None:
         self.path = path
         self._head = f"{json.dumps({'format': 'dlbench.history-index', 'version': f'{INDEX_VERSION}: {version}'})}\n"
         self._is_whole = False
-        """Whether lines may be appended; else the file is missing, damaged, or of another version."""
+        """Whether lines may be appended; otherwise the file is missing, damaged, or of another version."""
 
     def read(self) -> tuple[dict[str, Row], str]:
-        """Returns the rows that can be read, by folder, and what is wrong with the file, empty if nothing."""
+        """Returns the readable rows, by folder, and the problem of the file, empty if it has none."""
         try:
-            # No link leads out of a store.
+            # A link could lead out of the store.
             with open_file(self.path, follow=False) as file:
                 head, *lines, end = file.read().decode().split("\n")
         except FileNotFoundError:
@@ -40,23 +40,23 @@ class Index:
         except OSError as error:
             return {}, error.strerror or str(error)
         except ValueError:
-            return {}, "is no index"
+            return {}, "is not an index"
         if f"{head}\n" != self._head:
-            return {}, "was made by another version of dlbench, or is no index"
+            return {}, "was made by another version of dlbench, or is not an index"
         rows: dict[str, Row] = {}
         is_damaged = end != ""
         for line in lines:
             changed_ns, _, entry = line.partition(" ")
             try:
-                made = HistoryEntry.from_text(entry)
-                rows[made.folder] = (int(changed_ns), made)
+                parsed = HistoryEntry.from_text(entry)
+                rows[parsed.folder] = (int(changed_ns), parsed)
             except (ValueError, KeyError, TypeError):
                 is_damaged = True
         self._is_whole = not is_damaged and len(lines) <= 2 * len(rows) + SPARE_LINES
         return rows, "is damaged" if is_damaged else ""
 
     def write(self, new: Mapping[str, Row], every: Mapping[str, Row]) -> None:
-        """Appends rows, or writes the file with all of them where it is not whole. Raises `OSError`: it cannot be."""
+        """Appends the new rows, or writes a missing or damaged file with every row. Raises `OSError`."""
         if self._is_whole:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "wb") as file:

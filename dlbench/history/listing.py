@@ -1,4 +1,4 @@
-"""The runs of a history as a list: for people each under what is compared, for programs all that the index knows."""
+"""The list of runs of `dlbench history list`, by label for people, with all fields of the index for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlbench.report.wording import place_text, runs_text
 from dlbench.units import first_of, format_seconds
 
 MAX_LISTED_HOSTS = 4
-MAX_COMMIT = 8  # Characters of a commit that are enough to know it; JSON and CSV hold all.
+MAX_COMMIT = 8  # Characters of a commit that identify it; JSON and CSV have all.
 MINUTE = len("2026-03-04T02:06")
 
 COLUMNS: tuple[Column[HistoryEntry], ...] = (
@@ -27,39 +27,27 @@ COLUMNS: tuple[Column[HistoryEntry], ...] = (
     ),
     *(Column(metric.name, "", methodcaller("figure", metric.name)) for metric in METRICS),
 )
-"""Hosts with blanks between, tags as JSON, figures in the units of their names."""
+"""Columns of a run: hosts with blanks between, tags as JSON, figures in the units of their names."""
 
 
 def list_document(entries: Sequence[HistoryEntry]) -> Document:
-    """Each run under what is compared; its table is `runs`."""
-    # Labels in the order in which they first come, not anew at every change between workloads.
-    labels = list(dict.fromkeys(entry.label for entry in entries))
-    valid = sum(entry.state == "valid" for entry in entries)
+    """Returns the runs by label, in the order in which labels first appear; its table is `runs`."""
+    entries_by_label: dict[str, list[HistoryEntry]] = {}
+    for entry in entries:
+        entries_by_label.setdefault(entry.label, []).append(entry)
+    sections = []
+    for number, (label, labelled) in enumerate(entries_by_label.items()):
+        lines = [f"- {entry.run_id}: {'; '.join(_facts(entry))}" for entry in labelled]
+        sections.append(Section(id=f"label-{number}", title=label or "runs that cannot be read", brief=tuple(lines)))
+    num_valid = sum(entry.state == "valid" for entry in entries)
     runs: Sheet[Any] = Sheet(name="runs", title="Runs", columns=COLUMNS, rows=entries, is_shown=lambda entry: False)
-    return Document(
-        title="dlbench history: runs",
-        sections=(
-            *(
-                Section(
-                    id=f"label-{number}",
-                    title=label or "runs that cannot be read",
-                    brief=tuple(f"- {one.run_id}: {'; '.join(_facts(one))}" for one in entries if one.label == label),
-                )
-                for number, label in enumerate(labels)
-            ),
-            Section(
-                id="runs",
-                title="In all",
-                sheets=(runs,),
-                brief=(f"{runs_text(len(entries))}, {valid} valid; step: median of the run",),
-            ),
-        ),
-        data=entries,
-    )
+    total = f"{runs_text(len(entries))}, {num_valid} valid; step: median of the run"
+    sections.append(Section(id="runs", title="In all", sheets=(runs,), brief=(total,)))
+    return Document(title="dlbench history: runs", sections=tuple(sections), data=entries)
 
 
 def to_json(entries: Sequence[HistoryEntry]) -> str:
-    """All that the index knows of each run; no text is changed."""
+    """Returns all fields of the index for each run; no text is changed."""
     content = {"format": "dlbench.history-list", "version": 1, "runs": [entry.to_dict() for entry in entries]}
     return json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
@@ -72,9 +60,10 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
     else:
         yield f"{entry.state}: {entry.why}"
     if entry.ranks:
-        hosts = first_of([host.host for host in entry.hosts], MAX_LISTED_HOSTS)
-        place = place_text(entry.ranks, entry.nodes)
-        yield f"{place} ({hosts})" if hosts else place
+        text = place_text(entry.ranks, entry.nodes)
+        if entry.hosts:
+            text += f" ({first_of([host.host for host in entry.hosts], MAX_LISTED_HOSTS)})"
+        yield text
     if entry.slurm_job_id:
         yield f"Slurm job {entry.slurm_job_id}"
     if entry.commit:

@@ -1,6 +1,4 @@
-"""The files of a run's folder, as a history takes them in: plain files alone, copied whole, with a digest of those that
-figures are made of.
-"""
+"""Lists, copies and digests the files of a run's folder for a history."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import re
 import shutil
 import stat
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 from dlbench.errors import IncompleteDataError, refused
@@ -17,24 +16,24 @@ from dlbench.opening import open_file
 from dlbench.records.files import sync_folder
 from dlbench.records.folder import RunFolder
 
-MAX_DEPTH = 3  # Folders within a run's folder; `checkpoints/` is one.
+MAX_DEPTH = 3  # Depth of folders within a run's folder, e.g. `checkpoints/`.
 
-# What makes two runs the same. Figures need nothing else but, for the stages of energy, the spans of each node's first
-# rank, which come whole with the run and are never taken out of it; all else may differ, or go.
+# Files whose content identifies a run. Figures need nothing else, except for the stages of energy the spans of each
+# node's first rank; all other files may differ or be missing.
 _FIGURE_FILE = re.compile(r"plan\.json|record\.json|(rank|node)-\d{4,}\.steps|node-\d{4,}\.samples")
 _BLOCK = 1 << 20
 
 
 class StillRunningError(IncompleteDataError):
-    """A run changed while it was copied: it has not ended."""
+    """A run changed while it was copied, because it is still active."""
 
 
 def files_of(path: Path) -> dict[str, os.stat_result]:
-    """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over."""
-    found: dict[str, os.stat_result] = {}
+    """Returns the status of each file of a run's folder, by relative name; temporary (hidden) ones are left out."""
+    status_by_name: dict[str, os.stat_result] = {}
 
-    def look(folder: Path, prefix: str, depth: int) -> None:
-        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+    def scan(folder: Path, prefix: str, depth: int) -> None:
+        for entry in sorted(os.scandir(folder), key=attrgetter("name")):
             if entry.name.startswith("."):
                 continue
             if not entry.name.isprintable() or "\\" in entry.name:
@@ -42,35 +41,36 @@ def files_of(path: Path) -> dict[str, os.stat_result]:
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                # A run that still runs has taken it away in this moment.
+                # An active run has deleted it.
                 continue
             if stat.S_ISREG(status.st_mode):
-                found[prefix + entry.name] = status
-            elif stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
-                with suppress(FileNotFoundError):
-                    look(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
+                status_by_name[prefix + entry.name] = status
+            elif not stat.S_ISDIR(status.st_mode):
+                raise IncompleteDataError(f"{entry.path}: neither a file nor a folder; a history keeps files only")
+            elif depth >= MAX_DEPTH:
+                raise IncompleteDataError(f"{entry.path}: more than {MAX_DEPTH} folders deep")
             else:
-                what = "a folder too deep" if stat.S_ISDIR(status.st_mode) else "neither a file nor a folder"
-                raise IncompleteDataError(f"{entry.path}: {what}; a history keeps plain files alone")
+                with suppress(FileNotFoundError):
+                    scan(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
 
     try:
-        look(path, "", 0)
+        scan(path, "", 0)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return found
+    return status_by_name
 
 
 def content_digest(folder: RunFolder) -> str:
-    """SHA-256, in hexadecimal, over the files that figures are made of: plan, record, step files, samples.
+    """Returns the SHA-256, in hexadecimal, of the files that figures are made of: plan, record, step files, samples.
 
-    For each, by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
+    It is over, for each file by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
     """
     digest = hashlib.sha256()
     try:
         entries = [entry for entry in os.scandir(folder.path) if _FIGURE_FILE.fullmatch(entry.name)]
         for entry in entries:
             if not entry.is_file(follow_symlinks=False):
-                raise IncompleteDataError(f"{entry.path}: is no plain file")
+                raise IncompleteDataError(f"{entry.path}: is not a regular file")
         for name in sorted(entry.name for entry in entries):
             with open_file(folder.path / name, follow=False) as file:
                 digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
@@ -82,10 +82,10 @@ def content_digest(folder: RunFolder) -> str:
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """Copies a run's folder, every byte synced.
+    """Copies a run's folder and syncs it to disk.
 
-    Raises `StillRunningError`: it changed meanwhile. `IncompleteDataError`: it holds what a history does not keep, or
-    what cannot be read. `RunError`: the copy cannot be written.
+    Raises `StillRunningError`: it changed during the copy. `IncompleteDataError`: it has other than files and folders,
+    or cannot be read. `RunError`: the copy cannot be written.
     """
     before = {name: (status.st_size, status.st_mtime_ns) for name, status in files_of(source).items()}
     try:
@@ -99,7 +99,7 @@ def copy_run(source: Path, target: Path) -> None:
     after = {name: (status.st_size, status.st_mtime_ns) for name, status in files_of(source).items()}
     if before != after:
         name = min(name for name, _ in before.items() ^ after.items())
-        raise StillRunningError(f"{source / name}: changed while it was copied: the run has not ended")
+        raise StillRunningError(f"{source / name}: changed during the copy: the run is still active")
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -107,7 +107,7 @@ def _copy_file(source: Path, target: Path) -> None:
     try:
         read = open_file(source, follow=False)
     except FileNotFoundError:
-        raise StillRunningError(f"{source}: went while the run was copied: the run has not ended") from None
+        raise StillRunningError(f"{source}: disappeared during the copy: the run is still active") from None
     except OSError as error:
         raise IncompleteDataError(f"{source}: cannot be read: {error.strerror or error}") from None
     with read, target.open("xb") as written:

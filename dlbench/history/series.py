@@ -1,4 +1,4 @@
-"""A series of a history: its nights, its levels, its changes, and the words on each."""
+"""A series of a history: its nights, levels and changes, and their texts."""
 
 from __future__ import annotations
 
@@ -33,55 +33,55 @@ MAX_HOSTS = 6  # Hosts of one side of a change that are named.
 
 ChangeWord = Literal["regression", "improvement"]
 
-NOT_ASKED = "a slow change has no date, so commits and environment are not set against it"
+NOT_COMPARED = "a slow change has no date, so commits and environments are not compared"
 NO_DIFFERENCE = "no recorded key of the environment differs between all runs before and all runs after"
 
-_KINDS = {"step": "{}", "drift": "slow {}", "step or drift": "{}, at once or slowly"}  # By shape.
+_SHAPE_TEXTS = {"step": "{}", "drift": "slow {}", "step or drift": "{}, at once or slowly"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
     """The runs of one session at one point."""
 
-    time: str = field(metadata=column("Night"))  # When the last of them finished, UTC, ISO 8601.
+    time: str = field(metadata=column("Night"))  # Time when the last run finished, UTC, ISO 8601.
     series: str = field(metadata=column())
     value: float  # Median over the runs, in the metric's unit.
     values: tuple[float, ...]
     run_ids: tuple[str, ...]
     commits: tuple[str, ...] = field(metadata=column("Commit", value=" ".join, text=names_text))
-    """Distinct, in order of the runs; empty where none is known."""
+    """Different commits, in order of the runs; empty if none is known."""
     hosts: tuple[str, ...] = field(metadata=column("Hosts", value=" ".join, text=hosts_text))
-    level: int  # Number of the series' level that it belongs to, from 0.
+    level: int  # Index of the series' level that it belongs to, from 0.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelStretch:
-    """A stretch of nights without a change."""
+    """Consecutive nights without a change."""
 
     first: str = field(metadata=column("From", text=day))  # End of its first night, UTC.
     last: str = field(metadata=column("To", text=day))
     num_nights: int
     value: Estimate = field(metadata=column("Level now", "level", text=unit_cell))
-    """Median over nights; `n` counts nights. Of a drift the level at its last night."""
-    at_first: float  # The level at its first night: `value.value` where it does not drift.
+    """Median over nights; `n` counts nights. For a drift the level at its last night."""
+    at_first: float  # The level at its first night: `value.value` without a drift.
 
     @property
     def is_drift(self) -> bool:
-        """Whether it changes from night to night."""
+        """Whether the level changes from night to night."""
         return self.at_first != self.value.value
 
     @property
     def basis(self) -> str:
-        """Says what the interval is, and over how many nights."""
+        """The kind of the interval and the number of nights."""
         return basis_text(self.value, "night")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferingKey:
-    """A key with other values in all runs after a change than in any run before it."""
+    """A key whose values in the runs after a change are all different from those before it."""
 
-    key: str  # Of the environment, or `tag.NAME`.
-    before: str  # Values in order of time, the newest ones where there are many; `not set` where a run has none.
+    key: str  # Key of the environment, or `tag.NAME`.
+    before: str  # Values in order of time, the newest of many; `not set` for runs without one.
     after: str
 
     def __str__(self) -> str:
@@ -94,34 +94,33 @@ def _listed(differences: Sequence[DifferingKey]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
+    """A change point and the differences between the runs before and after it, which are no proven causes."""
 
     kind: ChangeWord = field(metadata=column())
     shape: Shape = field(metadata=column())
-    """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
-    it."""
+    """Step, drift over many nights, or undecided. A drift has no date, so no differences are listed with it."""
     time: str = field(metadata=column("First night after", text=day))
-    """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
+    """End of the likeliest first night after a step, UTC; end of the first night of a drift."""
     last_before: str = field(metadata=column())
-    """End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night."""
+    """End of the last night certainly (95 %) before a step, UTC; end of the first night of a drift."""
     first_after: str = field(metadata=column())
-    """End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night."""
+    """End of the first night certainly (95 %) after a step, UTC; end of the last night of a drift."""
     before: Estimate = field(metadata=column("From", text=unit_cell))
-    """Median over nights before; of a drift the level at its first night."""
+    """Median over the nights before a step; the level at the first night of a drift."""
     after: Estimate = field(metadata=column("To", text=unit_cell))
     ratio: Estimate = field(metadata=column("Ratio", text=change_cell))
     evidence: float = field(metadata=column("Evidence", text=evidence_text))
-    """Bayes factor of a change against none (1), divided by what all trends followed together cost."""
+    """Bayes factor of a change against none (1), divided by the correction for all series followed together."""
     acknowledged: Acknowledgement | None = field(metadata=column(value=attrgetter("reason")))
-    """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
+    """None if the change is not acknowledged, or has become worse since."""
     commits_before: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Of the night `last_before`; empty where none is known."""
+    """Commits of the night `last_before`; empty if none is known."""
     commits_after: tuple[str, ...] = field(metadata=column(value=" ".join))
     runs_before: tuple[str, ...]
     runs_after: tuple[str, ...]
     differences: tuple[DifferingKey, ...] = field(metadata=column(value=_listed))
-    """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
-    lie; keys that are new nearly every night are left out."""
+    """Differences between all runs of the levels before and after, without the nights that may belong to either side;
+    keys with a new value nearly every night are left out."""
     new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
     """Hosts used after the change and never on the level before it."""
     gone_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
@@ -129,48 +128,48 @@ class Change:
 
     @property
     def is_drift(self) -> bool:
-        """Whether it came over many nights, so that it has no date."""
+        """Whether it is a change over many nights, without a date."""
         return self.shape == "drift"
 
     @property
     def words(self) -> str:
-        """Says ``regression``, ``slow regression`` (a drift), ``regression, at once or slowly``."""
-        return _KINDS[self.shape].format(self.kind)
+        """E.g. ``regression``, ``slow regression`` (a drift), ``regression, at once or slowly``."""
+        return _SHAPE_TEXTS[self.shape].format(self.kind)
 
     @property
     def since(self) -> str:
-        """Says ``since 2026-03-04``, or ``from 2026-03-04 to 2026-06-02`` of a drift."""
+        """E.g. ``since 2026-03-04``, or for a drift ``from 2026-03-04 to 2026-06-02``."""
         if self.is_drift:
             return f"from {day(self.last_before)} to {day(self.first_after)}"
         return f"since {day(self.time)}"
 
     @property
     def when(self) -> str:
-        """Says ``on 2026-03-04``, or of a drift as `since`."""
+        """E.g. ``on 2026-03-04``; for a drift `since`."""
         return self.since if self.is_drift else f"on {day(self.time)}"
 
     @property
     def between(self) -> str:
-        """Says between which nights it lies, or over which a drift went."""
+        """The nights between which a step is, or over which a drift is, in words."""
         if self.is_drift:
             return f"slowly, over the nights of {day(self.last_before)} to {day(self.first_after)}"
         return f"between the nights of {day(self.last_before)} and {day(self.first_after)}"
 
     @property
     def days(self) -> str:
-        """Says the same two days, for a table."""
+        """The days of `between`, for a table."""
         return f"{day(self.last_before)}, {day(self.first_after)}"
 
     @property
     def basis(self) -> str:
-        """Says how many nights stand behind it, and what its intervals are."""
+        """The number of nights and the kind of the intervals."""
         if self.is_drift:
             return f"{nights_text(self.ratio.n)} of the drift, slope by Theil and Sen"
         return f"{basis_text(self.before, 'night')} before, {nights_text(self.after.n)} after"
 
     @property
     def commits(self) -> str:
-        """Says ``commit 1a2b3c -> 4d5e6f``, or that none is known; empty for a drift, which has no commits."""
+        """E.g. ``commit 1a2b3c -> 4d5e6f``, or that none is known; empty for a drift."""
         if self.is_drift:
             return ""
         if not self.commits_before and not self.commits_after:
@@ -182,9 +181,9 @@ class Change:
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """Everything else that differs, a line each; one line where nothing does, or why it is not asked."""
+        """The differences other than commits, a line each; one line if there are none."""
         if self.is_drift:
-            return (NOT_ASKED,)
+            return (NOT_COMPARED,)
         lines = [str(difference) for difference in self.differences]
         if self.new_hosts:
             lines.append(f"hosts used only since: {first_of(self.new_hosts, MAX_HOSTS)}")
@@ -195,7 +194,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class NewestNights(Newest):
-    """The newest nights where they lie beyond the usual range, too few for a change point."""
+    """The newest nights, outside the usual range and too few for a change point."""
 
     is_worse: bool
 
@@ -219,46 +218,67 @@ class Trend:
     unit: str = field(metadata=column())
     higher_is_worse: bool
     caption: str
-    verdict: str = field(init=False, metadata=column())  # The finding in one sentence.
+    verdict: str = field(init=False, metadata=column())  # The last change and the level, in one or two sentences.
     num_runs: int = field(metadata=column("Runs"))
     is_long_enough: bool  # Whether there are enough nights for a change point.
     nights: tuple[Night, ...] = field(metadata=column("Nights", "num_nights", value=len))
-    levels: tuple[LevelStretch, ...]  # Between changes; one where there are none.
+    levels: tuple[LevelStretch, ...]  # Levels between changes; at least one.
     changes: tuple[Change, ...]
-    newest: NewestNights | None  # None where the newest night is an ordinary one, or too few nights say what that is.
+    newest: NewestNights | None  # None if the newest night is usual, or there are too few nights to know that.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", self._verdict())
 
     @property
     def standing(self) -> Literal["too few nights", "worse", "odd", "as usual"]:
-        """Says how it stands for a rating and a gate: `worse` where a level became worse and nobody acknowledged that.
-
-        An odd newest night is no level yet, whatever its value.
-        """
+        """The state for ratings and gates; `worse`: a regression is not acknowledged, `odd`: only newest nights."""
         if not self.is_long_enough:
             return "too few nights"
         if self.open_regressions:
             return "worse"
-        return "odd" if self.newest is not None and self.newest.is_worse else "as usual"
+        if self.newest is not None and self.newest.is_worse:
+            return "odd"
+        return "as usual"
 
     @property
     def open_regressions(self) -> tuple[Change, ...]:
-        """Regressions that nobody acknowledged and that hold: the level now is worse than the one before them."""
-        worse = math.log1p(MIN_EFFECT) * (1 if self.higher_is_worse else -1)
-        now = self.level.value.value
+        """Regressions that are not acknowledged, if the present level is still worse than before them."""
+        min_shift = math.log1p(MIN_EFFECT)
+        if not self.higher_is_worse:
+            min_shift = -min_shift
+        present_level = self.level.value.value
         return tuple(
             change
             for change in self.changes
             if change.kind == TREND["worse"].word
             and change.acknowledged is None
-            and math.log(now / change.before.value) / worse >= 1
+            and math.log(present_level / change.before.value) / min_shift >= 1
         )
 
     @property
+    def num_changes(self) -> int | None:
+        """The number of changes; None with too few nights."""
+        return len(self.changes) if self.is_long_enough else None
+
+    @property
+    def newest_change_time(self) -> str:
+        """The time of the newest change; empty without changes."""
+        return self.changes[-1].time if self.changes else ""
+
+    @property
+    def num_newest_outside(self) -> int:
+        """The number of newest nights outside the usual range."""
+        return self.newest.num_beyond if self.newest else 0
+
+    @property
     def level(self) -> LevelStretch:
-        """The level now."""
+        """The present level."""
         return self.levels[-1]
+
+    @property
+    def first_level(self) -> LevelStretch:
+        """The oldest level."""
+        return self.levels[0]
 
     @property
     def point(self) -> str:
@@ -271,28 +291,32 @@ class Trend:
         return self.title.lower()
 
     @property
-    def odd_nights(self) -> str:
-        """Says what the newest nights show, and how long to wait; empty where the newest night is an ordinary one."""
+    def newest_nights_text(self) -> str:
+        """Sentences on newest nights outside the usual range, and how many more to wait for; empty without any."""
         newest = self.newest
         if newest is None:
             return ""
-        nights = "The newest night lies" if newest.num_beyond == 1 else f"The newest {newest.num_beyond} nights lie"
+        nights = f"The newest {newest.num_beyond} nights are"
+        if newest.num_beyond == 1:
+            nights = "The newest night is"
         usual = f"{amount_text(newest.low, self.unit)} to {amount_text(newest.high, self.unit)}"
         word = "worse" if newest.is_worse else "better"
         return (
-            f"{nights} beyond the usual range ({self.subject} {percent_change(newest.ratio)}, {word}; usual: {usual}). "
-            f"That is not yet a change point: wait for {newest.wait_for} or more such nights."
+            f"{nights} outside the usual range ({self.subject} {percent_change(newest.ratio)}, {word}; usual: "
+            f"{usual}). That is not yet a change point: wait for {newest.wait_for} or more such nights."
         )
 
     @property
     def short_verdict(self) -> str:
-        """The finding in a few words."""
+        """The last change in a few words."""
         count = nights_text(len(self.nights))
+        if not self.is_long_enough:
+            return count
         if not self.changes:
-            return f"{TREND['equal'].word} in {count}" if self.is_long_enough else count
+            return f"{TREND['equal'].word} in {count}"
         last = self.changes[-1]
-        known = ", acknowledged" if last.acknowledged else ""
-        return f"{last.words} {last.when}, {percent_change(last.ratio.value)}{known}"
+        text = f"{last.words} {last.when}, {percent_change(last.ratio.value)}"
+        return f"{text}, acknowledged" if last.acknowledged else text
 
     def _verdict(self) -> str:
         count, level = nights_text(len(self.nights)), level_text(self.level.value)
@@ -301,25 +325,26 @@ class Trend:
         if not self.changes:
             return f"No change in {count}; level {level}."
         last = self.changes[-1]
-        more = f" ({len(self.changes)} changes in all)" if len(self.changes) > 1 else ""
-        now = "at its end" if last.is_drift else "since then"
-        known = " Acknowledged." if last.acknowledged else ""
-        return (
-            f"{last.words.capitalize()} {last.when}: {self.subject} {change_cell(last.ratio)}{more}; {now} "
-            f"{level_text(last.after)} over {nights_text(last.after.n)}.{known}"
-        )
+        text = f"{last.words.capitalize()} {last.when}: {self.subject} {change_cell(last.ratio)}"
+        if len(self.changes) > 1:
+            text += f" ({len(self.changes)} changes in all)"
+        text += "; at its end" if last.is_drift else "; since then"
+        text += f" {level_text(last.after)} over {nights_text(last.after.n)}."
+        return f"{text} Acknowledged." if last.acknowledged else text
 
     def acknowledgement(self, change: Change) -> str:
-        """Says who knows of a change, and why; else how to say so; empty where a change needs nobody's word."""
+        """Returns the acknowledgement of a change, or the command for one; empty if it needs none."""
         if change.acknowledged is not None:
-            word = change.acknowledged
-            return f"acknowledged by {clean(word.by)} on {day(word.written)}: {clean(word.reason)}"
+            acknowledged = change.acknowledged
+            return (
+                f"acknowledged by {clean(acknowledged.by)} on {day(acknowledged.written)}: {clean(acknowledged.reason)}"
+            )
         if change not in self.open_regressions:
             return ""
         return f"to acknowledge: dlbench history acknowledge {self.id} {day(change.time)} --reason TEXT"
 
     def details(self, change: Change) -> tuple[str, ...]:
-        """Lists what differs at a change, and who knows of it, a line each."""
+        """Returns the differences at a change, and its acknowledgement, a line each."""
         lines = (change.commits, *change.environment, self.acknowledgement(change))
         return tuple(filter(None, lines))
 

@@ -1,4 +1,4 @@
-"""Tables of a history: change points, series, nights, hosts by month; the scaling report has some of them, too."""
+"""Tables of a history: change points, series, nights, hosts by month."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dlbench.stats.estimates import Estimate
 
 TableName = Literal["changes", "series", "nights", "hosts"]
 
-MAX_ROWS = 50  # Hosts in a page and in the terminal; CSV and JSON hold all.
-MAX_MONTHS = 6  # Newest months shown side by side; CSV and JSON hold all.
+MAX_ROWS = 50  # Hosts in a page and in the terminal; CSV and JSON have all.
+MAX_MONTHS = 6  # Newest months that have a column; CSV and JSON have all.
 _BASIS = (
     "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
     "statistics)"
@@ -35,13 +35,17 @@ class NightOfSeries(NamedTuple):
         return amount_text(self.night.value, self.series.unit)
 
     @property
+    def num_runs(self) -> int:
+        return len(self.night.values)
+
+    @property
     def runs(self) -> str:
         """The value of each run with its unit."""
         return ", ".join(amount_text(value, self.series.unit) for value in self.night.values)
 
     @property
     def level(self) -> str:
-        """The level that it belongs to."""
+        """The level of the night."""
         return level_text(self.series.levels[self.night.level].value)
 
 
@@ -66,7 +70,7 @@ def _acknowledgement(row: ChangeOfSeries) -> str | None:
 
 
 def changes_sheet(report: TrendsReport) -> Sheet[Any]:
-    """Change points with what differs at each, newest first."""
+    """Returns the change points with the differences at each, newest first."""
     return Sheet(
         name="changes",
         title="All change points",
@@ -88,26 +92,18 @@ def changes_sheet(report: TrendsReport) -> Sheet[Any]:
             Column("", "Series", attrgetter("series.point")),
         ),
         rows=report.changes,
-        caption=f"Newest first. Ratio: level after over level before; {_BASIS}. What differs is a place to look, not a "
-        "proven cause.",
+        caption=f"Newest first. Ratio: level after over level before; {_BASIS}. A difference is a hint, not a proven "
+        "cause.",
         is_sortable=True,
     )
 
 
-def _num_changes(series: Trend) -> int | None:
-    return len(series.changes) if series.is_long_enough else None
-
-
-def _changes_in_words(series: Trend) -> int | str:
+def _changes_cell(series: Trend) -> int | str:
     return len(series.changes) if series.is_long_enough else "too few nights"
 
 
-def _num_beyond(series: Trend) -> int:
-    return series.newest.num_beyond if series.newest else 0
-
-
 def series_sheet(report: TrendsReport) -> Sheet[Any]:
-    """Series as they stand now."""
+    """Returns the series with their present level."""
     return Sheet(
         name="series",
         title="All series",
@@ -116,13 +112,13 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
             Column("", "System", attrgetter("system")),
             *_of_series(),
             *columns_of(Trend, "nights", "num_runs"),
-            *columns_of(LevelStretch, "first", of=lambda series: series.levels[0]),
+            *columns_of(LevelStretch, "first", of=attrgetter("first_level")),
             *columns_of(
                 LevelStretch, "last", "value", "level_interval=basis", "level_nights=num_nights", of=attrgetter("level")
             ),
-            Column("changes", "Changes", _num_changes, _changes_in_words),
+            Column("changes", "Changes", attrgetter("num_changes"), _changes_cell),
             Column("standing", "Standing", attrgetter("standing")),
-            Column("newest_beyond", "", _num_beyond),
+            Column("newest_beyond", "", attrgetter("num_newest_outside")),
             *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict"),
             Column("", "Series", attrgetter("point")),
         ),
@@ -133,7 +129,10 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
 
 
 def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
-    """Every night of some series; people see them with the chart of a series."""
+    """Returns every night of some series; people see the table with the chart of a series."""
+    rows: list[NightOfSeries] = []
+    for trend in series:
+        rows += [NightOfSeries(trend, night) for night in trend.nights]
     return Sheet(
         name="nights",
         title="Nights",
@@ -141,17 +140,20 @@ def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
             *_of_series(attrgetter("series")),
             *columns_of(Night, "time", "series", of=attrgetter("night")),
             Column("value", "Median", attrgetter("night.value"), attrgetter("median")),
-            Column("runs", "Runs", lambda row: len(row.night.values), attrgetter("runs")),
+            Column("runs", "Runs", attrgetter("num_runs"), attrgetter("runs")),
             Column("level_number", "Level", attrgetter("night.level"), attrgetter("level")),
             *columns_of(Night, "commits", "hosts", of=attrgetter("night")),
         ),
-        rows=tuple(NightOfSeries(one, night) for one in series for night in one.nights),
+        rows=tuple(rows),
         is_shown=lambda row: is_for_people,
     )
 
 
 def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int | None = MAX_MONTHS) -> Sheet[Any]:
-    """Hosts as they are now, slow ones first, with the newest months; for programs a row for each host and month."""
+    """Returns the present state of hosts, with the newest months; for programs a row for each host and month."""
+    rows: list[HostInMonth] = []
+    for host in hosts:
+        rows += [HostInMonth(host, month) for month in host.months]
     columns: tuple[Column[HostInMonth], ...] = (
         *columns_of(HostCourse, "host", of=attrgetter("host")),
         *columns_of(
@@ -170,11 +172,11 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         name="hosts",
         title="Nodes over months",
         columns=columns,
-        rows=tuple(HostInMonth(host, month) for host in hosts for month in host.months),
+        rows=tuple(rows),
         caption="Ratio: own work of a host's slowest rank over that of the other hosts' slowest ranks, means over "
         "nights; 1: as fast as the others. Leaves later: share of a step by which its exchanges end after the others'. "
-        "In brackets 95 % (Student t) over nights, or ranges of fewer than five.",
-        # People get one line for each host.
+        "In brackets: 95 % interval (Student t) over nights, or the range of fewer than five.",
+        # The tables for people have one line for each host.
         is_shown=lambda row: row.month is row.host.months[-1],
         in_terminal=True,
         is_sortable=True,
@@ -188,6 +190,8 @@ def _month_column(month: str) -> Column[HostInMonth]:
 
     def cell(row: HostInMonth) -> Cell | None:
         figure = ratio(row)
-        return None if figure is None else ratio_cell(figure)
+        if figure is None:
+            return None
+        return ratio_cell(figure)
 
     return Column("", month, ratio, cell)

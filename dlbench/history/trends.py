@@ -1,4 +1,4 @@
-"""Entries of a history become series over nights, with what changed where the level changed.
+"""Series over nights from the entries of a history, with the differences at each change of level.
 
 A trend is one metric of one point: runs of one group (`dlbench.analysis.comparability`), rank count and node count.
 All runs of a session (`dlbench.analysis.sessions`) are one night, whose value is their median.
@@ -7,10 +7,10 @@ All runs of a session (`dlbench.analysis.sessions`) are one night, whose value i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -33,106 +33,145 @@ from dlbench.history.series import Change, ChangeWord, DifferingKey, LevelStretc
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.verdict_words import TREND
 
-UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Of all times that leave this module.
-_PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # A time in that form.
-MAX_APART = 2  # Settings of the system by which series of equal labels differ; more are no name.
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Format of all times that this module returns.
+_PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # A time in `UTC_FORMAT`.
+MAX_DIFFERING = 2  # Maximum settings of the system that are added to equal labels.
 NOT_SET = "not set"  # Value of a key that a run does not have.
 
-# Keys that name every night anew, and stand for themselves.
-_NAMED_APART = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
+# Keys that are reported separately from other differences, because every night may have a new value.
+_COMMIT_KEYS = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
 
 MAX_VALUES = 4  # Values of a key that are named on one side of a change; the newest of more.
 MAX_VALUE_LENGTH = 200
 
-_Course = tuple[Metric, Sequence[Sequence[HistoryEntry]], Sequence[float]]
-"""One metric of one point: nights with the figure, and the value of each."""
+
+@dataclasses.dataclass(frozen=True)
+class _Course:
+    """The nights with a figure of one metric at one point, and the median of each."""
+
+    metric: Metric
+    nights: Sequence[Sequence[HistoryEntry]]
+    values: Sequence[float]
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-    """Valid runs, oldest first, each once, `finished` in one form (UTC, seconds, Z) so that texts sort as times do.
+    """Returns valid runs, oldest first, each once, with `finished` in `UTC_FORMAT` so that texts sort like times.
 
-    Runs whose end cannot be read as a time are left out: they have no place in a history.
+    Runs whose end is not a valid time are left out.
     """
-    known: dict[str, HistoryEntry] = {}
+    entry_by_run: dict[str, HistoryEntry] = {}
     for entry in entries:
-        moment = moment_of(entry.finished) if entry.state == "valid" else None
-        if moment is not None:
-            is_plain = _PLAIN.fullmatch(entry.finished) is not None
-            known[entry.run_id] = entry if is_plain else dataclasses.replace(entry, finished=utc_text(moment))
-    return sorted(known.values(), key=attrgetter("finished", "run_id"))
+        if entry.state != "valid":
+            continue
+        moment = moment_of(entry.finished)
+        if moment is None:
+            continue
+        if not _PLAIN.fullmatch(entry.finished):
+            entry = dataclasses.replace(entry, finished=utc_text(moment))
+        entry_by_run[entry.run_id] = entry
+    return sorted(entry_by_run.values(), key=attrgetter("finished", "run_id"))
 
 
 def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
-    """Runs that cannot be read, each with the reason."""
+    """Returns the runs that cannot be read, each with the reason."""
     return tuple(f"{entry.run_id}: {entry.why}" for entry in entries if entry.state == "damaged")
 
 
 def utc_text(moment: datetime) -> str:
-    """``2026-03-04T02:06:00Z``."""
+    """Returns a time in UTC, e.g. ``2026-03-04T02:06:00Z``."""
     return moment.astimezone(UTC).strftime(UTC_FORMAT)
 
 
 def moment_of(text: str) -> datetime | None:
-    """A time with its zone, UTC where none is said; None where it is none."""
+    """Parses a time, in UTC if it has no zone; None if it is not a time."""
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # Nothing was measured outside these years, and both ends of the calendar leave it on the way to UTC.
-    if not 1970 < found.year < 9000:
+    # Other years are errors, and the ends of the calendar cannot be converted to UTC.
+    if not 1970 < moment.year < 9000:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def trends(
     entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Every metric of every point that any run has a figure of, by label, rank count, node count and metric.
+    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric.
 
-    Runs without figures are passed over, a run that is there twice counts once, `acknowledged` changes may be of any
-    series; trends of too few nights for a change point are among them.
+    Copies of a run count once; `acknowledged` may contain changes of any series. Trends with too few nights for a
+    change point are included.
     """
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):
         if entry.group:
             points.setdefault(entry.key, []).append(entry)
-    ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
     courses: list[_Course] = []
-    for runs in ordered:
-        nights = by_night(runs)
+    for key in sorted(points, key=lambda key: (min(run.label for run in points[key]), key)):
+        nights = by_night(points[key])
         for metric in metrics:
-            # A figure of zero (an energy that no counter saw) has no ratio to others.
-            counted = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
-            if known := [night for night in counted if night]:
-                values = [statistics.median(run.figures[metric.name] for run in one) for one in known]
-                courses.append((metric, known, values))
-    changes = change_points_together([values for _, _, values in courses])
-    followed = sum(len(values) >= MIN_NIGHTS for _, _, values in courses)
-    return _told_apart(
-        [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
-    )
+            course = _course(metric, nights)
+            if course.nights:
+                courses.append(course)
+    changes = change_points_together([course.values for course in courses])
+    num_followed = sum(len(course.values) >= MIN_NIGHTS for course in courses)
+    series = [
+        _trend(course, points_of_course, num_followed, acknowledged)
+        for course, points_of_course in zip(courses, changes, strict=True)
+    ]
+    settings = {trend.id: _system_settings(points[trend.group, trend.ranks, trend.nodes][-1]) for trend in series}
+    return _with_different_labels(series, settings)
 
 
-def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequence[HistoryEntry]]) -> list[Trend]:
-    """Behind equal labels of one system stands what was asked of the system otherwise; else the configuration's id."""
-    counts = Counter((one.label, one.system) for one in found)
-    made = []
-    for one in found:
-        if counts[one.label, one.system] > 1:
-            twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
-            newest_of = [points[other.group, other.ranks, other.nodes][-1].environment for other in twins]
-            asked = [{key: run[key] for key in run if key.startswith("system.")} for run in newest_of]
-            own = asked[twins.index(one)]
-            differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
-            is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
-            apart = ", ".join(differing) if is_enough else f"configuration {one.group}"
-            one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
-        made.append(one)
-    return made
+def _course(metric: Metric, nights: Sequence[Sequence[HistoryEntry]]) -> _Course:
+    measured_nights, values = [], []
+    for night in nights:
+        # A figure of zero (an energy without a counter) has no ratio to others.
+        measured = [run for run in night if run.figures.get(metric.name, 0.0) > 0]
+        if measured:
+            measured_nights.append(measured)
+            values.append(statistics.median(run.figures[metric.name] for run in measured))
+    return _Course(metric, measured_nights, values)
+
+
+def _system_settings(run: HistoryEntry) -> dict[str, str]:
+    return {key: value for key, value in run.environment.items() if key.startswith("system.")}
+
+
+def _with_different_labels(series: list[Trend], settings: Mapping[str, Mapping[str, str]]) -> list[Trend]:
+    """Adds differing settings of the system, or the configuration's id, to equal labels of one system.
+
+    `settings`: those of the newest run of each series, by its id.
+    """
+    ids_by_label: dict[tuple[str, str], list[str]] = {}
+    for trend in series:
+        ids_by_label.setdefault((trend.label, trend.system), []).append(trend.id)
+    labelled = []
+    for trend in series:
+        equal_ids = ids_by_label[trend.label, trend.system]
+        if len(equal_ids) > 1:
+            differing = _differing_settings(settings[trend.id], [settings[series_id] for series_id in equal_ids])
+            suffix = differing or f"configuration {trend.group}"
+            trend = dataclasses.replace(
+                trend, label=f"{trend.label}, {suffix}", configuration=f"{trend.configuration}, {suffix}"
+            )
+        labelled.append(trend)
+    return labelled
+
+
+def _differing_settings(own: Mapping[str, str], of_all: Sequence[Mapping[str, str]]) -> str:
+    """Returns the settings of one series that differ from some other; empty if they do not identify the series."""
+    differing = []
+    for key, value in own.items():
+        if {settings.get(key) for settings in of_all} != {value}:
+            differing.append(f"{key}={value}")
+    if len(differing) > MAX_DIFFERING or of_all.count(own) > 1:
+        return ""
+    return ", ".join(differing)
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
-    """Returns the runs of each session; nights in order of their last run. `runs` are as `dated` gives them."""
+    """Returns the runs of each session, in order of their last run; `runs` are those of `dated`."""
     ordered = list(runs)
     sessions = sessions_of(
         {run.run_id: circumstances(run.finished, run.slurm_job_id, run.environment) for run in ordered}
@@ -144,19 +183,24 @@ def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
 
 
 def _trend(
-    course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
+    course: _Course, points: Sequence[ChangePoint], num_followed: int, acknowledged: Sequence[Acknowledgement]
 ) -> Trend:
-    metric, known, values = course
-    pieces = segments(values, found)
-    beyond = newest(values, pieces[-1], histories=max(1, followed)) if len(values) >= MIN_NIGHTS else None
-    made = [
-        _night(known[place], metric, values[place], number)
-        for number, piece in enumerate(pieces)
-        for place in range(piece.start, piece.end)
-    ]
-    newest_run = known[-1][-1]
+    """Returns the trend of a course; `num_followed`: the number of series that are tested together."""
+    metric, values = course.metric, course.values
+    pieces = segments(values, points)
+    newest_nights = None
+    if len(values) >= MIN_NIGHTS:
+        outside = newest(values, pieces[-1], histories=max(1, num_followed))
+        if outside is not None and outside.num_beyond:
+            is_worse = (outside.ratio > 1) == metric.higher_is_worse
+            newest_nights = NewestNights(**vars(outside), is_worse=is_worse)
+    nights: list[Night] = []
+    for level, piece in enumerate(pieces):
+        nights += [_night(course.nights[i], metric, values[i], level) for i in range(piece.start, piece.end)]
+    newest_run = course.nights[-1][-1]
     group, ranks, nodes = newest_run.key
-    own = [one for one in acknowledged if one.series == (group, ranks, nodes, metric.name)]
+    series_key = (group, ranks, nodes, metric.name)
+    acknowledged = [acknowledgement for acknowledgement in acknowledged if acknowledgement.series == series_key]
     place = place_text(ranks, nodes)
     return Trend(
         id=f"{group}-{ranks}-{nodes}-{metric.name}",
@@ -175,14 +219,12 @@ def _trend(
         higher_is_worse=metric.higher_is_worse,
         caption=f"{newest_run.label}; {place}, system {newest_run.system}; {metric.about}; a night is the median of "
         "its runs, a level the median of its nights",
-        num_runs=sum(map(len, known)),
-        is_long_enough=len(made) >= MIN_NIGHTS,
-        nights=tuple(made),
-        levels=tuple(_level(piece, made, metric) for piece in pieces),
-        changes=tuple(_change(point, metric, made, known, own) for point in found),
-        newest=NewestNights(**vars(beyond), is_worse=(beyond.ratio > 1) == metric.higher_is_worse)
-        if beyond is not None and beyond.num_beyond
-        else None,
+        num_runs=sum(map(len, course.nights)),
+        is_long_enough=len(nights) >= MIN_NIGHTS,
+        nights=tuple(nights),
+        levels=tuple(_level(piece, nights, metric) for piece in pieces),
+        changes=tuple(_change(point, course, nights, acknowledged) for point in points),
+        newest=newest_nights,
     )
 
 
@@ -194,7 +236,7 @@ def _night(runs: Sequence[HistoryEntry], metric: Metric, value: float, level: in
         values=tuple(run.figures[metric.name] for run in runs),
         run_ids=tuple(run.run_id for run in runs),
         commits=tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
-        hosts=tuple(sorted({host.host for run in runs for host in run.hosts})),
+        hosts=tuple(sorted(_hosts([runs]))),
         level=level,
     )
 
@@ -209,28 +251,36 @@ def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> LevelStre
     )
 
 
+def _hosts(nights: Iterable[Iterable[HistoryEntry]]) -> set[str]:
+    return {host.host for run in itertools.chain.from_iterable(nights) for host in run.hosts}
+
+
 def _change(
-    point: ChangePoint,
-    metric: Metric,
-    nights: Sequence[Night],
-    runs: Sequence[Sequence[HistoryEntry]],
-    acknowledged: Sequence[Acknowledgement],
+    point: ChangePoint, course: _Course, nights: Sequence[Night], acknowledged: Sequence[Acknowledgement]
 ) -> Change:
-    is_dated = point.shape != "drift"
-    before = runs[point.before.start : point.earliest] if is_dated else ()
-    after = runs[point.latest : point.after.end] if is_dated else ()
-    used_before, used_after = (
-        {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
-    )
+    metric = course.metric
     last_before, first_after = nights[point.earliest - 1], nights[point.latest]
+    commits_before: tuple[str, ...] = ()
+    commits_after: tuple[str, ...] = ()
+    before: Sequence[Sequence[HistoryEntry]] = ()
+    after: Sequence[Sequence[HistoryEntry]] = ()
+    # A drift has no date, so runs before and after are not compared.
+    if point.shape != "drift":
+        before = course.nights[point.before.start : point.earliest]
+        after = course.nights[point.latest : point.after.end]
+        commits_before, commits_after = last_before.commits, first_after.commits
+    hosts_before, hosts_after = _hosts(before), _hosts(after)
     outcome = "worse" if (point.ratio.value > 1) == metric.higher_is_worse else "better"
     kind = cast("ChangeWord", TREND[outcome].word)
     time, level = nights[point.index].time, point.after.level.value
 
-    def covers(one: Acknowledgement) -> bool:
-        """Whether it is of the same days, and the level after the change is still the acknowledged one."""
-        worse = math.log(level / one.level) * (1 if metric.higher_is_worse else -1)
-        return one.time <= first_after.time and time <= one.through and worse < math.log1p(MIN_EFFECT)
+    def covers(acknowledgement: Acknowledgement) -> bool:
+        """Returns whether it is of the same days, and the level has not become worse since."""
+        shift = math.log(level / acknowledgement.level)
+        if not metric.higher_is_worse:
+            shift = -shift
+        is_same_time = acknowledgement.time <= first_after.time and time <= acknowledgement.through
+        return is_same_time and shift < math.log1p(MIN_EFFECT)
 
     return Change(
         kind=kind,
@@ -243,36 +293,37 @@ def _change(
         ratio=point.ratio,
         evidence=point.evidence,
         acknowledged=next(filter(covers, acknowledged), None),
-        commits_before=last_before.commits if is_dated else (),
-        commits_after=first_after.commits if is_dated else (),
+        commits_before=commits_before,
+        commits_after=commits_after,
         runs_before=last_before.run_ids,
         runs_after=first_after.run_ids,
-        differences=tuple(_differences(before, after)) if is_dated else (),
-        new_hosts=tuple(sorted(used_after - used_before)),
-        gone_hosts=tuple(sorted(used_before - used_after)),
+        differences=tuple(_differences(before, after)),
+        new_hosts=tuple(sorted(hosts_after - hosts_before)),
+        gone_hosts=tuple(sorted(hosts_before - hosts_after)),
     )
 
 
 def _differences(
     before: Sequence[Sequence[HistoryEntry]], after: Sequence[Sequence[HistoryEntry]]
 ) -> Iterable[DifferingKey]:
-    facts = [
-        [
-            {**run.environment, **{f"tag.{name}": value for name, value in run.tags.items()}}
-            for night in side
-            for run in night
-        ]
-        for side in (before, after)
-    ]
-    keys = {key for side in facts for one in side for key in one} - _NAMED_APART
-    for key in sorted(keys):
-        # dict: distinct values in order of time.
-        seen = [tuple(dict.fromkeys(one.get(key, NOT_SET) for one in side)) for side in facts]
-        is_steady = all(2 * len(values) <= len(nights) for values, nights in zip(seen, (before, after), strict=True))
-        if is_steady and not set(seen[0]) & set(seen[1]):
-            yield DifferingKey(key=key, before=_listed(seen[0]), after=_listed(seen[1]))
+    """Yields the keys whose values after a change are all different from those before it."""
+    facts_before = [_facts(run) for run in itertools.chain.from_iterable(before)]
+    facts_after = [_facts(run) for run in itertools.chain.from_iterable(after)]
+    for key in sorted(set().union(*facts_before, *facts_after) - _COMMIT_KEYS):
+        # dict: different values in order of time.
+        values_before = list(dict.fromkeys(facts.get(key, NOT_SET) for facts in facts_before))
+        values_after = list(dict.fromkeys(facts.get(key, NOT_SET) for facts in facts_after))
+        is_steady = 2 * len(values_before) <= len(before) and 2 * len(values_after) <= len(after)
+        if is_steady and not set(values_before) & set(values_after):
+            yield DifferingKey(key=key, before=_listed(values_before), after=_listed(values_after))
+
+
+def _facts(run: HistoryEntry) -> dict[str, str]:
+    return {**run.environment, **{f"tag.{name}": value for name, value in run.tags.items()}}
 
 
 def _listed(values: Sequence[str]) -> str:
-    more = f" and {len(values) - MAX_VALUES} before" if len(values) > MAX_VALUES else ""
-    return ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:]) + more
+    text = ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:])
+    if len(values) > MAX_VALUES:
+        text += f" and {len(values) - MAX_VALUES} before"
+    return text

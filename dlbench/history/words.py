@@ -1,4 +1,4 @@
-"""Numbers and days of a history in words: tables, charts and sentences share them."""
+"""Numbers and days of a history as text, for tables, charts and sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import number_text
 from dlbench.stats.estimates import Estimate
+from dlbench.units import plural
 
 MAX_NAMED_HOSTS = 4  # Hosts of a night that a table names.
-MOST_EVIDENCE = 1e6  # Of larger Bayes factors no more is said.
+MOST_EVIDENCE = 1e6  # Larger Bayes factors are printed as above this one.
 
 
 def day(moment: str) -> str:
@@ -24,17 +25,19 @@ def day_if_any(moment: str) -> str | None:
 
 def nights_text(count: int) -> str:
     """Returns ``1 night``, ``5 nights``."""
-    return f"{count} night" if count == 1 else f"{count} nights"
+    return f"{count} {plural('night', count)}"
 
 
 def names_text(names: Sequence[str]) -> str | None:
-    """Returns all names with commas; None where there are none."""
+    """Returns all names with commas; None if there are none."""
     return ", ".join(names) or None
 
 
 def hosts_text(names: Sequence[str]) -> str | None:
-    """Returns the names of some hosts, and of many their number; None where there are none."""
-    return str(len(names)) if len(names) > MAX_NAMED_HOSTS else names_text(names)
+    """Returns the names of up to `MAX_NAMED_HOSTS` hosts, or the number of more; None if there are none."""
+    if len(names) > MAX_NAMED_HOSTS:
+        return str(len(names))
+    return names_text(names)
 
 
 def amount_text(value: float, unit: str) -> str:
@@ -55,16 +58,22 @@ def percent_change(ratio: float) -> str:
 
 def change_cell(ratio: Estimate) -> Cell:
     """Returns a ratio as a change with its interval, e.g. ``+4.8 % [+3.9, +5.6]``."""
-    ends = [percent_change(end).removesuffix(" %") for end in (ratio.low, ratio.high) if end is not None]
-    return Cell(percent_change(ratio.value), f"[{', '.join(ends)}]" if ends else "", number=ratio.value)
+    interval = ""
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"[{(ratio.low - 1) * 100:+.1f}, {(ratio.high - 1) * 100:+.1f}]"
+    return Cell(percent_change(ratio.value), interval, number=ratio.value)
 
 
 def ratio_cell(ratio: Estimate) -> Cell:
     """Returns a ratio near 1 with its interval, e.g. ``1.048 [1.031, 1.060]``."""
-    ends = [f"{end:.3f}" for end in (ratio.low, ratio.high) if end is not None]
-    return Cell(f"{ratio.value:.3f}", f"[{', '.join(ends)}]" if ends else "", number=ratio.value)
+    interval = ""
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+    return Cell(f"{ratio.value:.3f}", interval, number=ratio.value)
 
 
 def evidence_text(evidence: float) -> str:
     """Returns ``Bayes factor 2400``, or ``Bayes factor > 1e6``."""
-    return f"Bayes factor {evidence:.0f}" if evidence <= MOST_EVIDENCE else "Bayes factor > 1e6"
+    if evidence > MOST_EVIDENCE:
+        return "Bayes factor > 1e6"
+    return f"Bayes factor {evidence:.0f}"

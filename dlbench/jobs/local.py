@@ -1,7 +1,7 @@
-"""Starts the ranks of a run on this machine, and says what became of them. One rank's death ends the others.
+"""Starts the ranks of a run on this machine, and determines its outcome. If one rank dies the others are ended.
 
-What became of a run is read from the files it left, never from exit codes of launchers: one SIGKILL gives 137, 1 or 143
-there, depending on the launcher.
+The outcome is read from the files of the run, not from exit codes of launchers: after one SIGKILL these are 137, 1 or
+143, depending on the launcher.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench import process_tree
@@ -39,43 +40,43 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import SystemSpec
 from dlbench.units import utc_now
 
-if TYPE_CHECKING:  # What reads runs is imported when the ranks have started: none of it starts them.
+if TYPE_CHECKING:  # Modules that read runs are imported after the ranks have started, which need none of them.
     from dlbench.records.record import QualityResult
     from dlbench.records.scan import LaunchedRun
 
-# The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
+# The best of five products, because other processes may compute, too. 1,024 is enough for a library's fastest kernel.
 _PRODUCT = """
 import json, time, numpy
-one = numpy.ones((1024, 1024), numpy.float32)
+matrix = numpy.ones((1024, 1024), numpy.float32)
 def seconds():
     start = time.perf_counter()
-    one @ one
+    matrix @ matrix
     return time.perf_counter() - start
 print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
 """
 
-_ANSWER_S = 20  # A machine that has not multiplied two matrices after so long is busy with other things.
+_ANSWER_S = 20  # A machine that needs longer for these products is too busy to measure.
 
 MARGIN_S = 60.0
-"""Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
+"""Seconds beyond the stall timeout of the ranks: between their first status and their watchdogs they import torch."""
 
-_LOOK_S = 5.0  # How often statuses are looked at; rank 0 reports its step about as often.
-_START_S = 120  # How long a Python may take to start and to find dlbench; file systems of clusters are slow at first.
+_POLL_S = 5.0  # Seconds between two reads of the statuses; rank 0 reports its step about as often.
+_START_S = 120  # Seconds for Python to start and import dlbench; file systems of clusters are slow the first time.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What became of a run."""
+    """The result of a run."""
 
     exit_code: ExitCode
-    detail: str  # Empty if the record is valid.
-    quality: str = ""  # What a valid run to a quality came to, in words; empty for others.
-    reached: bool = True  # Whether it met its target; a valid run that did not is no failure.
-    throughput: float | None = None  # Samples per second of a valid run of training, as in reports; None for others.
+    detail: str  # Why it failed; empty if the record is valid.
+    quality: str = ""  # Result of a valid run to a target quality, as text; empty for other runs.
+    reached: bool = True  # Whether it reached its target; a valid run that did not reach it has not failed.
+    throughput: float | None = None  # Samples per second of a valid training run, as in reports; else None.
 
 
-def what_became(folder: RunFolder) -> str:
-    """What somebody did with a run's folder while it ran; empty: nothing, or the file system does not answer."""
+def folder_problem(folder: RunFolder) -> str:
+    """Returns what happened to a run's folder during the run; empty if nothing, or if the file system hangs."""
     try:
         if stat.S_ISLNK(folder.path.lstat().st_mode):
             return "was replaced by a link"
@@ -90,95 +91,109 @@ def what_became(folder: RunFolder) -> str:
 def verdict(
     folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = ""
 ) -> RunOutcome:
-    """The outcome of a run whose processes have ended; nothing is raised, so that a series goes on.
+    """Returns the outcome of a run whose processes have ended. Raises nothing, so that a series continues.
 
-    `ending`: how the process ended that failed first; None if none did. `stopped`: processes of this machine that were
-    stopped when it did. `given_up`: why the launcher ended ranks that would not have ended; empty if it did not.
+    `ending`: how the process ended that failed first; None if no process failed. `stopped`: processes on this machine
+    that were in state T at that time. `given_up`: why the launcher ended ranks that hang; empty if it did not.
     """
     from dlbench.records.comm import read_launched
     from dlbench.records.scan import Run
 
-    if became := what_became(folder):
-        detail = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
+    if problem := folder_problem(folder):
+        detail = f"{folder.path} {problem} during the run: its ranks were ended, and it has no result"
         return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail=detail)
     try:
-        done = read_launched(folder.path)
+        run = read_launched(folder.path)
     except DlbenchError as error:
-        words = f"; {ending.text}" if ending is not None else ""
-        return RunOutcome(exit_code=error.exit_code, detail=f"{error}{words}")
-    if done.state == "valid":
-        record = done.record if isinstance(done, Run) else None
-        outcome = RunOutcome(exit_code=ExitCode.OK, detail="", throughput=None if record is None else record.throughput)
-        if record is None or record.quality is None:
-            return outcome
-        return replace(outcome, quality=_came_to(record.quality), reached=record.quality.reached)
-    if done.state == "interrupted":
-        return RunOutcome(exit_code=ExitCode.REQUEUE, detail=done.detail)
-    if done.state == "invalid":
-        return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail=f"no figure: {done.detail}")
+        detail = str(error)
+        if ending is not None:
+            detail += f"; {ending.text}"
+        return RunOutcome(exit_code=error.exit_code, detail=detail)
+    if run.state == "valid":
+        outcome = RunOutcome(exit_code=ExitCode.OK, detail="")
+        if isinstance(run, Run) and run.record is not None:
+            outcome = replace(outcome, throughput=run.record.throughput)
+            if run.record.quality is not None:
+                quality = run.record.quality
+                outcome = replace(outcome, quality=_quality_text(quality), reached=quality.reached)
+        return outcome
+    if run.state == "interrupted":
+        return RunOutcome(exit_code=ExitCode.REQUEUE, detail=run.detail)
+    if run.state == "invalid":
+        return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail=f"invalid: {run.detail}")
     if given_up:
-        seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
-        return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
-    outcome = _failed(folder, done, _seen(done, ending, stopped))
-    # On a full disk its status may not say so.
-    is_lack = ending is not None and ending.rank is not None and ending.code == ExitCode.ENVIRONMENT
-    return replace(outcome, exit_code=ExitCode.ENVIRONMENT) if is_lack else outcome
+        hang = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(run, stopped))
+        return replace(_failed(folder, run, hang), exit_code=ExitCode.TIMEOUT)
+    outcome = _failed(folder, run, _observed_failure(run, ending, stopped))
+    # With a full disk the status of the rank may not hold its exit code.
+    if ending is not None and ending.rank is not None and ending.code == ExitCode.ENVIRONMENT:
+        return replace(outcome, exit_code=ExitCode.ENVIRONMENT)
+    return outcome
 
 
-def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> RunOutcome:
-    """The outcome of a run without a record; `seen` is what the launcher adds to what the ranks say."""
-    if seen is not None:
-        done = replace(done, failure=seen)
-        try:
-            write_failure(folder, seen.reason, rank=seen.rank, at=seen.at, stopped=seen.stopped)
-        except RunError as error:
-            # Told here, since `dlbench status` cannot know.
-            return RunOutcome(exit_code=_code(done), detail=f"{done.detail}; {error}")
-    return RunOutcome(exit_code=_code(done), detail=done.detail)
+def _failed(folder: RunFolder, run: LaunchedRun, observed: Failure | None) -> RunOutcome:
+    """Returns the outcome of a run without a record; `observed`: what the launcher knows beyond the ranks' statuses."""
+    if observed is None:
+        return RunOutcome(exit_code=_code(run), detail=run.detail)
+    run = replace(run, failure=observed)
+    detail = run.detail
+    try:
+        write_failure(folder, observed.reason, rank=observed.rank, at=observed.at, stopped=observed.stopped)
+    except RunError as error:
+        detail = f"{detail}; {error}"
+    return RunOutcome(exit_code=_code(run), detail=detail)
 
 
-def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
-    ranks = _stopped_ranks(done, stopped)
-    cause = first_cause(done.statuses)
-    reason, rank = "", None
+def _observed_failure(run: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
+    """Returns what the launcher knows of a failure beyond the statuses of the ranks."""
+    stopped_ranks = _stopped_ranks(run, stopped)
+    cause = first_cause(run.statuses)
+    reason, rank, at = "", None, utc_now()
     if ending is None:
-        reason = "" if cause is not None else "the ranks ended without a record"
-    elif _is_news(done, ending, cause):
-        reason, rank = ending.text, ending.rank
-    elif ending.out_of_memory:
-        # A loader process, of which the rank knows the signal alone.
-        reason = f"the kernel's out-of-memory killer ended a process of the run's cgroup: {ending.out_of_memory}"
-    if not reason and not ranks:
+        if cause is None:
+            reason = "the ranks ended without a record"
+    else:
+        at = ending.at
+        if _precedes_cause(run, ending, cause):
+            reason, rank = ending.text, ending.rank
+        elif ending.out_of_memory:
+            # A loader process, for which the rank knows only the signal.
+            reason = f"the kernel's out-of-memory killer ended a process of the run's cgroup: {ending.out_of_memory}"
+    if not reason and not stopped_ranks:
         return None
-    return Failure(reason=reason, rank=rank, at=utc_now() if ending is None else ending.at, stopped=ranks)
+    return Failure(reason=reason, rank=rank, at=at, stopped=stopped_ranks)
 
 
-def _stopped_ranks(done: LaunchedRun, stopped: Collection[int]) -> tuple[int, ...]:
-    return tuple(sorted(status.rank for status in done.statuses if status.pid in stopped))
+def _stopped_ranks(run: LaunchedRun, stopped: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(status.rank for status in run.statuses if status.pid in stopped))
 
 
-def _is_news(done: LaunchedRun, ending: Ending, cause: RankStatus | None) -> bool:
+def _precedes_cause(run: LaunchedRun, ending: Ending, cause: RankStatus | None) -> bool:
+    """Returns whether the end of a process explains the failure better than the cause that the statuses name."""
     if cause is None:
         return True
     if cause.failure == "own" and cause.exit_code is not None:
-        # A signal that came after a rank's own failure came of it: libraries abort when a peer is gone.
+        # A later signal is a consequence of the rank's own failure: libraries abort when a peer is gone.
         return ending.by_signal and ending.at < (cause.failed_at or cause.updated)
     if ending.by_signal:
         return True
-    failed = {status.rank for status in done.statuses if status.stage == "failed"}
-    return ending.rank is not None and ending.rank not in failed
+    failed_ranks = {status.rank for status in run.statuses if status.stage == "failed"}
+    return ending.rank is not None and ending.rank not in failed_ranks
 
 
-def _code(done: LaunchedRun) -> ExitCode:
-    """Of the first cause; a run that a signal or the launcher ended failed."""
-    cause = first_cause(done.statuses)
-    is_known = done.failure is not None and done.failure.rank is not None
-    code = None if cause is None or (is_known and cause.failure != "stalled") else cause.exit_code
-    return ExitCode(code) if code in {int(known) for known in ExitCode} - {0} else ExitCode.RUN_FAILED
+def _code(run: LaunchedRun) -> ExitCode:
+    """Returns the exit code of the first cause; RUN_FAILED if a signal or the launcher ended the run."""
+    cause = first_cause(run.statuses)
+    if cause is None or cause.exit_code not in {int(code) for code in ExitCode if code != ExitCode.OK}:
+        return ExitCode.RUN_FAILED
+    was_ended = run.failure is not None and run.failure.rank is not None
+    if was_ended and cause.failure != "stalled":
+        return ExitCode.RUN_FAILED
+    return ExitCode(cause.exit_code)
 
 
-def _came_to(result: QualityResult) -> str:
-    """E.g. ``reached 0.52 top1 after 4,096 samples``: the target, and with what it was met or how far it is."""
+def _quality_text(result: QualityResult) -> str:
+    """Returns for example ``reached 0.52 top1 after 4,096 samples``, or the distance to the target."""
     target = f"{result.target:.6g} {result.metric}"
     if result.reached:
         return f"reached {target} after {result.samples_to_quality or 0:,} samples"
@@ -193,11 +208,14 @@ __all__ = ["has_gpu", "hidden_gpus", "precision_problem", "product_rate"]
 
 
 def precision_problem(plan: RunPlan) -> str:
-    """Why the ranks of a plan do not compute in its precision, if they run here: the CPU has no arithmetic of that
-    precision, and emulation was not asked for. Empty where they do.
+    """Returns why this machine cannot run a plan in its precision; empty if it can, or if the ranks run elsewhere.
+
+    A CPU without arithmetic of that precision may emulate it, if the plan allows that.
     """
     train = plan.workload.train
-    lack = lacking_arithmetic(train.precision) if plan.system.scheduler == "none" else ""
+    if plan.system.scheduler != "none":
+        return ""
+    lack = lacking_arithmetic(train.precision)
     if lack and train.precision == "tf32":
         return f"train.precision tf32: {lack}, and there is none here; use fp32"
     if lack and not train.allow_emulation:
@@ -208,10 +226,7 @@ def precision_problem(plan: RunPlan) -> str:
 
 
 def product_rate() -> float | None:
-    """FLOP/s of a product of two fp32 matrices on one core of this machine; None where numpy does not answer.
-
-    Training does not reach it: FLOPs take at least as long as they do at this rate.
-    """
+    """Measures the FLOP/s of an fp32 matrix product on one core, an upper bound for training; None if numpy fails."""
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "VECLIB_MAXIMUM")}
     try:
         done = subprocess.run(
@@ -228,9 +243,9 @@ def product_rate() -> float | None:
 
 
 class HangDetector:
-    """How long no rank of a run has given a sign of life: written a status, or reported its step to the launcher.
+    """Detects that all ranks of a run hang: for a time no rank has written a status or reported a step.
 
-    `plan`: says after what time without progress a rank ends itself.
+    `plan`: its stall timeout, after which a rank ends itself, is part of that time.
     """
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
@@ -238,39 +253,36 @@ class HangDetector:
         assert isinstance(plan, RunPlan | CommPlan)
         limits = plan.measure if isinstance(plan, RunPlan) else plan
         self._limit_s = limits.stall_timeout_s + MARGIN_S
-        self._newest = 0
-        self._since = time.monotonic()
-        self._next_look = 0.0
+        self._newest_ns = 0  # Modification time of the newest status, by the clock of the file system.
+        self._last_progress = time.monotonic()
+        self._next_poll = 0.0
 
     def progressed(self) -> None:
-        """Rank 0 reported something; called from another thread."""
-        self._since = max(self._since, time.monotonic())
+        """Notes a report of rank 0; called from another thread."""
+        self._last_progress = max(self._last_progress, time.monotonic())
 
     def reason(self) -> str:
-        """Why the run is given up; empty while it is not."""
+        """Returns why the ranks hang; empty as long as they make progress."""
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_S
-            # Two times of the file system's own clock are compared, which may differ from this machine's.
-            newest = self._newest
+        if now >= self._next_poll:
+            self._next_poll = now + _POLL_S
+            # Modification times are compared only with each other: the file system may have another clock.
+            newest_ns = self._newest_ns
             with suppress(OSError), os.scandir(self._folder.path) as entries:
                 for entry in entries:
                     if entry.name.endswith(".status.json"):
                         with suppress(OSError):
-                            newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
-            if newest != self._newest:
-                self._newest, self._since = newest, now
-        silent = now - self._since
-        if silent <= self._limit_s:
+                            newest_ns = max(newest_ns, entry.stat(follow_symlinks=False).st_mtime_ns)
+            if newest_ns != self._newest_ns:
+                self._newest_ns, self._last_progress = newest_ns, now
+        silent_s = now - self._last_progress
+        if silent_s <= self._limit_s:
             return ""
-        return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
+        return f"no rank made progress for {silent_s:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all ranks hang"
 
 
 def require_python(python: str) -> None:
-    """Proves that ranks can be started by a Python.
-
-    Raises `EnvironmentLacksError`: it cannot be executed, or has no dlbench.
-    """
+    """Raises `EnvironmentLacksError` if a Python cannot be executed, or cannot import dlbench."""
     try:
         done = subprocess.run(
             [python, "-P", "-c", "import dlbench.supervisor"],
@@ -284,30 +296,38 @@ def require_python(python: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise cannot_start(python, error) from None
     if done.returncode != 0:
-        last = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
-        raise EnvironmentLacksError(f"python: {python}: cannot load dlbench (Python 3.11 or later is needed): {last}")
+        last_line = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
+        raise EnvironmentLacksError(
+            f"python: {python}: cannot import dlbench (Python 3.11 or later is needed): {last_line}"
+        )
 
 
 def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
 
-    Modules and setup lines of the system come first, as in a job; with launcher `local` each rank's shell runs them.
+    Modules and setup lines of the system are executed first, as in a job; with launcher `local` by each rank's shell.
 
-    Raises `EnvironmentLacksError`: the launcher's program, or the ranks' Python, cannot be executed; the folder says
-    so. `UserError`: the value of a variable is not where the plan says. `KeyboardInterrupt`: passed on, after the ranks
-    were ended and the folder says so.
+    Raises `EnvironmentLacksError`: the launcher or the ranks' Python cannot be executed; recorded in the folder.
+    `UserError`: a variable that the plan refers to has no value. `KeyboardInterrupt`: passed on, after the ranks were
+    ended and the interruption was recorded.
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
     memory, hang = MemoryKills(), HangDetector(folder, plan)
 
-    def report(step: int, of: int, stage: str) -> None:
+    def report(step: int, num_steps: int, stage: str) -> None:
         hang.progressed()
-        on_progress(step, of, stage)
+        on_progress(step, num_steps, stage)
+
+    def may_continue() -> bool:
+        return not folder_problem(folder) and not hang.reason()
+
+    def launcher_log(rank: int) -> Path:
+        return folder.log(rank) if is_local else folder.launch_log
 
     ranks = RankProcesses(report, token, launcher=_program(plan.system.launch.launcher))
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
-    # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
+    # An allocation made with --export=NONE sets it, and mpirun's own srun would then pass no variables to other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
     with room_for_failure(folder), Interruption() as interruption:
 
@@ -318,11 +338,11 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
 
         try:
             _start(ranks, plan, folder, environment, token)
-            # For `verdict`: now, as no rank waits for it, not hours later, when the installation may be another.
+            # `verdict` needs these modules. Hours later the installation might have changed.
             import dlbench.records.comm
             import dlbench.records.scan  # noqa: F401
 
-            ranks.wait(check, lambda: not what_became(folder) and not hang.reason())
+            ranks.wait(check, may_continue)
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)
             with suppress(DlbenchError):  # a full disk: the interruption is what counts
@@ -333,23 +353,23 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
                 write_failure(folder, str(error))
             raise
         except FileNotFoundError:
-            if not what_became(folder):
+            if not folder_problem(folder):
                 raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-        if is_local:
-            ending = ranks.first_ending(folder.log)
-        else:
-            ending = ranks.first_ending(lambda _: folder.launch_log, killed_by_signal(folder))
-        seen = None if ending is None else replace(ending, out_of_memory=memory.since())
-        return verdict(folder, seen, ranks.stopped, given_up=hang.reason())
+        killed: tuple[int, int] | None = None
+        if not is_local:
+            killed = killed_by_signal(folder)
+        ending = ranks.first_ending(launcher_log, killed)
+        if ending is not None:
+            ending = replace(ending, out_of_memory=memory.since())
+        return verdict(folder, ending, ranks.stopped, given_up=hang.reason())
 
 
 def require_launcher(system: SystemSpec, path: str | None = None) -> None:
-    """Refuses a launcher whose program cannot start ranks, unless modules or setup lines may bring another.
+    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI.
 
-    `path`: of the ranks; None: this process's. Raises `EnvironmentLacksError`: it is not on PATH, or is the mpirun of
-    another MPI.
+    Does nothing if modules or setup lines may provide another program. `path`: PATH of the ranks; None: this process's.
     """
     launcher = system.launch.launcher
     if launcher == "local" or system.modules or system.setup:
@@ -358,11 +378,12 @@ def require_launcher(system: SystemSpec, path: str | None = None) -> None:
     program = shutil.which(name, path=path)
     if program is None:
         raise EnvironmentLacksError(f"launcher {launcher}: {name} is not on PATH")
-    if launcher == "mpirun" and (why := refusal_of(program)):
-        raise EnvironmentLacksError(f"launcher {launcher}: {why}")
+    if launcher == "mpirun" and (problem := refusal_of(program)):
+        raise EnvironmentLacksError(f"launcher {launcher}: {problem}")
 
 
 def _program(launcher: LauncherName) -> str:
+    """Returns the program of a launcher, `mpirun` or `srun`; empty for launcher `local`."""
     return "" if launcher == "local" else launcher.partition("-")[0]
 
 

@@ -1,7 +1,7 @@
-"""A program of the compute side that answers one order: JSON goes in, JSON comes out.
+"""Runs a program of `dlbench.node` for one request: JSON on its standard input, JSON on its standard output.
 
-It loads torch, and front ends do not; so it is named, and runs as a process of its own, under a supervisor, as ranks
-do, so that nothing of it is left whatever ends this process.
+Such a program imports torch, which the command line does not. It runs under a supervisor, so that none of its processes
+survives the end of this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dlbench.specs.problems import problem_of
 
 READING = "dlbench.node.data.reader_rate"
 PROFILE = "dlbench.node.out_of_core_profile"
-"""Programs; each says what its order is."""
+"""Modules of such programs; each documents its request."""
 S = TypeVar("S", bound=Spec)
 _PREFIX = "dlbench: error: "
 _KINDS: Mapping[int, type[DlbenchError]] = {
@@ -43,18 +43,18 @@ _KINDS: Mapping[int, type[DlbenchError]] = {
 
 
 def supervised(python: str, module: str) -> list[str]:
-    """A module of the compute side under its supervisor."""
+    """Returns the command that runs a module of `dlbench.node` under a supervisor."""
     return [python, "-P", "-m", "dlbench.supervisor", "-m", module]
 
 
 def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], who: str) -> S:
-    """Gives a program its order; returns its answer when it has ended.
+    """Sends a request to a program; returns its answer when it has ended.
 
-    `command`: the program, as `supervised` makes it. `order`: ready for JSON; its standard input. `kind`: what the last
-    line that it prints holds. `who`: whose process it is, for messages.
-    Raises `UserError`: the program refuses the order; likewise its other `DlbenchError`s, by their exit codes.
+    `command`: the program, from `supervised`. `order`: the request, which becomes JSON. `kind`: type of the answer,
+    which is the last line that it prints. `who`: name of the process in messages.
+    Raises `UserError`: the program refuses the request; also its other `DlbenchError`s, by their exit codes.
     `EnvironmentLacksError`: the program cannot be started, or the machine lacks something. `RunError`: it died, or its
-    answer is none. `KeyboardInterrupt`: after everything that it started has ended.
+    answer cannot be read. `KeyboardInterrupt`: after all its processes have ended.
     """
     try:
         process = subprocess.Popen(
@@ -63,33 +63,40 @@ def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], w
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Of its own session, so that Ctrl-C reaches this process alone.
+            # In a new session, so that Ctrl-C reaches only this process.
             start_new_session=True,
         )
     except OSError as error:
         raise cannot_start(command[0], error) from None
     try:
-        answer, said = process.communicate(json.dumps(order).encode())
+        stdout, stderr = process.communicate(json.dumps(order).encode())
     finally:
         _end(process)
     if process.returncode != 0:
-        code = process.returncode
-        errors = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-        own_words = next((line for line in reversed(errors) if line.startswith(_PREFIX)), "")
-        if own_words:
-            raise _KINDS.get(code, RunError)(own_words.removeprefix(_PREFIX))
-        how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        last = f": {errors[-1][:300]}" if errors else ""
-        raise RunError(f"{who} {how}{last}")
-    lines = answer.decode("utf-8", "replace").strip().splitlines()
+        raise _error(process.returncode, stderr.decode("utf-8", "replace").splitlines(), who)
+    last_line = stdout.decode("utf-8", "replace").strip().rpartition("\n")[2]
     try:
-        return kind.model_validate_json(lines[-1] if lines else "")
+        return kind.model_validate_json(last_line)
     except ValidationError as error:
-        raise RunError(f"{who} answered nothing that can be read: {problem_of(kind, error)}") from None
+        raise RunError(f"{who} gave an answer that cannot be read: {problem_of(kind, error)}") from None
+
+
+def _error(code: int, lines: Sequence[str], who: str) -> DlbenchError:
+    """Returns the error of a program that failed, from its exit code and the lines of its standard error."""
+    for line in reversed(lines):
+        if line.startswith(_PREFIX):
+            return _KINDS.get(code, RunError)(line.removeprefix(_PREFIX))
+    text = f"{who} ended with {code}"
+    if code < 0:
+        text = f"{who} was ended by signal {signal.Signals(-code).name}"
+    messages = [line for line in lines if line.strip()]
+    if messages:
+        text = f"{text}: {messages[-1][:300]}"
+    return RunError(text)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the supervisor, which ends all that it started; at once where it has ended."""
+    """Ends the supervisor, which ends all its processes; does nothing if it has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break

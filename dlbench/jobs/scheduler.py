@@ -1,7 +1,4 @@
-"""What a campaign hears of a batch scheduler, `dlbench.jobs.slurm.scheduler`; and which job a run became.
-
-The job of a run stands in its `submission.json`.
-"""
+"""The answers of a batch scheduler (`dlbench.jobs.slurm.scheduler`), and `submission.json`, the job of a run."""
 
 from __future__ import annotations
 
@@ -25,101 +22,104 @@ Phase = Literal["waiting", "running", "over"]
 
 
 class RefusedError(RunError):
-    """The scheduler did not take a job, for certain."""
+    """The scheduler refused a job."""
 
 
 class QueueFullError(RefusedError):
-    """It did not take a job because of a limit on jobs, which others may leave when they end."""
+    """The scheduler refused a job because of a limit on the number of jobs; it may accept it later."""
 
 
-class DoubtError(RunError):
-    """The scheduler said neither yes nor no: the job may be queued."""
+class SubmissionUnknownError(RunError):
+    """The answer to a submission was not clear: the job may be queued."""
 
 
-class UnansweredError(RunError):
-    """The scheduler does not say what is queued."""
+class SchedulerUnavailableError(RunError):
+    """The queue cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a scheduler said to a submission: one of the first three."""
+    """The answer of a scheduler to a submission: exactly one of the first three fields is set."""
 
     job_id: str = ""
-    doubt: str = ""  # Why the job may be queued all the same.
-    refusal: str = ""  # Why the job was not taken, for certain.
-    is_full: bool = False  # It was refused for a limit on the number of jobs.
+    doubt: str = ""  # Why it is unknown whether the job was queued.
+    refusal: str = ""  # Why the job was refused.
+    is_full: bool = False  # It was refused because of a limit on the number of jobs.
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """One job, or one element of an array, as a scheduler lists it."""
+    """One job, or one element of a job array, as a scheduler lists it."""
 
-    job_id: str  # As the scheduler printed it when it took the job; of an element of an array ARRAY_NUMBER.
-    state: str  # The scheduler's word, e.g. PENDING.
+    job_id: str  # As sbatch prints it; ARRAY_NUMBER for an element of an array.
+    state: str  # Slurm's word, e.g. PENDING.
     phase: Phase
-    reason: str = ""  # Why it waits, the scheduler's word.
-    advice: str = ""  # What the reason means, and what to do; empty where it will start by itself.
-    is_stuck: bool = False  # It never starts as it was asked for.
-    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not say.
+    reason: str = ""  # Slurm's word for why it is pending.
+    advice: str = ""  # Meaning of the reason and a remedy; empty if the job will start by itself.
+    is_stuck: bool = False  # Its request can never be satisfied.
+    starts: str = ""  # Expected start in the scheduler's local time; empty if unknown.
     comment: str = ""
-    folder: str = ""  # Its working directory.
+    folder: str = ""  # Working directory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """What a scheduler says of jobs, those that ended lately, too."""
+    """The jobs that a scheduler lists, including those that ended recently."""
 
     jobs: Mapping[str, QueuedJob] = field(default_factory=dict)  # By id.
-    unanswered: str = ""  # Why jobs that are left out may still be known; empty if the scheduler answered.
-    no_history: str = ""  # Why nothing is known of jobs left out, though they have ended; empty if they were asked for.
+    unanswered: str = ""  # Why jobs may be missing from the list; empty if the scheduler answered.
+    no_history: str = ""  # Why accounting does not list ended jobs; empty if it was asked.
 
     def of(self, job_id: str) -> list[QueuedJob]:
-        """The job of an id; of an array's, its elements."""
+        """Returns the job of an id, or the elements of a job array."""
         if job_id in self.jobs:
             return [self.jobs[job_id]]
         return self._elements.get(job_id, [])
 
     def active(self, job_id: str) -> list[QueuedJob]:
-        """Those of them that have not ended."""
+        """Returns the job or the elements that have not ended."""
         return [job for job in self.of(job_id) if job.phase != "over"]
 
     def find(self, folder: RunFolder, comment: str) -> str:
-        """The id of the job with this comment, else of the one that was submitted from this folder; empty if none.
+        """Returns the id of the job with this comment, else of an active job submitted from this folder, else "".
 
-        By its folder alone no job is found that has ended: the run may have had another one before.
+        A job that has ended is not looked up by its folder: the run may have had another job before.
         """
-        by_comment = (job for job in self.jobs.values() if comment and job.comment == comment)
-        by_folder = (job for job in self.jobs.values() if job.folder == str(folder.path) and job.phase != "over")
-        found = next(by_comment, None) or next(by_folder, None)
-        return "" if found is None else array_of(found.job_id) or found.job_id
+        by_comment = [job for job in self.jobs.values() if comment and job.comment == comment]
+        by_folder = [job for job in self.jobs.values() if job.folder == str(folder.path) and job.phase != "over"]
+        for job in (*by_comment, *by_folder):
+            return array_of(job.job_id) or job.job_id
+        return ""
 
     @cached_property
     def _elements(self) -> dict[str, list[QueuedJob]]:
-        found: dict[str, list[QueuedJob]] = {}
+        by_array: dict[str, list[QueuedJob]] = {}
         for job in self.jobs.values():
             if array := array_of(job.job_id):
-                found.setdefault(array, []).append(job)
-        return found
+                by_array.setdefault(array, []).append(job)
+        return by_array
 
 
 def cluster_of(job_id: str) -> str:
-    """The cluster that took a job, e.g. ``c`` of ``12;c``; empty: the one here."""
+    """Returns the cluster of a job id, ``c`` of ``12;c``; empty for the local cluster."""
     return job_id.partition(";")[2]
 
 
 def array_of(job_id: str) -> str:
-    """The id of the array of an element, e.g. ``12`` of ``12_3`` and ``12;c`` of ``12_3;c``; empty of another job."""
-    array, mark, rest = job_id.partition("_")
-    _, semicolon, cluster = rest.partition(";")
-    return f"{array}{semicolon}{cluster}" if mark else ""
+    """Returns the array id of an element, ``12`` of ``12_3`` and ``12;c`` of ``12_3;c``; empty for any other job."""
+    array, underscore, element = job_id.partition("_")
+    if not underscore:
+        return ""
+    _, semicolon, cluster = element.partition(";")
+    return f"{array}{semicolon}{cluster}"
 
 
 Log = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}/slurm-[A-Za-z0-9._-]{1,100}\.out$")]
-"""A file in the folder of a run next to this one: what is named here is printed."""
+"""A log in the folder of a run next to this one. The pattern matters, because the content of the file is printed."""
 
 
 class Submission(Spec):
-    """`submission.json`: how a run went to Slurm."""
+    """`submission.json`: the Slurm job of a run."""
 
     format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
@@ -139,12 +139,12 @@ class Submission(Spec):
 
     @property
     def other_owner(self) -> str:
-        """Who submitted it; empty if it was this user, or is not known."""
+        """The user who submitted it; empty if it was this user or is unknown."""
         return "" if self.owner == user_name() else self.owner
 
     @property
     def reference(self) -> str:
-        """The job as the scheduler is asked for it: `ID` or `ID;CLUSTER`."""
+        """The job as Slurm's commands name it: `ID` or `ID;CLUSTER`."""
         return f"{self.job_id};{self.cluster}" if self.cluster else self.job_id
 
 
@@ -157,32 +157,33 @@ def keep_submission(
     *,
     submitted: str = "",
 ) -> None:
-    """Writes into the folder of each run of a job which job it is.
+    """Writes `submission.json` into the folder of each run of a job.
 
-    `job_id`: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole. `variables`: names of those
-    that the job was given. `submitted`: UTC, ISO 8601; empty: now.
+    `job_id`: as sbatch printed it, `ID` or `ID;CLUSTER`; for an array the id of the array. `variables`: names of the
+    environment variables that the job was given. `submitted`: UTC, ISO 8601; empty: now.
     Raises `RunError`: a file cannot be written.
     """
-    now, first, owner = submitted or utc_now(), folders[0].path.name, user_name()
-    bare, _, cluster = job_id.partition(";")
+    now, first_run, owner = submitted or utc_now(), folders[0].path.name, user_name()
+    bare_id, _, cluster = job_id.partition(";")
+    shares_job = len(folders) > 1 and not job.is_array
     for number, folder in enumerate(folders, 1):
-        own = f"{bare}_{number}" if job.is_array else bare
+        run_job_id = f"{bare_id}_{number}" if job.is_array else bare_id
         submission = Submission(
-            job_id=own,
+            job_id=run_job_id,
             cluster=cluster,
             owner=owner,
             scheduler=job.shape.system.scheduler,
             command=tuple(command),
             variables=tuple(variables),
             submitted=now,
-            runs=job.run_ids if len(folders) > 1 and not job.is_array else (),
-            log=f"{first}/slurm-{own}.out",
+            runs=job.run_ids if shares_job else (),
+            log=f"{first_run}/slurm-{run_job_id}.out",
         )
         write_json(folder.submission, submission.model_dump(mode="json"))
 
 
 def read_submission(folder: RunFolder) -> Submission | None:
-    """How a run was submitted; None for a run that was not. Raises `IncompleteDataError`: the file is damaged."""
+    """Reads how a run was submitted; None if it was not. Raises `IncompleteDataError`: the file is damaged."""
     try:
         return Submission.model_validate(read_json(folder.submission, MAX_JSON))
     except FileNotFoundError:

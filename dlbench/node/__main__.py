@@ -1,4 +1,4 @@
-"""``python -m dlbench.node runs/<id>/plan.json``: one rank of one run. Plan in, record out.
+"""``python -m dlbench.node runs/<id>/plan.json``: one rank of one run; rank 0 writes its record.
 
 Nothing heavy is imported before the rank is bound to its cores, because thread pools are sized at import.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 STARTED = time.monotonic()
 if __name__ == "__main__":
-    gc.disable()  # What is imported stays, and is frozen below: collecting meanwhile costs 0.3 s of CPU.
+    gc.disable()  # Imported objects are never freed, and are frozen below: collecting would cost 0.3 s of CPU.
 
 from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def load_plan(path: Path) -> RunPlan | CommPlan:
-    """The plan of a run, of training or of the collective benchmark as its format says."""
+    """Reads the plan of a training run or, by its format, of the collective benchmark."""
     try:
         content = read_json(path, MAX_JSON)
         if isinstance(content, dict) and content.get("format") == CommPlan.model_fields["format"].default:
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         place = detect(plan)
         folder = RunFolder(path.parent)
         if isinstance(plan, RunPlan) and plan.watch is not None and plan.watch.sampler and place.local_rank == 0:
-            # While this process may still use every core of the node.
+            # Before `bind`, while this process may still use every core of the node.
             sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
             sampler.start()
         binding = bind(plan, place)
@@ -85,24 +85,26 @@ def main(arguments: list[str]) -> int:
         else:
             code = _exchange(plan, folder, place, binding, progress)
     except Exception as error:
-        failure = failure_of(error, place, binding.gpu if binding is not None else None)
+        gpu = binding.gpu if binding is not None else None
+        failure = failure_of(error, place, gpu)
         _fail(progress, failure)
-        # A defect, or a library's failure: the log gets all of it.
-        if failure.whole or not isinstance(error, DlbenchError):
+        # The log gets the full text of defects and of libraries' failures.
+        if failure.full_text or not isinstance(error, DlbenchError):
             traceback.print_exc()
         if isinstance(plan, CommPlan):
-            # At once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone.
+            # Without exit handlers (MPI_Finalize, Horovod's), which would wait for ranks that hang or are gone.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(failure.exit_code))
         return int(failure.exit_code)
     finally:
         if sampler is not None:
-            known = sampler.problem
+            recorded = sampler.problem
             sampler.stop()
-            if sampler.problem and sampler.problem != known:  # too late for the record
+            if sampler.problem and sampler.problem != recorded:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
-    progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
+    reported_code = int(code) if code is ExitCode.REQUEUE else 0
+    progress.enter("done", exit_code=reported_code)
     return int(code)
 
 
@@ -153,7 +155,7 @@ def _train(
         record = early = None
         try:
             engine.start()
-            context.started_utc = utc_now()  # finding the other ranks is no part of the run
+            context.started_utc = utc_now()  # the rendezvous of ranks is no part of the run
             record = Rank(context).train()
         except StoppedEarlyError as stopped:
             early = stopped
@@ -163,11 +165,15 @@ def _train(
     engine.barrier()
     engine.stop()
     context.watchdog.stop()
-    return ExitCode.REQUEUE if early is not None else _verdict(record)
+    if early is not None:
+        return ExitCode.REQUEUE
+    return _code_of(record)
 
 
-def _verdict(record: Record | CommRecord | None) -> ExitCode:
-    return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
+def _code_of(record: Record | CommRecord | None) -> ExitCode:
+    if record is None or record.state == "valid":
+        return ExitCode.OK
+    return ExitCode.RUN_FAILED
 
 
 def _watchdog(timeout_s: float, progress: ProgressReporter) -> Watchdog:
@@ -177,7 +183,7 @@ def _watchdog(timeout_s: float, progress: ProgressReporter) -> Watchdog:
 
 
 def _nccl_log(device: torch.device, place: RankPlace, closing: ExitStack) -> NcclLog | None:
-    """Returns the log of NCCL, which `closing` deletes and of a failed rank prints; None where NCCL has no part."""
+    """Starts NCCL's log, which `closing` deletes, after printing that of a failed rank; None if NCCL is not used."""
     if device.type != "cuda" or place.size == 1:
         return None
     from dlbench.node.nccl_log import NcclLog
@@ -188,7 +194,7 @@ def _nccl_log(device: torch.device, place: RankPlace, closing: ExitStack) -> Ncc
 
 
 def _collect_garbage() -> None:
-    """From here on, and not of what was imported: it stays."""
+    """Turns the garbage collector on, and freezes imported objects."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -206,9 +212,9 @@ def _exchange(
         nccl = _nccl_log(device, place, closing)
         watchdog = _watchdog(plan.stall_timeout_s, progress)
 
-        def on_point(number: int, of: int, text: str) -> None:
+        def on_point(number: int, total: int, text: str) -> None:
             watchdog.beat(f"the start of point {number} ({text})")
-            progress.on_point(number, of, text)
+            progress.on_point(number, total, text)
 
         record = measure(
             *(plan, folder, place, binding, device),
@@ -222,10 +228,10 @@ def _exchange(
     if record is not None:
         write_json(folder.comm, record.model_dump(mode="json"))
     watchdog.stop()
-    return _verdict(record)
+    return _code_of(record)
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    gc.freeze()  # The interpreter's end would collect, and look at all of torch: 0.4 s of CPU.
+    gc.freeze()  # The interpreter's end would otherwise collect all of torch's objects: 0.4 s of CPU.
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Work that a rank does in a thread beside training, whose failure the training thread raises."""
+"""Work in a background thread, whose exception the training thread raises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from queue import SimpleQueue
 class BackgroundWorker:
     """Runs functions in a thread, one after another, and keeps the exception of the first that fails.
 
-    After that no further one is run. The thread is a daemon, unless the process must not end before the work is done: a
-    rank that fails elsewhere does not wait for it.
+    After a failure it runs no more functions. The thread is a daemon, so that a rank that fails elsewhere does not wait
+    for it, unless the process must not end before the work is done.
     """
 
     def __init__(self, name: str, *, changed: threading.Condition | None = None, daemon: bool = True) -> None:
-        """Starts the thread. `changed`: notified after each function; several workers may share one."""
+        """Starts the thread. `changed` is notified after each function; several workers may share one."""
         self.error: BaseException | None = None
         self.changed = changed or threading.Condition()
         self._num_waiting = 0
@@ -29,17 +29,17 @@ class BackgroundWorker:
         self._queue.put(work)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits, so long at most, until all has been run or something has failed; returns whether that is so."""
+        """Waits at most so long until all functions have run or one has failed; returns False after a timeout."""
         with self.changed:
             return self.changed.wait_for(lambda: self._num_waiting == 0 or self.error is not None, seconds)
 
     def require_well(self) -> None:
-        """Raises what a function raised."""
+        """Raises the exception of the function that failed, if any."""
         if self.error is not None:
             raise self.error
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends the thread once it has run what was put, and waits for that so long at most; twice does no harm."""
+        """Ends the thread after all functions have run, and waits for it at most so long; may be called again."""
         self._queue.put(None)
         self._thread.join(seconds)
 

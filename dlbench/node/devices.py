@@ -1,4 +1,4 @@
-"""The device of a rank: its own GPU by what is visible, else the CPU; its UUID, and that no other rank has it."""
+"""The device of a rank: a GPU that no other rank uses, if any is visible, else the CPU."""
 
 from __future__ import annotations
 
@@ -29,33 +29,23 @@ from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
-_MAX_WORDS = 200
-_SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
-GRANTED = "SLURM_GPUS_ON_NODE"  # How many GPUs of its node a job, or its step, was granted.
+_MAX_CHARACTERS = 200  # Most characters of torch's reason that are shown.
+_SLICE = " MIG "  # Part of the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
+GRANTED = "SLURM_GPUS_ON_NODE"  # Number of GPUs of its node that a job, or its step, was granted.
 
 
 def device_for(
     plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, environment: Mapping[str, str] = os.environ
 ) -> torch.device:
-    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
+    """Returns the rank's GPU, or the CPU if the node has no GPU.
 
-    A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met: see
-    `require_own_gpu`.
+    Raises EnvironmentLacksError if GPUs were requested and are missing, or are too few. If the launcher shows each rank
+    one GPU, only `require_own_gpu` can tell whether two ranks got the same one.
     """
-    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
-        if is_given_gpu(root):
-            found = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
-            reason, remedy = found or (_no_cuda(root), AMD_LOST if torch.version.hip else LOST)
-            raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
-        if asked != "none":
-            reason, remedy = hidden_gpus(root) or ("", "check the driver and CUDA_VISIBLE_DEVICES")
-            raise EnvironmentLacksError(
-                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: {reason}{'; ' if reason else ''}"
-                f"{remedy}, or set gpu_request to none to train on CPUs"
-            )
+        _require_no_gpu(plan, place, root)
         return torch.device("cpu")
-    # Before, torch counts by NVML: every board, also where CUDA shows one MIG slice of them all.
+    # Before this, torch counts by NVML: all boards, even if CUDA shows only one MIG slice.
     torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if visible > 1 and place.local_size > visible:
@@ -70,97 +60,129 @@ def device_for(
             "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
             "node (slurm.gpu_count node)"
         )
-    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
+    device = torch.device("cuda", place.local_rank)
+    if visible == 1:
+        device = torch.device("cuda", 0)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device
 
 
+def _require_no_gpu(plan: LaunchPlan, place: RankPlace, root: Path) -> None:
+    """Raises EnvironmentLacksError if torch sees no GPU although the node has one or one was requested."""
+    if is_given_gpu(root):
+        problem = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
+        if problem is not None:
+            reason, remedy = problem
+        elif torch.version.hip:
+            reason, remedy = _no_cuda(root), AMD_LOST
+        else:
+            reason, remedy = _no_cuda(root), LOST
+        raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
+    requested = plan.system.slurm.gpu_request
+    if plan.system.scheduler != "slurm" or requested == "none":
+        return
+    advice = "; ".join(hidden_gpus(root) or ["check the driver and CUDA_VISIBLE_DEVICES"])
+    raise EnvironmentLacksError(
+        f"slurm.gpu_request is {requested}, but torch sees no GPU on {place.host}: {advice}, or set gpu_request to "
+        "none to train on CPUs"
+    )
+
+
 def _no_cuda(root: Path) -> str:
-    """Why CUDA does not begin, in torch's words, with the versions that decide about it."""
-    words, built = "it gives no reason", f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm"
+    """Returns torch's reason why CUDA does not start, with the versions of torch, CUDA and driver."""
+    reason, platform = "it gives no reason", "ROCm"
+    if torch.version.cuda:
+        platform = f"CUDA {torch.version.cuda}"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        words = " ".join(str(error).split())[:_MAX_WORDS]
-    return f"torch {torch.__version__} for {built}, driver {driver_version(root) or 'unknown'}: {words}"
+        reason = " ".join(str(error).split())[:_MAX_CHARACTERS]
+    return f"torch {torch.__version__} for {platform}, driver {driver_version(root) or 'unknown'}: {reason}"
 
 
 def _require_kernels(device: torch.device, place: RankPlace) -> None:
-    """Proves that this torch was built for a GPU's architecture. Raises EnvironmentLacksError: it was not.
+    """Raises EnvironmentLacksError if this torch was not built for a GPU's architecture.
 
-    A binary runs on GPUs of the same first number and a second one at least as high, and PTX (`compute_`) on all newer
+    A binary runs on GPUs of the same major version and at least its minor version, and PTX (`compute_`) on all newer
     ones (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
     """
-    names = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
-    major, minor = torch.cuda.get_device_capability(device)
-    fits = [
-        (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
-    ]
-    if names and not any(fits):
-        built = ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names))
-        is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
-        raise EnvironmentLacksError(
-            f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "
-            f"capability {major}.{minor}; it has {built}): "
-            f"{'install a newer torch' if is_new else wheel_for(torch.__version__)}, or {HIDES}"
-        )
+    architectures = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    capability = torch.cuda.get_device_capability(device)
+    built = []
+    for kind, major, minor in architectures:
+        built.append((int(major), int(minor)))
+        if built[-1] <= capability and (kind == "compute" or built[-1][0] == capability[0]):
+            return
+    if not built:
+        return
+    remedy = "install a newer torch" if max(built) < capability else wheel_for(torch.__version__)
+    versions = ", ".join(dict.fromkeys(f"{major}.{minor}" for major, minor in built))
+    raise EnvironmentLacksError(
+        f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "
+        f"capability {capability[0]}.{capability[1]}; it has {versions}): {remedy}, or {HIDES}"
+    )
 
 
 def rank_gpu(
     device: torch.device, by_nvml: Gpu | None = None, environment: Mapping[str, str] = os.environ
 ) -> RankGpu | None:
-    """The GPU of this rank as CUDA has it; None on a CPU."""
+    """Returns the GPU of this rank as CUDA describes it, with the place that NVML gives it; None on a CPU."""
     if device.type != "cuda":
         return None
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the address
-    named = str(properties.uuid)
-    uuid = named if named.upper()[:4] in ("GPU-", "MIG-") else f"GPU-{named}"
+    uuid = str(properties.uuid)
+    if uuid.upper()[:4] not in ("GPU-", "MIG-"):
+        uuid = f"GPU-{uuid}"
     is_slice = _SLICE in properties.name
     slices = slices_listed(environment.get(VISIBLE))
-    if is_slice and (slices or (by_nvml is not None and by_nvml.is_slice)):
-        # What CUDA's runtime calls a slice depends on the driver: its own UUID, or that of the board.
-        uuid = slices[0] if slices else by_nvml.uuid if by_nvml is not None else uuid
-    known = by_nvml if by_nvml is not None and (by_nvml.uuid == uuid or not by_nvml.uuid) else None
-    bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    bus = bus if known is None else known.pci_bus_id
-    numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
-    own = device.index or 0
-    others = [number for number in range(torch.cuda.device_count()) if number != own]
+    # CUDA's runtime gives the UUID of a slice or that of its board, depending on the driver.
+    if is_slice and slices:
+        uuid = slices[0]
+    elif is_slice and by_nvml is not None and by_nvml.is_slice:
+        uuid = by_nvml.uuid
+    if by_nvml is not None and by_nvml.uuid in (uuid, ""):
+        bus, numa_node = by_nvml.pci_bus_id, by_nvml.numa_node
+    else:
+        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        numa_node = place_of(bus)[0]
+    index = device.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != index]
     return RankGpu(
         uuid=uuid,
         pci_bus_id=bus or None,
-        numa_node=numa,
+        numa_node=numa_node,
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
-        no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number)),
+        no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(index, number)),
     )
 
 
 def require_own_gpu(
     gpu: RankGpu | None, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, by_nccl: bool
 ) -> None:
-    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one."""
+    """Raises on all ranks if two of a node share a GPU, or if NCCL would have to join slices of one; collective."""
     if place.size == 1 or gpu is None:
         return
-    own = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]
-    require_distinct([(int(rank), str(host), str(uuid), str(bus)) for rank, host, uuid, bus in gather(own)], by_nccl)
+    ranks = gather([place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""])
+    require_distinct([(int(rank), str(host), str(uuid), str(bus)) for rank, host, uuid, bus in ranks], by_nccl)
 
 
 def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
-    """The same, of ranks as (rank, host, UUID, PCI address or nothing)."""
-    shared = _alike(ranks, lambda one: one[2])
+    """Raises EnvironmentLacksError if ranks share a GPU. `ranks`: rank, host, UUID, PCI address or "" of each."""
+    shared = _first_shared([(rank, host, uuid) for rank, host, uuid, _ in ranks])
     if shared:
         numbers, host, uuid = shared
-        what, way = "GPU", "show each rank its own (slurm.gpu_bind, CUDA_VISIBLE_DEVICES)"
+        kind, remedy = "GPU", "show each rank its own (slurm.gpu_bind, CUDA_VISIBLE_DEVICES)"
         if uuid.startswith("MIG-"):
-            what, way = "slice", "list a slice for each in CUDA_VISIBLE_DEVICES: CUDA shows a process the first alone"
+            kind = "slice"
+            remedy = "list a slice for each in CUDA_VISIBLE_DEVICES: CUDA shows a process only the first"
         raise EnvironmentLacksError(
-            f"ranks {numbers} share {what} {uuid} of {host}: each rank needs one of its own; use fewer ranks per node, "
-            f"or {way}"
+            f"ranks {numbers} share {kind} {uuid} of {host}: each rank needs its own; use fewer ranks per node, or "
+            f"{remedy}"
         )
-    slices = [one for one in ranks if one[2].startswith("MIG-")]
-    if by_nccl and (shared := _alike(slices, lambda one: one[3])):
+    slices = [(rank, host, bus) for rank, host, uuid, bus in ranks if uuid.startswith("MIG-")]
+    if by_nccl and (shared := _first_shared(slices)):
         numbers, host, bus = shared
         raise EnvironmentLacksError(
             f"ranks {numbers} have MIG slices of one GPU ({bus} of {host}), which NCCL refuses to join; use one slice "
@@ -168,15 +190,16 @@ def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) 
         )
 
 
-def _alike(
-    ranks: Sequence[tuple[int, str, str, str]], key: Callable[[tuple[int, str, str, str]], str]
-) -> tuple[str, str, str] | None:
-    """The first value that two ranks of a host have: the ranks as text, the host, the value."""
+def _first_shared(ranks: Sequence[tuple[int, str, str]]) -> tuple[str, str, str] | None:
+    """Returns the first device that several ranks of a host have: ranks as text, host, device.
+
+    `ranks` holds rank, host and device ("" if unknown) of each.
+    """
     groups: dict[tuple[str, str], list[int]] = {}
-    for one in ranks:
-        if key(one):
-            groups.setdefault((one[1], key(one)), []).append(one[0])
-    for (host, value), numbers in groups.items():
+    for rank, host, device in ranks:
+        if device:
+            groups.setdefault((host, device), []).append(rank)
+    for (host, device), numbers in groups.items():
         if len(numbers) > 1:
-            return ", ".join(map(str, sorted(numbers))), host, value
+            return ", ".join(map(str, sorted(numbers))), host, device
     return None

@@ -1,7 +1,7 @@
-"""An exception that ends a rank becomes one line, an exit code, and whether the rank is a cause or lost another one.
+"""Converts an exception that ends a rank into one line, an exit code, and whether the rank only lost another one.
 
-torch, Gloo, NCCL and Horovod wrap a cause into frames, places in their sources and advice. The line holds the cause;
-the whole text belongs into the rank's log.
+torch, Gloo, NCCL and Horovod wrap a cause into stack frames, source locations and advice. The line holds the cause; the
+full text goes to the rank's log.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dlbench.machine.gpus import Gpu, gpu_trouble, restricted_mode
 from dlbench.node.ranks import RankPlace
 from dlbench.records.status import FailureKind
 
-MAX_CHARACTERS = 200  # Of a library's words; what dlbench says itself may be longer.
-_MAX_OWN_CHARACTERS = 500
+MAX_CHARACTERS = 200  # Most characters of a library's message.
+_MAX_OWN_CHARACTERS = 500  # Most characters of a message of dlbench.
 
 _WRAPPING = (
     r"Got the following error when running the callback: ",
     r"\[(?:rank|Rank) ?\d+\]:? ?",
-    # A place in a source: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]
+    # A source location: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]
     r"\[?(?:/|\.\./)[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\]?:? ?",
     r"\[enforce fail at [^\]]*\]\.? ?",
     r"^(?:RuntimeError: )+(?=RuntimeError: )",
@@ -49,66 +49,68 @@ _DEVICE_FAULT = re.compile(
     r"|CUBLAS_STATUS_EXECUTION_FAILED|ncclUnhandledCudaError|device-side assert|GPU is lost"
 )
 _BUSY = "busy or unavailable"
-"""Of cudaErrorDevicesUnavailable: a GPU whose compute mode keeps this process off it, or one that is lost."""
+"""Text of cudaErrorDevicesUnavailable: a GPU whose compute mode does not admit this process, or one that is lost."""
 _OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned address|no kernel image|invalid ")
-"""What a defect of a program or an installation shows as; other faults are the device's, its driver's or its bus's."""
+"""Faults of a program or an installation; others are of the device, its driver or its bus."""
 _TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
 _NO_MEMORY = re.compile(r"can't allocate memory|^\[Errno 12\]")  # torch's allocator on the host; the kernel.
 _NO_THREAD = re.compile(r"can't start new thread|(\[Errno 11\] |pthread_create.*: )?Resource temporarily unavailable$")
-"""Not what else the kernel has no room for now, such as the lock of an HDF5 file that another process writes."""
+"""Must not match other resources that are temporarily unavailable, such as the lock of an HDF5 file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """Why a rank ends."""
+    """The reason why a rank ends."""
 
     reason: str  # One line.
     exit_code: ExitCode
     kind: FailureKind
-    whole: str = ""  # All that the library said, where the reason is less.
+    full_text: str = ""  # The library's full message, if the reason is shorter.
 
 
 def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
-    """What a rank says of the exception that ends it."""
+    """Returns the reason, exit code and kind of the exception that ends a rank."""
     kind: FailureKind = "peer" if is_of_peer(error) else "own"
-    said = " ".join(str(error).split())
-    code = error.exit_code if isinstance(error, DlbenchError) else ExitCode.RUN_FAILED
+    message = " ".join(str(error).split())
     if isinstance(error, DlbenchError):
-        reason = condensed(said, _MAX_OWN_CHARACTERS)
-    elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("dlbench"):
-        code = ExitCode.ENVIRONMENT
-        reason = (
+        code, reason = error.exit_code, condensed(message, _MAX_OWN_CHARACTERS)
+    elif place is not None and is_device_fault(error):
+        kind = "own"  # the other ranks lose this one, even if NCCL's message blames them
+        code, reason = _device_failure(message, place, gpu)
+    else:
+        code, reason = _host_failure(error, message)
+        if kind == "own" and (remedy := _remedy_on_host(error, message)):
+            code, reason = ExitCode.ENVIRONMENT, f"{reason}; {remedy}"
+    full_text = str(error) if message not in reason else ""
+    return RankFailure(reason=reason, exit_code=code, kind=kind, full_text=full_text)
+
+
+def _host_failure(error: BaseException, message: str) -> tuple[ExitCode, str]:
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("dlbench"):
+        return ExitCode.ENVIRONMENT, (
             f"{sys.executable} has no module {error.name}: pip install 'dlbench[node]' there, or name the Python that "
             "has it with `python` in the system file"
         )
-    elif isinstance(error, ImportError | OSError) and (library := _UNLOADABLE.search(said)):
-        code = ExitCode.ENVIRONMENT
-        reason = f"{library[1]} is not found at run time: load the module that brings it, or install it again"
-    elif place is not None and is_device_fault(error):
-        kind = "own"  # others lose this rank, whatever NCCL says of them
-        mode = restricted_mode(gpu.uuid if gpu is not None else None) if _BUSY in said else ""
-        code = ExitCode.ENVIRONMENT if mode else code
-        reason = _device_fault(condensed(said), place, gpu, mode)
-    elif isinstance(error, OSError) and error.strerror and error.filename is not None:
-        code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else code
-        reason = f"{error.filename}: {error.strerror}"
-    else:
-        name = type(error).__name__
-        words = condensed(said)
-        reason = f"{name}: {words}" if words else name
-        if name == "OutOfMemoryError":  # A GPU's: the batch is too large, and smaller ones run.
-            reason += "; a smaller train.batch_per_rank needs less"
-        elif kind == "own" and (remedy := _remedy_on_host(error, said)):
-            code = ExitCode.ENVIRONMENT
-            reason += f"; {remedy}"
-    return RankFailure(reason=reason, exit_code=code, kind=kind, whole="" if said in reason else str(error))
+    if isinstance(error, ImportError | OSError) and (library := _UNLOADABLE.search(message)):
+        return (
+            ExitCode.ENVIRONMENT,
+            f"{library[1]} is not found at run time: load the module that provides it, or install it again",
+        )
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
+        return code, f"{error.filename}: {error.strerror}"
+    name = type(error).__name__
+    reason = ": ".join(filter(None, (name, condensed(message))))
+    if name == "OutOfMemoryError":  # on a GPU, where a smaller batch may fit
+        reason += "; reduce train.batch_per_rank"
+    return ExitCode.RUN_FAILED, reason
 
 
-def _remedy_on_host(error: BaseException, said: str) -> str:
-    """Returns what to do where the host gave no memory, process or thread; empty where it did not fail so."""
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(said):
-        return "a smaller train.batch_per_rank or fewer ranks per node need less"
-    if _NO_THREAD.match(said):
+def _remedy_on_host(error: BaseException, message: str) -> str:
+    """Returns the remedy if the host had no memory, process or thread left; else an empty text."""
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(message):
+        return "reduce train.batch_per_rank, or use fewer ranks per node"
+    if _NO_THREAD.match(message):
         return (
             "raise the limit of processes and threads (ulimit -u, pids.max of the cgroup), or use fewer ranks per node"
         )
@@ -116,9 +118,9 @@ def _remedy_on_host(error: BaseException, said: str) -> str:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether a GPU failed: it fell off the bus, a kernel could not end, or one of its own checks failed.
+    """Tells whether a GPU failed: it fell off the bus, a kernel did not finish, or an assertion in a kernel failed.
 
-    torch raises `torch.AcceleratorError` from 2.8 on, and before that a RuntimeError of the same words.
+    torch raises `torch.AcceleratorError` since 2.8, and before that a RuntimeError with the same message.
     """
     if isinstance(error, DlbenchError) or not isinstance(error, RuntimeError):
         return False
@@ -127,53 +129,59 @@ def is_device_fault(error: BaseException) -> bool:
     return type(error).__name__ == "AcceleratorError" or _DEVICE_FAULT.search(str(error)) is not None
 
 
-def _device_fault(words: str, place: RankPlace, gpu: Gpu | None, mode: str) -> str:
-    named = "its GPU" if gpu is None else f"GPU {gpu.uuid} ({gpu.pci_bus_id})"
-    # Of several sentences the first is the cause; torch's advice on debugging follows it.
-    words = _TORCH_ADVICE.split(words)[0].strip()
-    reason = f"rank {place.rank} on {place.host}, {named}: {words}"
-    if mode:
-        return (
-            f"{reason}; the GPU is in {mode}: give each rank a GPU of its own, end other processes there, or let the "
+def _device_failure(message: str, place: RankPlace, gpu: Gpu | None) -> tuple[ExitCode, str]:
+    device, uuid, state = "its GPU", None, ""
+    if gpu is not None:
+        device, uuid, state = f"GPU {gpu.uuid} ({gpu.pci_bus_id})", gpu.uuid, gpu_trouble(gpu.uuid)
+    # The first sentence is the cause; torch's advice on debugging follows it.
+    cause = _TORCH_ADVICE.split(condensed(message))[0].strip()
+    reason = f"rank {place.rank} on {place.host}, {device}: {cause}"
+    if _BUSY in message and (mode := restricted_mode(uuid)):
+        return ExitCode.ENVIRONMENT, (
+            f"{reason}; the GPU is in {mode}: give each rank its own GPU, end other processes there, or let the "
             "administrator set the default mode (nvidia-smi --compute-mode=0)"
         )
-    state = gpu_trouble(gpu.uuid) if gpu is not None else ""
     if state:
-        reason += f"; NVML says of it: {state}"
-    if _OWN_CHECK.search(words) and not state:
-        return f"{reason}; a kernel refused its input: set CUDA_LAUNCH_BLOCKING=1 to find which"
-    return (
-        f"{reason}; look for Xid in the kernel's log of {place.host} (dmesg), leave the node out (slurm.exclude) and "
-        "run again"
+        reason += f"; NVML reports: {state}"
+    elif _OWN_CHECK.search(cause):
+        reason += "; a kernel refused its input: set CUDA_LAUNCH_BLOCKING=1 to find which"
+        return ExitCode.RUN_FAILED, reason
+    return ExitCode.RUN_FAILED, (
+        f"{reason}; search the kernel's log of {place.host} for Xid (dmesg), exclude the node (slurm.exclude) and run "
+        "again"
     )
 
 
 def passed_on(text: str, error: BaseException) -> RunError:
-    """The error that passes a library's words on: a `PeerLostError` where they say that another rank is gone."""
-    return (PeerLostError if is_of_peer(error) else RunError)(text)
+    """Returns an error with this text: a `PeerLostError` if a library's error means that another rank is gone."""
+    if is_of_peer(error):
+        return PeerLostError(text)
+    return RunError(text)
 
 
 def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """The cause in a library's words, one line of at most `limit` characters."""
+    """Returns the cause from a library's message, one line of at most `limit` characters."""
     words = " ".join(text.split())
     for pattern in _TAILS:
         words = re.sub(pattern, "", words)
     for pattern in _WRAPPING:
         words = re.sub(pattern, "", words)
     words = re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split())
-    return words if len(words) <= limit else words[: limit - 4].rpartition(" ")[0] + " ..."
+    if len(words) > limit:
+        words = words[: limit - 4].rpartition(" ")[0] + " ..."
+    return words
 
 
 def is_of_peer(error: BaseException) -> bool:
-    """Whether an error says that another rank is gone, so that this one is no cause."""
-    seen: set[int] = set()
-    step: BaseException | None = error
-    while step is not None and id(step) not in seen:
-        if isinstance(step, DlbenchError):
-            # It knows: a loader process that is lost is lost by a closed connection, too.
-            return isinstance(step, PeerLostError)
-        if isinstance(step, ConnectionError) or (isinstance(step, RuntimeError) and _PEER.search(str(step))):
+    """Tells whether an error, or one that led to it, means that another rank is gone."""
+    visited: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        if isinstance(cause, DlbenchError):
+            # Its type decides: behind a lost loader process, too, there is a closed connection.
+            return isinstance(cause, PeerLostError)
+        if isinstance(cause, ConnectionError) or (isinstance(cause, RuntimeError) and _PEER.search(str(cause))):
             return True
-        seen.add(id(step))
-        step = step.__cause__ or step.__context__
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
     return False

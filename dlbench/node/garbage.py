@@ -1,9 +1,8 @@
-"""Python's garbage collector, held out of measured steps and called between them, on all ranks alike.
+"""Keeps Python's garbage collector out of measured steps; the loop collects between them, on all ranks together.
 
-Left alone it starts by counts of allocations, on each rank in another step; a collection of all generations with torch
-loaded takes tens of milliseconds, and in a synchronous step all ranks wait for the one that collects. So the objects of
-set-up are frozen (no collection looks at them again), collecting by itself is off in measured steps, and the loop
-collects between steps. Python frees by reference counts as before; only cycles wait.
+By default it starts by counts of allocations, on each rank in another step; a full collection with torch loaded takes
+tens of milliseconds, and in a synchronous step all ranks wait for the one that collects. So objects of the set-up are
+frozen, automatic collection is off in measured steps, and the loop collects between steps. Only cycles are freed later.
 """
 
 from __future__ import annotations
@@ -14,37 +13,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 COLLECT_EVERY = 100
-"""Measured steps after which the loop collects where nothing else interrupts it: cycles may hold tensors, so they must
-not wait for long; what was frozen is not looked at, so collecting takes less than a millisecond."""
+"""Measured steps between two collections, unless something else interrupts the loop. Cycles may hold tensors, so they
+must not wait long; frozen objects are skipped, so that a collection takes less than a millisecond."""
 
 
 class HeldGarbage:
-    """The collector of one process while it measures."""
+    """Controls the collector of one process while it measures."""
 
     def __init__(self) -> None:
-        self.collections = 0  # By the loop, between steps.
-        self.seconds = 0.0  # Of these collections.
-        self.in_steps = 0  # Collections that somebody else started in a measured step.
+        self.collections = 0  # Collections by the loop, between steps.
+        self.seconds = 0.0  # Time of these collections.
+        self.in_steps = 0  # Collections that a library started in a measured step.
         self._is_held = False
         self._counts = False
         self._was_enabled = gc.isenabled()
 
     def hold(self) -> None:
-        """Collects, keeps what is there out of every later collection and turns the collector off; between steps."""
+        """Collects, freezes all remaining objects and turns the collector off; called between steps."""
         self._is_held = True
         gc.collect()
         gc.freeze()
         gc.disable()
 
     def begin_measuring(self) -> None:
-        """Holds the collector, and counts what starts though."""
+        """Turns the collector off, and counts collections that others start."""
         self.hold()
-        gc.callbacks.append(self._seen)
+        gc.callbacks.append(self._count)
         self._counts = True
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
-        """What interrupts training collects as it likes, and is collected behind at its end."""
+        """Surrounds an interruption of training: turns the collector on, and collects at the end."""
         if not self._is_held:
             yield
             return
@@ -62,9 +61,9 @@ class HeldGarbage:
             self._counts = counted
 
     def release(self) -> None:
-        """The collector works as before; twice does no harm."""
-        if self._seen in gc.callbacks:
-            gc.callbacks.remove(self._seen)
+        """Restores the collector; a second call does nothing."""
+        if self._count in gc.callbacks:
+            gc.callbacks.remove(self._count)
         self._counts = False
         if not self._is_held:
             return
@@ -73,6 +72,6 @@ class HeldGarbage:
         if self._was_enabled:
             gc.enable()
 
-    def _seen(self, phase: str, _info: dict[str, int]) -> None:
+    def _count(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start" and self._counts:
             self.in_steps += 1

@@ -1,4 +1,4 @@
-"""Abstract Unix sockets, at which ranks of one node find each other: no file, so nothing stays, however ranks end."""
+"""Abstract Unix sockets between ranks of one node; they leave no file behind, however ranks end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import struct
 
 
 def socket_address(name: str) -> bytes:
-    """The abstract Unix socket of a name, which may be of any length."""
+    """Returns the address of an abstract Unix socket for a name of any length."""
     return b"\0dlbench-" + hashlib.sha256(name.encode()).hexdigest()[:40].encode()
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Whether the other end belongs to this user; abstract sockets have no permissions of their own."""
+    """Tells whether the other end belongs to this user; abstract sockets have no permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("3i", credentials)[1]) == os.geteuid()

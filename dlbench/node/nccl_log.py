@@ -1,8 +1,8 @@
-"""NCCL's own log of one rank: how it joined the GPUs.
+"""NCCL's log of one rank, which shows how it connected the GPUs.
 
-NCCL writes the log from the first communicator on, and a ring or tree is connected when it is first used: it is read
-when all steps are done. Subsystem TUNING is left out: NCCL writes a line of it for each collective of each step.
-Lines have the forms of NCCL 2.18 to 2.28 (init.cc, transport/*.cc, net.cc).
+The log is read after all steps, since NCCL connects a ring or tree when it first uses it. Subsystem TUNING is left out:
+it writes a line for each collective of each step. Formats are those of NCCL 2.18 to 2.28 (init.cc, transport/*.cc,
+net.cc).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dlbench.opening import read_end
 from dlbench.records.exchange import NcclTransport
 
 SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
-MAX_BYTES = 16 * 2**20  # Of a rank's log: the end of a longer one is read.
+MAX_BYTES = 16 * 2**20  # Most bytes of a rank's log that are read, from its end.
 _MAX_WARNINGS = 5
 
 _DEBUG = "NCCL_DEBUG"
@@ -45,12 +46,12 @@ class NcclLog:
     """The log of NCCL in this process."""
 
     def __init__(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Asks NCCL for a log; before anything has started it. Not where the user has asked for one himself."""
+        """Sets NCCL's variables for a log, before anything starts NCCL; not if the user has set NCCL_DEBUG."""
         self._variables = variables
         self._folder: str | None = None
-        self.why = ""  # Why there is no log.
+        self.why = ""  # Reason why there is no log.
         if variables.get(_DEBUG):
-            self.why = "NCCL_DEBUG is set: dlbench leaves NCCL's log alone"
+            self.why = "NCCL_DEBUG is set, so that dlbench does not redirect NCCL's log"
             return
         self._folder = tempfile.mkdtemp(prefix="dlbench-nccl-")
         self._before = {name: variables.get(name) for name in _VARIABLES}
@@ -58,7 +59,7 @@ class NcclLog:
         variables.update({_DEBUG: "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": str(self._file)})
 
     def read(self) -> dict[str, Any] | None:
-        """What this rank's NCCL said; None where there is no log. The variables are the user's again after that."""
+        """Returns the content of this rank's log, None without one, and restores the user's variables."""
         if self._folder is None:
             return None
         for name, value in self._before.items():
@@ -74,75 +75,94 @@ class NcclLog:
         return {**parsed(text.splitlines()).model_dump(mode="json"), "adapters": fabric_adapters()}
 
     def close(self, *, failed: bool = False) -> None:
-        """Deletes the log; of a rank that fails, NCCL's warnings go to its own log before."""
+        """Deletes the log; if the rank failed, prints NCCL's warnings first."""
         if self._folder is None:
             return
-        if failed and (found := self.read()):
-            for line in found["warnings"]:
+        if failed and (transport := self.read()):
+            for line in transport["warnings"]:
                 print(f"NCCL WARN {line}", file=sys.stderr, flush=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
 
 
-def parsed(lines: Iterable[str]) -> NcclTransport:
-    """What the lines of one rank's log say; lines that say nothing of interest are passed over."""
-    found: dict[str, Any] = {}
-    ways: Counter[str] = Counter()
-    counts: list[tuple[int, int | None]] = []
-    rings = trees = 0
-    warnings: dict[str, None] = {}
-    for line in lines:
+@dataclass(slots=True)
+class _Parser:
+    """Collects the facts of one rank's log, message by message."""
+
+    fields: dict[str, Any] = field(default_factory=dict)  # Version, network, plugin and nvls of `NcclTransport`.
+    channels: Counter[str] = field(default_factory=Counter)  # Connections by transport.
+    collective_channels: list[int] = field(default_factory=list)  # Channels of each communicator.
+    nvls_channels: list[int] = field(default_factory=list)  # NVLS channels of communicators that have some.
+    rings: int = 0
+    trees: int = 0
+    warnings: dict[str, None] = field(default_factory=dict)  # Texts, each once, in order.
+
+    def add_line(self, line: str) -> None:
         if version := _VERSION.search(line):
-            found.setdefault("version", version[1])
+            self.fields.setdefault("version", version[1])
         marked = _MARK.search(line)
         if marked is None:
-            continue
-        words = marked[2].strip()
+            return
         if marked[1] == "WARN":
-            warnings[words] = None
-        elif connection := _CONNECTION.match(words):
-            # Both ends of a connection over the network are in a log; what is sent counts.
+            self.warnings[marked[2].strip()] = None
+        else:
+            self.add_message(marked[2].strip())
+
+    def add_message(self, message: str) -> None:
+        if connection := _CONNECTION.match(message):
+            # A log has both ends of a connection over the network; only the sending one counts.
             if connection[1] != "receive":
-                ways[way_of(connection[2])] += 1
-        elif ring := _RING.match(words):
-            rings = max(rings, int(ring[2]))
-        elif several := _TREES.match(words):
-            trees = max(trees, several[1].count("["))
-        elif count := _COUNTS.match(words):
-            nvls = re.search(r"(\d+) nvls channels", words)
-            counts.append((int(count[1]), int(nvls[1]) if nvls else None))
-        elif network := _NETWORK.match(words):
-            found["network"] = network[1]
-        elif plugin := _PLUGIN.match(words):
-            found["plugin"] = plugin[1]
-        elif _NVLS.match(words):
-            found["nvls"] = True
+                self.channels[transport_of(connection[2])] += 1
+        elif ring := _RING.match(message):
+            self.rings = max(self.rings, int(ring[2]))
+        elif trees := _TREES.match(message):
+            self.trees = max(self.trees, trees[1].count("["))
+        elif count := _COUNTS.match(message):
+            self.collective_channels.append(int(count[1]))
+            self.nvls_channels += map(int, re.findall(r"(\d+) nvls channels", message)[:1])
+        elif network := _NETWORK.match(message):
+            self.fields["network"] = network[1]
+        elif plugin := _PLUGIN.match(message):
+            self.fields["plugin"] = plugin[1]
+        elif _NVLS.match(message):
+            self.fields["nvls"] = True
+
+
+def parsed(lines: Iterable[str]) -> NcclTransport:
+    """Parses the lines of one rank's log; unknown lines are ignored."""
+    parser = _Parser()
+    for line in lines:
+        parser.add_line(line)
     return NcclTransport(
-        **found,
-        channels=dict(sorted(ways.items())),
-        collective_channels=max((count for count, _ in counts), default=None),
-        nvls_channels=max((nvls for _, nvls in counts if nvls is not None), default=None),
-        rings=rings,
-        trees=trees,
-        warnings=tuple(warnings)[:_MAX_WARNINGS],
+        **parser.fields,
+        channels=dict(sorted(parser.channels.items())),
+        collective_channels=max(parser.collective_channels, default=None),
+        nvls_channels=max(parser.nvls_channels, default=None),
+        rings=parser.rings,
+        trees=parser.trees,
+        warnings=tuple(parser.warnings)[:_MAX_WARNINGS],
     )
 
 
-def way_of(text: str) -> str:
-    """A way without the number of its adapter: ``NET/IB/3/GDRDMA`` and ``NET/IB/2(0)/GDRDMA`` are one way."""
+def transport_of(text: str) -> str:
+    """Returns a transport without adapter numbers: ``NET/IB/GDRDMA`` for ``NET/IB/2(0)/GDRDMA``."""
     return "/".join(part for part in text.strip().split("/") if not re.fullmatch(r"\d+(\(\d+\))?", part))
 
 
 def joined_transport(ranks: Sequence[NcclTransport | dict[str, Any] | None]) -> NcclTransport | None:
-    """Returns what the logs of all ranks say; None where no rank has one. Numbers of connections add up."""
-    logs = [NcclTransport.model_validate(one) for one in ranks if one is not None]
+    """Merges the logs of all ranks; None if no rank has one. Numbers of connections are added up."""
+    logs = [NcclTransport.model_validate(rank) for rank in ranks if rank is not None]
     if not logs:
         return None
-    ways: Counter[str] = Counter()
+    channels: Counter[str] = Counter()
+    warnings: dict[str, None] = {}
+    adapters: dict[str, Any] = {}
     for log in logs:
-        ways.update(log.channels)
+        channels.update(log.channels)
+        warnings |= dict.fromkeys(log.warnings)
+        adapters |= log.adapters
     fields: dict[str, Any] = {}
-    for name in ("version", "network", "plugin"):  # One text where ranks agree, else all of them.
+    for name in ("version", "network", "plugin"):  # one text if ranks agree, else all texts
         texts = [getattr(log, name) for log in logs]
         fields[name] = ", ".join(dict.fromkeys(filter(None, texts))) or None
     for name in ("collective_channels", "nvls_channels", "nvls", "rings", "trees"):
@@ -150,7 +170,7 @@ def joined_transport(ranks: Sequence[NcclTransport | dict[str, Any] | None]) -> 
         fields[name] = max((count for count in counts if count is not None), default=None)
     return NcclTransport(
         **fields,
-        channels=dict(sorted(ways.items())),
-        warnings=tuple(dict.fromkeys(line for log in logs for line in log.warnings))[:_MAX_WARNINGS],
-        adapters={name: kind for log in logs for name, kind in log.adapters.items()},
+        channels=dict(sorted(channels.items())),
+        warnings=tuple(warnings)[:_MAX_WARNINGS],
+        adapters=adapters,
     )

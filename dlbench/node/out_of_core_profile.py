@@ -1,10 +1,10 @@
-"""``python -P -m dlbench.node.out_of_core_profile``: measures what a plan of memory is made from, trains nothing.
+"""``python -P -m dlbench.node.out_of_core_profile``: measures the memory and times of a network, without training.
 
-On stdin the plan of a run of one rank, as `plan.json` holds it; its `train.swap` says whether transfers are measured.
-On stdout one JSON line when all is done: a `MemoryProfile` of `dlbench.records.out_of_core`. The exit code is that of a
-`dlbench.errors.DlbenchError`, whose line is on stderr after ``dlbench: error:``; stdout is empty then.
+Reads the plan of a run of one rank (`plan.json`) on stdin and prints a `MemoryProfile` of `dlbench.records.out_of_core`
+as one JSON line; transfers are measured if `train.swap` needs them. If it fails, stdout is empty, and the exit code is
+that of the `DlbenchError` whose line is on stderr.
 
-Nothing heavy is imported before the process is bound to the cores of a rank, because thread pools are sized at import.
+Nothing heavy is imported before the process is bound to cores, because thread pools are sized at import.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from dlbench.errors import DlbenchError, ExitCode, UserError
-from dlbench.node.cores import Seat, bind, settle
+from dlbench.node.cores import RankCores, bind, check_sharing
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
 from dlbench.records.out_of_core import MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
+from dlbench.units import counted
 
 _MAX_ORDER = 1 << 22
 
 
-def main(text: str, say: Callable[[str], object] = print) -> int:
+def main(text: str, output: Callable[[str], object] = print) -> int:
     """Measures as the plan says; returns the exit code."""
     try:
         try:
             plan = RunPlan.model_validate_json(text)
         except ValidationError as error:
             raise UserError(f"plan on stdin: {problem_of(RunPlan, error)}") from None
-        say(measure(plan).model_dump_json())
+        output(measure(plan).model_dump_json())
     except Exception as error:
         failure = failure_of(error)
         if not isinstance(error, DlbenchError):
@@ -45,12 +46,13 @@ def main(text: str, say: Callable[[str], object] = print) -> int:
 
 
 def measure(plan: RunPlan) -> MemoryProfile:
-    """The chain of one rank's passes, and its transfers."""
+    """Measures the passes of one rank's network, block by block, and its transfers."""
     place = RankPlace(
         rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host=socket.gethostname(), token=""
     )
     binding = bind(plan, place)
-    seat = Seat(rank=0, host=place.host, cores=binding.cores, threads=plan.layout.cores_per_rank, pinned=binding.pinned)
+    threads = plan.layout.cores_per_rank
+    rank_cores = RankCores(rank=0, host=place.host, cores=binding.cores, threads=threads, pinned=binding.pinned)
     import torch
 
     from dlbench.node.devices import device_for
@@ -70,13 +72,15 @@ def measure(plan: RunPlan) -> MemoryProfile:
     loss = loss_for(workload.model, workload.train.label_smoothing)
     bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
     _, chain, rates, warnings = bench.measure()
-    threads = f"{binding.threads} thread{'s' * (binding.threads > 1)}"
+    name = f"{device}, {counted(binding.threads, 'thread')}"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     return MemoryProfile(
         format="dlbench.memory-profile",
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device}, {threads}",
+        device=name,
         chain=chain,
         rates=rates,
-        warnings=(*settle([seat]).warnings, *warnings),
+        warnings=(*check_sharing([rank_cores]).warnings, *warnings),
     )
 
 

@@ -1,8 +1,8 @@
-"""Page-locked memory of the host, which a GPU reads and writes by itself while it computes.
+"""Page-locked memory of the host, which a GPU can read and write while it computes.
 
-torch's own (`pin_memory=True`) rounds every request up to a power of two (`CachingHostAllocator.h` of torch 2.13), so
-that 33 GiB would lock 64, and locks it in one call, which takes tens of seconds. Here it is as much as was asked for,
-locked in pieces, and it goes back to the system when nothing uses it any more.
+torch's `pin_memory=True` rounds requests up to a power of two (`CachingHostAllocator.h` of torch 2.13), so that 33 GiB
+would lock 64, and locks in one call, which takes tens of seconds. This module locks the requested size in pieces, and
+frees it when no tensor uses it any more.
 """
 
 from __future__ import annotations
@@ -23,116 +23,124 @@ from dlbench.machine.host_memory import memory_room
 from dlbench.node.ranks import RankPlace
 from dlbench.units import format_bytes
 
-PIECE_BYTES = 1 << 30  # one call locks at most this; the watchdog hears of each
-_PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process, as torch's own
+PIECE_BYTES = 1 << 30  # Most bytes locked by one call, so that the watchdog sees progress.
+_PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process, as torch does.
 
 Beat = Callable[[str], None]
 
 
 def page_lock(address: int, num_bytes: int) -> int:
-    """Locks memory where it is. Returns CUDA's error number: 0 where that worked."""
-    forget = _last_error()
+    """Locks mapped memory. Returns CUDA's error number, 0 for success."""
+    clear_error = _last_error()
     error = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE))  # type: ignore[no-untyped-call]
     if error:
-        forget()
+        clear_error()
     return error
 
 
 def page_unlock(address: int) -> None:
-    """The opposite, by the address that was locked and is still mapped; no copy may be under way."""
+    """Unlocks memory by the address that was locked and is still mapped; no copy may be running."""
     if int(torch.cuda.cudart().cudaHostUnregister(address)):  # type: ignore[no-untyped-call]
         _last_error()()
 
 
 def _last_error() -> Callable[[], int]:
-    """CUDA's cudaGetLastError, of the library that torch itself calls: gives the calling thread's last error, once.
+    """Returns cudaGetLastError of the CUDA runtime that torch uses; it returns and clears the thread's last error.
 
-    torch's binding leaves the error of a call that failed where it is (C10_CUDA_ERROR_HANDLED of torch 2.13), and the
-    check after torch's next kernel would raise it there (C10_CUDA_KERNEL_LAUNCH_CHECK).
+    torch's binding does not clear the error of a failed call (C10_CUDA_ERROR_HANDLED of torch 2.13), and the check
+    after torch's next kernel would raise it (C10_CUDA_KERNEL_LAUNCH_CHECK).
     """
     try:
-        # A symbol is looked for in a library and in all that it was linked with.
-        found: Callable[[], int] = ctypes.CDLL(torch._C.__file__).cudaGetLastError
+        # dlsym searches a library and all those it was linked with.
+        get_last_error: Callable[[], int] = ctypes.CDLL(torch._C.__file__).cudaGetLastError
     except (OSError, AttributeError) as error:
         raise EnvironmentLacksError(
-            "memory is not page-locked: torch's CUDA runtime does not offer cudaGetLastError, without which a refusal "
-            "would end the next kernel"
+            "memory is not page-locked: torch's CUDA runtime has no cudaGetLastError, without which a failed lock "
+            "would make the next kernel fail"
         ) from error
-    return found
+    return get_last_error
 
 
 def locked_memory(
     num_bytes: int,
-    what: str,
+    purpose: str,
     *,
     borders: Iterable[int] | None = None,
     beat: Beat = lambda _what: None,
     lock: Callable[[int, int], int] = page_lock,
     unlock: Callable[[int], None] = page_unlock,
 ) -> torch.Tensor:
-    """Bytes of page-locked memory, one after the other; given back when no tensor of them is left.
+    """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it.
 
-    `what`: what needs it, which begins the error's line. `borders`: where one call's piece ends and the next one's
-    begins, at multiples of a page; every `PIECE_BYTES` by default (`pieces`). No copy may cross them, as each piece is
-    locked by itself. `beat`: called before each.
+    `purpose` begins the line of an error. `borders` are the offsets between pieces that are locked by separate calls,
+    multiples of a page, by default of `PIECE_BYTES`; no copy may cross them. `beat` is called before each piece.
     """
     room = memory_room()
     if room is not None and num_bytes > room:
         raise EnvironmentLacksError(
-            f"{what}: {format_bytes(num_bytes)} of host memory would be page-locked, {format_bytes(room)} are left "
-            "(MemAvailable, and the cgroup's limit)"
+            f"{purpose}: {format_bytes(num_bytes)} of host memory would be page-locked, but only {format_bytes(room)} "
+            "are available (MemAvailable, and the cgroup's limit)"
         )
     try:
         memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise EnvironmentLacksError(f"{what}: no {format_bytes(num_bytes)} of host memory: {error.strerror}") from error
-    # A process that is forked meanwhile would make these pages copied at the next write, and the GPU keep the old ones.
+        raise EnvironmentLacksError(
+            f"{purpose}: no {format_bytes(num_bytes)} of host memory: {error.strerror}"
+        ) from error
+    # After a fork, the next write would copy these pages, while the GPU keeps using the old ones.
     memory.madvise(mmap.MADV_DONTFORK)
-    # The storage of the tensor, and of every view of it, holds this array, and nothing else does; the finalizer holds
-    # the mapping, which so outlives the unlocking. (A mapping that goes unmaps before its own finalizers run.)
+    # The array lives as long as the tensor or a view of it. The finalizer keeps the mapping until the pages are
+    # unlocked; a finalizer of the mapping itself would run after it was unmapped.
     array, locked = np.frombuffer(memory, np.uint8), list[int]()
     tensor = torch.from_numpy(array)
-    done = weakref.finalize(array, _unlock_all, memory, locked, unlock, os.getpid())
-    done.atexit = False  # The process's end does that by itself.
+    finalizer = weakref.finalize(array, _unlock_all, memory, locked, unlock, os.getpid())
+    finalizer.atexit = False  # the kernel unlocks at the end of the process
     del array
-    borders = range(PIECE_BYTES, num_bytes, PIECE_BYTES) if borders is None else borders
+    if borders is None:
+        borders = range(PIECE_BYTES, num_bytes, PIECE_BYTES)
     for first, last in itertools.pairwise(sorted({0, *borders, num_bytes})):
         beat(f"page-locking {format_bytes(num_bytes)} of host memory")
         error_number = lock(tensor.data_ptr() + first, last - first)
         if error_number:
             raise EnvironmentLacksError(
-                f"{what}: cannot page-lock {format_bytes(num_bytes)} of host memory, only {format_bytes(first)} (CUDA "
-                f"error {error_number}): see `ulimit -l`"
+                f"{purpose}: cannot page-lock {format_bytes(num_bytes)} of host memory, only {format_bytes(first)} "
+                f"(CUDA error {error_number}): see `ulimit -l`"
             )
         locked.append(tensor.data_ptr() + first)
     return tensor
 
 
 def _unlock_all(mapped: mmap.mmap, locked: list[int], unlock: Callable[[int], None], locker: int) -> None:
-    """Before `mapped` goes. `locker`: the process that locked; a forked one has no part in that."""
+    """Unlocks memory before it is unmapped, in the process `locker` that locked it and in no forked one."""
     if os.getpid() == locker:
         for address in locked:
             unlock(address)
 
 
 def pieces(first: int, num_bytes: int) -> list[tuple[int, int]]:
-    """First and last of each part of a range of `locked_memory` that one copy may move."""
+    """Splits a range of `locked_memory` into parts, begin and end offset, that one copy may move."""
     last = first + num_bytes
     ends = [*range((first // PIECE_BYTES + 1) * PIECE_BYTES, last, PIECE_BYTES), last]
     return list(zip([first, *ends[:-1]], ends, strict=True))
 
 
 def require_room(
-    num_bytes: int, what: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
+    num_bytes: int, purpose: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
 ) -> None:
-    """Refuses what all ranks of a node together cannot page-lock; called by all of them, before any of them locks."""
+    """Raises EnvironmentLacksError if the ranks of a node together cannot page-lock their memory.
+
+    Called by all ranks, before any of them locks.
+    """
     everyone = gather([place.host, memory_room(), checkpoint_bytes])
-    for host, left, _ in everyone:
-        later = sum(of_rank for its_host, _, of_rank in everyone if its_host == host)
-        needed = num_bytes * place.local_size + later
-        if left is not None and needed > left:
-            share = f", {format_bytes(later)} of it for checkpoints" if later else ""
+    for host, room, _ in everyone:
+        for_checkpoints = sum(num for other_host, _, num in everyone if other_host == host)
+        needed = num_bytes * place.local_size + for_checkpoints
+        if room is not None and needed > room:
+            share = ""
+            if for_checkpoints:
+                share = f", {format_bytes(for_checkpoints)} of it for checkpoints"
             raise EnvironmentLacksError(
-                f"{what}: {format_bytes(needed)} of host memory would be page-locked on {host} by {place.local_size} "
-                f"ranks together{share}, {format_bytes(left)} are left (MemAvailable, and the cgroup's limit)"
+                f"{purpose}: {format_bytes(needed)} of host memory would be page-locked on {host} by "
+                f"{place.local_size} ranks together{share}, but only {format_bytes(room)} are available (MemAvailable, "
+                "and the cgroup's limit)"
             )

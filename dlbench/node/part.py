@@ -1,4 +1,4 @@
-"""`TrainingPart`: what a plan may add to the training of one rank, called at the moments of a run that concern it."""
+"""`TrainingPart`, the interface of optional features of training, with hooks for the stages of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPasses:
-    """A network with passes over made batches, as parts try it before it trains."""
+    """A network with passes over synthetic batches, for parts that profile it before training."""
 
     model: nn.Module
     loss_of: Callable[[Batch], torch.Tensor]  # Forward pass and loss, in the precision of training.
@@ -53,14 +53,14 @@ class TrainingPart:
         """Prepares the network, which the engine has not wrapped yet."""
 
     def after_wrap(self, passes: TrialPasses, wrapped: nn.Module) -> None:
-        """Prepares the network as the engine has wrapped it; no step has run."""
+        """Prepares the network after the engine has wrapped it, before the first step."""
 
     def around_loss(self, loss: Loss) -> Loss:
         """Returns the loss that training calls in place of `loss`."""
         return loss
 
     def around_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Returns the batches that training asks for in place of `batches`."""
+        """Returns the batches that training uses in place of `batches`."""
         return batches
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
@@ -76,7 +76,7 @@ class TrainingPart:
         """Is called within a step, before each forward pass."""
 
     def settle(self) -> None:
-        """Waits for what a step began and left under way; called after a forward pass, and between two steps."""
+        """Waits for work that a step began in the background; called after a forward pass and between two steps."""
 
     def before_update(self, loss_scale: torch.Tensor | None) -> None:
         """Is called within a step, with gradients exchanged and not scaled; `loss_scale` is that of the step."""
@@ -89,7 +89,7 @@ class TrainingPart:
         return nullcontext()
 
     def settings(self) -> list[Setting]:
-        """Returns what was asked for and what is in force, after the last step."""
+        """Returns the settings as requested and as effective, after the last step."""
         return []
 
     def rank_result(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class TrainingPart:
         return {}
 
     def summary(self, result: RankResult) -> dict[str, Any]:
-        """Returns fields of `RankSummary`; `result` is what this rank has said so far."""
+        """Returns fields of `RankSummary`; `result` is that of this rank."""
         return {}
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class TrainingPart:
         return []
 
     def close(self) -> None:
-        """Ends threads, and takes hooks off the network; twice does no harm."""
+        """Ends threads and removes hooks from the network; a second call does nothing."""
 
 
 def hooks_of(parts: Sequence[TrainingPart], name: str) -> tuple[Callable[..., None], ...]:
-    """Returns the hooks of one name, of the parts that override it."""
+    """Returns the hooks of one name, from the parts that override it."""
     overriding = [part for part in parts if getattr(type(part), name) is not getattr(TrainingPart, name)]
     return tuple(getattr(part, name) for part in overriding)

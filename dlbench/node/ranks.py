@@ -1,7 +1,6 @@
-"""Who am I among the ranks: rank, size and place, from what the launcher put into the environment.
+"""Rank, world size and node of this process, from the environment variables of the planned launcher.
 
-Only the variables of the planned launcher are read: looking at another one's turns one job of N
-ranks into N jobs of one.
+Variables of other launchers are not read: they could turn one job of N ranks into N jobs of one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan
 from dlbench.units import utf8_text
 
-# rank, size, local rank: names of the first set that is complete are used.
+# Variables of rank, size and local rank; the first complete set is used.
 _VARIABLES: dict[LauncherName, tuple[tuple[str, str, str], ...]] = {
     "local": (("DLBENCH_RANK", "DLBENCH_WORLD_SIZE", "DLBENCH_LOCAL_RANK"),),
     "srun-mpi": (("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),),
@@ -30,16 +29,16 @@ _VARIABLES: dict[LauncherName, tuple[tuple[str, str, str], ...]] = {
 
 
 class Replica(NamedTuple):
-    """The copy of the network that a rank trains a part of, among all copies of the run."""
+    """A copy of the network, which one rank or several neighbouring ones train."""
 
-    number: int  # From 0.
+    number: int  # Index of the copy, from 0.
     replicas: int  # Copies in the run.
-    ranks: range  # Neighbouring ranks that share it, and read the same samples.
+    ranks: range  # The ranks that share the copy and read the same samples.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """One rank's place in the run."""
+    """Rank, world size and node of a rank."""
 
     rank: int
     size: int
@@ -49,41 +48,40 @@ class RankPlace:
     num_nodes: int
     host: str
     token: str  # The same for all ranks of one start of the run, different for the next start.
-    switch: str = ""  # The switches above its node from the root, as Slurm gives them; empty where it gives none.
+    switch: str = ""  # Path of switches from the root to its node, as Slurm gives it; empty if it gives none.
 
     def replica(self, ranks_each: int) -> Replica:
-        """Returns the replica that this rank is part of, where `ranks_each` neighbouring ranks share one."""
+        """Returns the replica of this rank, if `ranks_each` neighbouring ranks share one."""
         number = self.rank // ranks_each
         ranks = range(number * ranks_each, (number + 1) * ranks_each)
         return Replica(number=number, replicas=self.size // ranks_each, ranks=ranks)
 
 
 def switch_of(variables: Mapping[str, str]) -> str:
-    """The path of switches to this process's node, ``root.leaf1``; empty where Slurm knows no topology.
+    """Returns the path of switches to this process's node, ``root.leaf1``; empty if Slurm has no topology.
 
-    Slurm writes switches and node with dots between them, and in a pattern what each is (srun(1),
+    Slurm joins the names of switches and node with dots, and gives their kinds in a pattern (srun(1),
     SLURM_TOPOLOGY_ADDR).
     """
     address = variables.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     pattern = variables.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
-    depth = pattern.index("node") if "node" in pattern else 0
-    return utf8_text(".".join(address[:depth]))
+    if "node" not in pattern:
+        return ""
+    return utf8_text(".".join(address[: pattern.index("node")]))
 
 
 def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
-    """This process's place."""
+    """Returns the place of this process in the run."""
     launcher = plan.system.launch.launcher
-    names = next((n for n in _VARIABLES[launcher] if all(v in variables for v in n)), None)
+    names = next((names for names in _VARIABLES[launcher] if variables.keys() >= set(names)), None)
     if names is None:
-        wanted = " or ".join("/".join(n) for n in _VARIABLES[launcher])
+        expected = " or ".join(map("/".join, _VARIABLES[launcher]))
         raise EnvironmentLacksError(
-            f"launcher {launcher}: {wanted} not set; start the run with `dlbench run` or its script"
+            f"launcher {launcher}: {expected} not set; start the run with `dlbench run` or its script"
         )
     rank, size, local_rank = (int(variables[name]) for name in names)
     if size != plan.layout.ranks:
-        raise RunError(
-            f"the launcher started {size} ranks, the plan asks for {plan.layout.ranks}; nothing was measured"
-        )
+        raise RunError(f"the launcher started {size} ranks, but the plan has {plan.layout.ranks}; nothing was measured")
     local_size = plan.layout.ranks_per_node
     if rank % local_size != local_rank:
         raise RunError(

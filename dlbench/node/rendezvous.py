@@ -1,11 +1,8 @@
-"""How ranks find each other without MPI: rank 0 listens and says where in the run's folder, the others read it.
+"""Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder.
 
-The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. A token per start keeps
-a requeued run from reading its predecessor's address; it is no secret (Slurm's is made of the job's number).
-
-The folder itself is not used to exchange keys (torch's FileStore): that needs locks that hold between nodes, which
-Lustre and BeeGFS may have switched off or hold on one node only, and every look at a key opens a file on their metadata
-server.
+Neither ssh nor a fixed port is needed. A token per start keeps a requeued run from reading its predecessor's address;
+it is no secret (Slurm's is made from the job number). torch's FileStore is not used: it needs file locks between nodes,
+which Lustre and BeeGFS may not have, and each poll opens a file on their metadata server.
 """
 
 from __future__ import annotations
@@ -25,58 +22,63 @@ from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 if TYPE_CHECKING:
-    from dlbench.node.ranks import RankPlace  # loads pydantic, which samplers do without
+    from dlbench.node.ranks import RankPlace  # imports pydantic, which samplers must not load
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 
-MAX_BYTES = 1 << 16  # Of the file at most: it holds an address.
+MAX_BYTES = 1 << 16  # Most bytes of the file, which holds an address.
 PATIENCE = 0.95
-"""Share of the run's stall time-out for which ranks wait for each other: who is missing is said before the watchdog
-ends them."""
-GRACE_S = 60.0  # Libraries' own time-outs beyond the stall time-out: NCCL's watchdog ends a process without a word.
+"""Share of the run's stall timeout that ranks wait for each other, so that the error names the missing rank before the
+watchdog ends them."""
+GRACE_S = 60.0  # Seconds added to the stall timeout for libraries: NCCL's watchdog ends a process without a message.
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-"""Between two looks at the file, longer each time: 1,000 ranks are 1,000 opens a second on one metadata server."""
+"""Seconds between two polls of the file, increasing, since 1,000 ranks would load the metadata server."""
 
 LOOPBACK = "127.0.0.1"
 
 _INNER = re.compile(r"^(lo|docker|br-|virbr|veth|vnet|cni|flannel|cali|podman|lxc|lxd|tap|dummy)")
-"""Interfaces of containers and virtual machines on this node, which no other node reaches."""
-_SOMEWHERE = ("192.0.2.1", 9)  # An address of nobody (RFC 5737), for asking which way packets would leave.
+"""Interfaces of containers and virtual machines on this node, which other nodes cannot reach."""
+_UNUSED_ADDRESS = ("192.0.2.1", 9)  # A documentation address (RFC 5737), to query the route of outgoing packets.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where rank 0 listens."""
+    """Address and port at which rank 0 listens."""
 
     address: str  # IPv4.
     port: int
 
 
 def publish(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
-    """Says where rank 0 listens."""
+    """Writes the address at which rank 0 listens."""
     content = {"address": endpoint.address, "port": endpoint.port, "token": place.token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
 
 def read_published(path: Path, token: str) -> dict[str, Any] | None:
-    """Returns what the file of an address holds; None if nothing has been published in this start of the run."""
+    """Returns the content of an address file; None if it was not written in this start of the run."""
     try:
         content = read_json(path, MAX_BYTES)
     except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
         return None
-    return content if isinstance(content, dict) and content.get("token") == token else None
+    if isinstance(content, dict) and content.get("token") == token:
+        return content
+    return None
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
-    """Where rank 0 listens, as soon as it has published it for this start; NFS shows new files up to 60 s late."""
+    """Waits until rank 0 has published its address in this start; NFS may show new files up to 60 s late.
+
+    Raises PeerLostError after `wait_s`.
+    """
     deadline = time.monotonic() + wait_s
     chance, longest_s = random.Random(place.rank), FIRST_PAUSE_S
     while time.monotonic() < deadline:
         content = read_published(path, place.token)
         if content is not None:
             return Endpoint(address=str(content["address"]), port=int(content["port"]))
-        # Shortened by up to half at random: ranks do not look in step.
+        # Shortened by up to half at random, so that ranks do not poll at the same time.
         time.sleep(longest_s * (1 - chance.random() / 2))
         longest_s = min(LONGEST_PAUSE_S, longest_s * 1.5)
     raise PeerLostError(
@@ -86,7 +88,7 @@ def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
 
 
 def own_address(single_machine: bool, interface: str | None = None) -> str:
-    """The address others reach this machine at: loopback if there are no others."""
+    """Returns the address at which other nodes reach this one; loopback if there are none."""
     if single_machine:
         return LOOPBACK
     if interface is not None:
@@ -101,18 +103,20 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
         address = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
     except OSError:
         raise RunError(f"the host name {name} does not resolve on the node itself; check /etc/hosts or DNS") from None
-    # Debian maps the own name to 127.0.1.1, some sites to a bridge of the node's own: no other node reaches these.
-    return str(address) if _is_reachable(str(address)) else _routed_address()
+    # Debian maps the host's name to 127.0.1.1, some sites to a bridge on the node: other nodes cannot reach these.
+    if _is_reachable(str(address)):
+        return str(address)
+    return _routed_address()
 
 
 def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:
-    """The network interface at which Gloo of this rank listens: loopback if there are no other machines."""
+    """Returns the network interface for Gloo on this rank; loopback if there are no other nodes."""
     if planned is not None and not single_machine:
         return planned
     import psutil
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((endpoint.address, endpoint.port))  # a datagram socket: chooses the route, sends nothing
+        probe.connect((endpoint.address, endpoint.port))  # of a datagram socket: chooses the route, sends nothing
         local = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(item.family == socket.AF_INET and item.address == local for item in addresses):
@@ -121,13 +125,13 @@ def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether other nodes may reach it: no loopback, and no bridge of this node's own."""
-    inner = (found for name, found in _addresses() if _INNER.match(name))
-    return not address.startswith("127.") and all(address not in found for found in inner)
+    """Tells whether other nodes may reach an address: it is neither loopback nor of a bridge on this node."""
+    inner = [addresses for name, addresses in _addresses() if _INNER.match(name)]
+    return not address.startswith("127.") and all(address not in addresses for addresses in inner)
 
 
 def _addresses() -> Iterator[tuple[str, list[str]]]:
-    """IPv4 addresses of each interface that is up, by name."""
+    """Yields each interface that is up, with its IPv4 addresses."""
     import psutil
 
     states = psutil.net_if_stats()
@@ -137,13 +141,13 @@ def _addresses() -> Iterator[tuple[str, list[str]]]:
 
 
 def _routed_address() -> str:
-    """The address from which packets leave this node; without a route, the first of an interface to the outside."""
+    """Returns the address of outgoing packets; without a route, the first of an interface to other nodes."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(_SOMEWHERE)  # a datagram socket: chooses the route, sends nothing
+        probe.connect(_UNUSED_ADDRESS)  # of a datagram socket: chooses the route, sends nothing
         if _is_reachable(address := str(probe.getsockname()[0])):
             return address
-    for name, found in _addresses():
-        outside = [address for address in found if not address.startswith("127.")]
-        if outside and not _INNER.match(name):
-            return outside[0]
-    raise RunError("this node has no network address but loopback and bridges of its own: set launch.interface")
+    for name, addresses in _addresses():
+        outer = [address for address in addresses if not address.startswith("127.")]
+        if outer and not _INNER.match(name):
+            return outer[0]
+    raise RunError("this node has only addresses of loopback and local bridges: set launch.interface")

@@ -1,6 +1,6 @@
-"""``python -m dlbench.node.site_check FOLDER/plan.json``: one rank of a pre-flight. Plan in, `seen/rank-NNNN.json` out.
+"""``python -m dlbench.node.site_check FOLDER/plan.json``: one rank of a pre-flight; writes `seen/rank-NNNN.json`.
 
-Everything is looked at, whatever was wrong before it. Nothing heavy is imported before the rank is bound to its cores.
+Runs all checks, also after a problem. Nothing heavy is imported before the rank is bound to its cores.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from dlbench.records.preflight import PreflightFolder, SeenRank, SeenScratch
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 
-REQUIRED = ("torch", "numpy", "safetensors")  # without these no rank trains
-WANTED = {"horovod": "horovod.torch", "mpi4py": "mpi4py", "pynvml": "pynvml"}
-"""Used where they are there: the package by the module that shows whether it works."""
+REQUIRED = ("torch", "numpy", "safetensors")
+_OPTIONAL = ("horovod", "mpi4py", "pynvml")
+_MODULES = {"horovod": "horovod.torch"}  # Module whose import shows that a package works, if it is not the package.
+_DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}  # Name on PyPI, if it is not that of the package.
 
 
 def libraries() -> tuple[dict[str, str], dict[str, str]]:
-    """Versions by name, and of what is installed and does not import, why; what is not installed is in neither."""
+    """Returns versions of packages that import, and errors of installed packages that do not."""
     versions = {"python": platform.python_version(), "dlbench": dlbench.__version__}
     broken: dict[str, str] = {}
-    for name, module in {**{name: name for name in REQUIRED}, **WANTED}.items():
+    for name in REQUIRED + _OPTIONAL:
         if importlib.util.find_spec(name) is None:
             continue
         try:
-            importlib.import_module(module)
+            importlib.import_module(_MODULES.get(name, name))
         except Exception as error:  # a library may raise anything while it is imported
-            said = next(iter(str(error).strip().splitlines()), "")
-            broken[name] = f"{type(error).__name__}: {said}"[:300]
+            first_line = str(error).strip().partition("\n")[0]
+            broken[name] = f"{type(error).__name__}: {first_line}"[:300]
             continue
         try:
-            versions[name] = importlib.metadata.version("nvidia-ml-py" if name == "pynvml" else name)
+            versions[name] = importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
         except importlib.metadata.PackageNotFoundError:
             versions[name] = str(getattr(importlib.import_module(name), "__version__", "unknown"))
     return versions, broken
@@ -62,7 +63,7 @@ _TRIAL_BYTES = 1 << 20
 
 
 def scratch(storage: StorageSpec, key: StagingTier, variables: Mapping[str, str], host: str) -> SeenScratch:
-    """Writes a MiB there, syncs it, reads it back and takes it away again."""
+    """Tries a storage tier: writes a MiB, syncs it, reads it back and deletes it."""
     try:
         path = tier_path(storage.tier(key), key, variables, host)
     except EnvironmentLacksError as error:
@@ -77,7 +78,7 @@ def scratch(storage: StorageSpec, key: StagingTier, variables: Mapping[str, str]
 
 
 def _trial(folder: Path, key: str) -> str:
-    """Why nothing can be kept there; empty if it can."""
+    """Returns the problem of writing to a folder; empty if there is none."""
     content = secrets.token_bytes(_TRIAL_BYTES)
     file = folder / f".dlbench-preflight-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -86,7 +87,7 @@ def _trial(folder: Path, key: str) -> str:
             stream.flush()
             os.fsync(stream.fileno())
         if read_bytes(file, _TRIAL_BYTES) != content:
-            return f"storage.{key}.path {str(folder)!r}: what was written is not what is read back"
+            return f"storage.{key}.path {str(folder)!r}: a file read back differs from what was written"
     except OSError as error:
         return f"storage.{key}.path {str(folder)!r}: cannot be written: {error.strerror or error}"
     finally:
@@ -96,7 +97,7 @@ def _trial(folder: Path, key: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Looks, and writes what it saw; returns the exit code."""
+    """Checks this rank and writes the result; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m dlbench.node.site_check FOLDER/plan.json", file=sys.stderr)
         return int(ExitCode.USAGE)
@@ -107,16 +108,16 @@ def main(arguments: list[str]) -> int:
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
         folder, place = PreflightFolder(path.parent), detect(plan)
-        seen = look(plan, place)
-        write_json(folder.rank(place.rank), seen.model_dump(mode="json"))
+        result = check_rank(plan, place)
+        write_json(folder.rank(place.rank), result.model_dump(mode="json"))
     except DlbenchError as error:
         print(f"dlbench: error: {error}", file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.OK)
 
 
-def look(plan: CommPlan, place: RankPlace) -> SeenRank:
-    """What this rank sees of its node. Raises DlbenchError: what it needs to look at all is not there."""
+def check_rank(plan: CommPlan, place: RankPlace) -> SeenRank:
+    """Returns libraries, cores, GPU and scratch folders of this rank, with their problems."""
     binding = bind(plan, place)
     node_gpus = tuple(gpu.uuid for gpu in gpus_of_node(os.environ))
     problems = []
@@ -125,18 +126,19 @@ def look(plan: CommPlan, place: RankPlace) -> SeenRank:
     except DlbenchError as error:
         problems.append(str(error))
     versions, broken = libraries()
-    problems += [
-        f"{name} is not installed for {sys.executable}" for name in REQUIRED if name not in {**versions, **broken}
-    ]
-    gpu = None
+    problems += [f"{name} is not installed for {sys.executable}" for name in REQUIRED if name not in versions | broken]
+    gpu, compiler = None, ""
     if "torch" in versions:
         gpu, problem = _gpu(plan, place, binding)
         problems.append(problem)
+    if gpu is not None:
+        compiler = "; ".join(compiler_lacks(on_gpu=True) or ())
     places: tuple[SeenScratch, ...] = ()
     if place.local_rank == 0:
         places = tuple(scratch(plan.system.storage, key, os.environ, place.host) for key in ("local", "memory"))
-    # Whether the rank's cores are near its GPU is not known everywhere.
-    near = binding.gpu.cores if binding.gpu is not None else ()
+    beside_gpu = None
+    if binding.gpu is not None and binding.gpu.cores:
+        beside_gpu = set(binding.cores) <= set(binding.gpu.cores)
     return SeenRank(
         rank=place.rank,
         local_rank=place.local_rank,
@@ -148,24 +150,26 @@ def look(plan: CommPlan, place: RankPlace) -> SeenRank:
         pinned=binding.pinned,
         node_gpus=node_gpus,
         gpu=gpu,
-        beside_gpu=set(binding.cores) <= set(near) if near else None,
-        compiler="; ".join(compiler_lacks(on_gpu=True) or ()) if gpu is not None else "",
+        beside_gpu=beside_gpu,
+        compiler=compiler,
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
     )
 
 
 def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | None, str]:
-    """The GPU on which this rank would compute, and why it cannot."""
+    """Returns the UUID of this rank's GPU, None on a CPU, and the problem with it, if any."""
     from dlbench.node.devices import device_for, rank_gpu
 
     try:
-        found = rank_gpu(device_for(plan, place), binding.gpu)
+        gpu = rank_gpu(device_for(plan, place), binding.gpu)
     except DlbenchError as error:
         return None, str(error)
-    except Exception as error:  # of the driver, by way of torch
+    except Exception as error:  # torch passes on errors of the driver
         return None, f"{type(error).__name__}: {str(error).strip()}"[:300]
-    return (None if found is None else found.uuid), ""
+    if gpu is None:
+        return None, ""
+    return gpu.uuid, ""
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""The steps of a run: how many, which of them are warm-up, and after which steps it pauses and for what.
+"""The steps of a run: their number, which are warm-up, and after which the run evaluates or saves.
 
 `StepSchedule` is pure arithmetic, the same on every rank. Steps are counted over the whole training: a resumed run
 begins at `first`.
 
-**Seconds wanted** (`Pacing`): ranks agree in the warm-up how many steps fill them, so that measured steps wait for
-nothing. Before the steps of the warm-up in which something is watched, all ranks say how long theirs took. While the
-warm-up is too short, it is lengthened by as many steps as are missing, but no more than were made so far: the first
-steps of all are slow ones. Then the number of measured steps is set, for good, from the median of the later steps of
-the rank whose steps are the shortest. Whether they filled the seconds is known when they are over.
+If a plan gives seconds instead of steps, ranks agree on the number of steps in the warm-up (`Pacing`), so that measured
+steps need no agreement. Before the watched steps of the warm-up, all ranks compare the times of their steps. While the
+warm-up is too short, it is lengthened by the missing steps, but at most by as many as were made, since first steps are
+slow. Then the number of measured steps is fixed, by the median of the later steps of the fastest rank.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec
 
-WATCHED_STEPS = 3  # Last steps of the warm-up in which the exchange is watched closely; measured steps stay untouched.
-HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernels take; odd, for the median.
+WATCHED_STEPS = 3  # Last steps of the warm-up, in which the exchange is timed message by message.
+HELD_STEPS = 3  # Steps of the warm-up in which a GPU is held back, to time its kernels; odd, for the median.
 _TIMED_STEPS = 4
-"""Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
-says how long a step is."""
+"""Least number of warm-up steps before the watched ones if a plan gives seconds; the later half gives the time of a
+step."""
 SHORT_WINDOW_S = 20.0
-"""A GPU's power is read once a second and is the mean of one (`dlbench.machine`): twenty values and fewer say little of
-energy, and clocks still follow the temperature."""
+"""Seconds below which a run warns: a GPU's power is read once a second (`dlbench.machine`), and twenty readings say
+little about energy while clocks still follow the temperature."""
 
-_LATE_STEPS = 50  # Steps of the warm-up, the last ones, whose median counts.
-_SHORT = 0.9  # Share of the wanted seconds below which it is said that they were not reached.
+_LATE_STEPS = 50  # Number of last warm-up steps whose median counts.
+_SHORT = 0.9  # Share of the planned seconds below which a run warns.
 
 
 @dataclass(kw_only=True)
 class StepSchedule:
-    """What happens after which step. Only `lengthen` changes it, for all who hold it."""
+    """The number of steps, and the steps after which something happens. Only `lengthen` changes it."""
 
-    first: int  # Steps done before this run.
-    end: int  # Steps done when it ends, at the latest.
+    first: int  # Steps before this run.
+    end: int  # Steps at its end, at most.
     warmup: int  # Steps of this run that are warm-up.
     global_batch: int
-    steps_per_epoch: float | None  # None where nothing is known of epochs (synthetic data).
-    evaluate_every: float | None = None  # Steps; None: never.
-    checkpoint_every: float | None = None
-    window_steps: int = 0  # Warm-up steps in which layers are to be watched one by one.
-    deciding_steps: int = 0  # First steps by whose times the exchange is arranged or tuned: no layer is watched.
-    warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as is known before its last steps.
-    measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up shows.
+    steps_per_epoch: float | None  # None for synthetic data, which has no epochs.
+    evaluate_every: float | None = None  # Steps between two evaluations; None: no evaluation.
+    checkpoint_every: float | None = None  # Steps between two checkpoints; None: no checkpoint.
+    window_steps: int = 0  # Warm-up steps in which layers are profiled.
+    deciding_steps: int = 0  # First steps, whose times choose or tune the exchange; no layer is profiled in them.
+    warmup_s: float = 0.0  # Least duration of the warm-up, seconds.
+    measured_s: float = 0.0  # Least duration of the measured steps, seconds, as predicted from the warm-up.
 
     @property
     def measured(self) -> int:
@@ -58,7 +57,7 @@ class StepSchedule:
 
     @property
     def is_timed(self) -> bool:
-        """Whether seconds are wanted, so that the number of steps is settled in the warm-up."""
+        """True if the plan gives seconds, so that ranks agree on the number of steps in the warm-up."""
         return self.warmup_s > 0 or self.measured_s > 0
 
     def lengthen(self, *, warmup: int = 0, measured: int = 0) -> None:
@@ -71,24 +70,24 @@ class StepSchedule:
 
     @property
     def watch_from(self) -> int:
-        """The step of this run, from 0, from which the exchange is watched; `warmup` where there is no warm-up."""
+        """The first step of this run, from 0, in which the exchange is watched; `warmup` if there is no warm-up."""
         return max(0, self.warmup - WATCHED_STEPS)
 
     @property
     def window(self) -> range:
-        """Steps of this run, from 0, in which layers are watched one by one.
+        """Steps of this run, from 0, in which layers are profiled.
 
-        They lie before those in which the engine watches its exchange, whose times hooks would lengthen. Where the
-        warm-up is too short for both, they are its last steps and the engine's as well. Then the first step of all,
-        which sets things up, is left out unless it is the only one. Where steps decide on the exchange, none is
-        shared: the window may be shorter than asked for, or empty.
+        They come before those in which the engine watches its exchange, which hooks would slow down. If the warm-up is
+        too short for both, they are its last steps, shared with the engine; the first step, which sets things up, is
+        left out unless it is the only one. If first steps choose the exchange, none is shared: the window may be
+        shorter than requested, or empty.
         """
-        nothing = range(self.warmup, self.warmup)
+        empty = range(self.warmup, self.warmup)
         if not self.window_steps:
-            return nothing
-        apart = range(max(1, self.deciding_steps, self.watch_from - self.window_steps), self.watch_from)
-        if len(apart) == self.window_steps or self.deciding_steps:
-            return apart or nothing
+            return empty
+        separate = range(max(1, self.deciding_steps, self.watch_from - self.window_steps), self.watch_from)
+        if len(separate) == self.window_steps or self.deciding_steps:
+            return separate or empty
         first = max(min(1, self.warmup - 1), self.warmup - self.window_steps)
         return range(max(0, first), self.warmup)
 
@@ -96,31 +95,37 @@ class StepSchedule:
     def held(self) -> range:
         """Steps of this run, from 0, in which a GPU is held back until the host has queued their work.
 
-        They lie before all others that are watched; the first two set things up.
+        They come before all other watched steps, and after the first two, which set things up.
         """
         end = min(self.window.start, self.watch_from)
         return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 
     @property
     def shares_window(self) -> bool:
-        """Whether layers are watched in steps from which the engine takes the times of its exchange."""
+        """True if layers are profiled in steps in which the engine also times its exchange."""
         return bool(self.window) and self.window.stop > self.watch_from
 
     @property
     def traced(self) -> range:
-        """Steps of this run, from 0, whose messages and reading are kept one by one: to the end of the warm-up."""
+        """Steps of this run, from 0, with a span of each message and read batch: to the end of the warm-up."""
         if not self.window_steps:
             return range(self.warmup, self.warmup)
-        first = self.window.start if self.window else max(min(1, self.warmup - 1), self.watch_from)
+        first = max(min(1, self.warmup - 1), self.watch_from)
+        if self.window:
+            first = self.window.start
         return range(max(0, first), self.warmup)
 
     def epoch(self, done: int) -> float:
-        """Epochs trained after `done` steps; 0 where epochs are unknown."""
-        return done / self.steps_per_epoch if self.steps_per_epoch else 0.0
+        """Returns the epochs trained after `done` steps; 0 if epochs are unknown."""
+        if not self.steps_per_epoch:
+            return 0.0
+        return done / self.steps_per_epoch
 
     def whole_epochs(self, done: int) -> int:
-        """Epochs whose end `done` steps have reached; 0 where epochs are unknown."""
-        return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
+        """Returns the number of epochs completed after `done` steps; 0 if epochs are unknown."""
+        if self.steps_per_epoch is None:
+            return 0
+        return _multiples(done, self.steps_per_epoch)
 
     def evaluates(self, done: int) -> bool:
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
@@ -129,7 +134,7 @@ class StepSchedule:
         return self.checkpoint_every is not None and (done == self.end or _passes(done, self.checkpoint_every))
 
     def stops(self, done: int) -> bool:
-        """Whether training stands still after `done` steps, for an evaluation or a checkpoint."""
+        """Tells whether training is interrupted after `done` steps, for an evaluation or a checkpoint."""
         return self.evaluates(done) or self.saves(done)
 
     def ends_epoch(self, done: int) -> bool:
@@ -141,22 +146,27 @@ def _passes(done: int, every: float) -> bool:
 
 
 def _multiples(done: int, every: float) -> int:
-    """Multiples of `every` steps that `done` steps reach."""
-    # One like 3 x 33.3... must not be missed for the last bit of a float.
+    """Returns how many multiples of `every` steps `done` steps have reached."""
+    # The factor keeps rounding from missing one like 3 x 33.3...
     return math.floor(done * (1 + 1e-9) / every)
 
 
 def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
-    """The schedule of a plan."""
-    measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
-    deciding = 0
+    """Returns the schedule of a plan. `first` is the number of steps before this run."""
+    measure, window_steps, deciding = plan.measure, 0, 0
+    if plan.watch is not None:
+        window_steps = plan.watch.window_steps
     if plan.layout.ranks > 1 and plan.engine.autotunes:
         deciding = plan.engine.horovod.autotune_steps
     elif plan.layout.ranks > 1 and plan.sync.fusion.rule == "mgwfbp":
         deciding = MGWFBP_STEPS
     samples = plan.workload.train.schedule.epoch_samples
     batch = plan.global_batch
-    steps_per_epoch = samples / batch if samples else None if batches_per_epoch is None else float(batches_per_epoch)
+    steps_per_epoch = None
+    if samples:
+        steps_per_epoch = samples / batch
+    elif batches_per_epoch is not None:
+        steps_per_epoch = float(batches_per_epoch)
     checkpoint_every: float | None = plan.checkpoint.every_steps
     if plan.checkpoint.every_epochs is not None:
         checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
@@ -191,73 +201,82 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
 
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
-    return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
+    """Returns a number of steps that is given in epochs or in samples."""
+    if epochs is not None:
+        return epochs * steps_per_epoch
+    return (samples or 0) / batch
 
 
 class Pacing:
-    """The seconds of one rank's run."""
+    """Fixes the number of steps of a run whose plan gives seconds."""
 
     def __init__(
         self, schedule: StepSchedule, gather: Callable[[Any], list[Any]], expect: Callable[[int, int], None]
     ) -> None:
-        """What is agreed on. `expect`: called with the steps of the run and those of its warm-up."""
+        """`expect` is called with the number of steps of the run and of its warm-up whenever they change."""
         self._schedule, self._gather, self._expect = schedule, gather, expect
-        self._is_settled = not schedule.is_timed
-        self._step_s: float | None = None
+        self._is_fixed = not schedule.is_timed
+        self._step_s: float | None = None  # Time of a step that ranks agreed on, seconds.
 
     def is_due(self, step: int) -> bool:
-        return not self._is_settled and step == self._schedule.held.start
+        return not self._is_fixed and step == self._schedule.held.start
 
     def agree(self, step_s: Sequence[float]) -> None:
-        """Lengthens the schedule; called by all ranks, between two steps. `step_s`: of every step so far, seconds."""
+        """Lengthens the schedule; called by all ranks between two steps. `step_s` holds the times of all steps, s."""
         schedule = self._schedule
         late = step_s[len(step_s) // 2 :][-_LATE_STEPS:]
-        # In the first step the host sets up, or compiles for a minute, and the device cools down: it warms nothing up.
+        # The first step does not count: the host sets up, or compiles for a minute, and the device cools down.
         everyone = self._gather([math.fsum(step_s[1:]), statistics.median(late)])
-        # All wait for the slowest of them, so times of one step differ where nothing is exchanged only.
-        spent_s, step = min(one[0] for one in everyone), min(one[1] for one in everyone)
+        # In an exchange ranks wait for the slowest, so that their times differ only without one.
+        spent_s, agreed_s = map(min, zip(*everyone, strict=True))
         ahead = schedule.warmup - len(step_s)
-        missing = math.ceil((schedule.warmup_s - spent_s) / step) - ahead
+        missing = math.ceil((schedule.warmup_s - spent_s) / agreed_s) - ahead
         if missing > 0:
             schedule.lengthen(warmup=min(missing, len(step_s)))
         else:
-            self._is_settled, self._step_s = True, step
-            schedule.lengthen(measured=max(0, math.ceil(schedule.measured_s / step) - schedule.measured))
+            self._is_fixed, self._step_s = True, agreed_s
+            schedule.lengthen(measured=max(0, math.ceil(schedule.measured_s / agreed_s) - schedule.measured))
         self._expect(schedule.steps, schedule.warmup)
 
     def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
-        """What was asked for in seconds and what became of it; nothing where steps alone were."""
+        """Returns the planned durations with the real ones; none if the plan gives only steps."""
         schedule = self._schedule
         if not schedule.is_timed:
             return []
-        step = f"{self._step_s:.4g} s" if self._step_s else "unknown length"
         warmup, measured = step_s[: schedule.warmup], step_s[schedule.warmup :]
-        lasting = (
-            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, warmup, measure.warmup_steps),
-            ("measure.measured_s", measure.measured_s, schedule.measured_s, measured, measure.measured_steps),
-        )
         return [
             Setting(
-                key=key,
-                requested=asked,
-                effective=wanted,
-                evidence=f"{len(own)} steps lasted {math.fsum(own):.4g} s; {least} were planned, and steps of {step} "
-                "agreed on by all ranks in the warm-up",
-            )
-            for key, asked, wanted, own, least in lasting
+                key="measure.warmup_s",
+                requested=measure.warmup_s,
+                effective=schedule.warmup_s,
+                evidence=self._evidence(warmup, measure.warmup_steps),
+            ),
+            Setting(
+                key="measure.measured_s",
+                requested=measure.measured_s,
+                effective=schedule.measured_s,
+                evidence=self._evidence(measured, measure.measured_steps),
+            ),
         ]
 
+    def _evidence(self, step_s: Sequence[float], planned_steps: int) -> str:
+        agreed = f"steps of {self._step_s:.4g} s" if self._step_s else "steps of unknown length"
+        return (
+            f"{len(step_s)} steps lasted {math.fsum(step_s):.4g} s; {planned_steps} were planned, and {agreed} agreed "
+            "on by all ranks in the warm-up"
+        )
+
     def warnings(self, step_s: Sequence[float], *, on_gpu: bool) -> list[str]:
-        lasted = math.fsum(step_s[self._schedule.warmup :])
-        wanted = self._schedule.measured_s
-        if lasted < _SHORT * wanted:
+        measured_s = math.fsum(step_s[self._schedule.warmup :])
+        planned_s = self._schedule.measured_s
+        if measured_s < _SHORT * planned_s:
             return [
-                f"measured for {lasted:.3g} s instead of {wanted:.3g} s: measured steps were shorter than those of the "
-                "warm-up, from which their number was taken"
+                f"measured for {measured_s:.3g} s instead of {planned_s:.3g} s: measured steps were shorter than those "
+                "of the warm-up, which determined their number"
             ]
-        if on_gpu and lasted < SHORT_WINDOW_S:
+        if on_gpu and measured_s < SHORT_WINDOW_S:
             return [
-                f"short-window: measured for {lasted:.3g} s, less than {SHORT_WINDOW_S:.0f} s, in which a GPU's clocks "
-                "settle and its power is known (measure.measured_s)"
+                f"short-window: measured for {measured_s:.3g} s, less than the {SHORT_WINDOW_S:.0f} s that a GPU's "
+                "clocks and power readings need to settle (measure.measured_s)"
             ]
         return []

@@ -1,11 +1,11 @@
-"""What a batch costs and what it is worth: own work of a rank over its batch, epochs to a target over the global batch.
+"""Models own work of a rank over its batch, and epochs to a target over the global batch.
 
-Own work is w(b) = w0 + w1 b, piecewise through all measured batches; beyond the smallest or the largest it is the line
-of all of them through that end, with a model error that grows with each halving or doubling
-(`dlbench.perfmodels.extrapolation`), learnt from the smallest batch as the others foretell it.
+Own work is w(b) = w0 + w1 b, piecewise through all measured batches; beyond the smallest or the largest it is a line
+through that end, with a model error that grows with each halving or doubling (`dlbench.perfmodels.extrapolation`) and
+is estimated from the smallest batch, predicted by the others.
 
 Epochs to a target are E(B) = E0 (1 + B / Bc) (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
-section 2.4: examples processed over the least of them, where each batch has its own best learning rate).
+section 2.4: examples processed over their minimum, with the best learning rate of each batch).
 """
 
 from __future__ import annotations
@@ -20,74 +20,77 @@ from dlbench.projection.ingredients import BatchFigures, QualityFigures
 from dlbench.projection.projected import Refused
 from dlbench.projection.refusals import refused
 
-LEAST_BATCHES = 3  # Global batches with runs to the target from which E0 and Bc are both fitted.
+LEAST_BATCHES = 3  # Global batches with runs to the target needed to fit both E0 and Bc.
 
 
 def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Drawn own work of a rank at `batch` samples, seconds, shape (draws,): the runs of each batch are drawn with
-    replacement, and beyond the measured batches the model's error is in it. Equal seeds draw equal runs, so that ratios
-    of two batches are of the same runs. `batches`: two or more, ascending.
+    """Returns draws of the own work of a rank at `batch` samples, seconds, shape (draws,). The runs of each batch are
+    drawn with replacement; beyond the measured batches the model's error is included. Equal seeds draw equal runs, so
+    that ratios of two batches are paired. `batches`: two or more, ascending.
     """
     rng = np.random.default_rng([*seed, 0])
-    at = np.array([one.batch_per_rank for one in batches], dtype=np.float64)
-    runs = [np.array(one.own_work_s) for one in batches]
-    drawn = np.stack([rng.choice(one, (draws, len(one))).mean(axis=1) for one in runs], axis=1)
+    at = np.array([figures.batch_per_rank for figures in batches], dtype=np.float64)
+    runs = [np.array(figures.own_work_s) for figures in batches]
+    drawn = np.stack([rng.choice(work_s, (draws, len(work_s))).mean(axis=1) for work_s in runs], axis=1)
     if at[0] <= batch <= at[-1]:
         above = min(int(np.searchsorted(at, batch, side="right")), len(at) - 1)
         share = (batch - at[above - 1]) / (at[above] - at[above - 1])
         inside: Array = drawn[:, above - 1] * (1 - share) + drawn[:, above] * share
         return inside
     end = 0 if batch < at[0] else -1
-    fixed, each = _lines(at, drawn)
-    known = [one.mean() for one in runs]
+    fixed, per_sample = _lines(at, drawn)
+    means = [own_work_s.mean() for own_work_s in runs]
     misses = []
     if len(at) > 2:
-        first, slope = _lines(at[1:], np.array([known[1:]]))
-        error = math.log(known[0] / (first[0] + slope[0] * at[0]))
+        first, slope = _lines(at[1:], np.array([means[1:]]))
+        error = math.log(means[0] / (first[0] + slope[0] * at[0]))
         misses.append(Miss(error=error, doublings=math.log2(at[1] / at[0])))
     beyond = model_error(misses).drawn(abs(math.log2(batch / at[end])), draws, [*seed, 1])
-    work: Array = drawn[:, end] * (fixed + each * batch) / (fixed + each * at[end]) * beyond
+    work: Array = drawn[:, end] * (fixed + per_sample * batch) / (fixed + per_sample * at[end]) * beyond
     return work
 
 
 def why_no_epochs(quality: QualityFigures) -> Refused | None:
-    """Why nothing is said of the epochs to the target (R10); None where something is."""
-    batches = len({one.global_batch for one in quality.runs})
+    """Returns why epochs to the target cannot be projected (R10); None if they can."""
+    batches = len({run.global_batch for run in quality.runs})
     if batches >= LEAST_BATCHES or (batches and quality.noise_scale is not None):
         return None
-    known = f"runs at {batches} global batch{'es' * (batches != 1)} (at least {LEAST_BATCHES})"
-    return refused("R10", None, known=known)
+    if batches == 1:
+        return refused("R10", None, batches="1 global batch", least=LEAST_BATCHES)
+    return refused("R10", None, batches=f"{batches} global batches", least=LEAST_BATCHES)
 
 
 def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Drawn epochs to the target at a global batch, shape (draws,). What the law leaves over at its own runs is drawn
-    anew for each of them; two points of the prior of `dlbench.perfmodels.extrapolation` stand for the two constants
-    fitted. Beyond the largest batch of a run the model's error is in it. Raises `ValueError`: see `why_no_epochs`.
+    """Returns draws of the epochs to the target at a global batch, shape (draws,). Residuals of the law are drawn for
+    each run; two points of the prior of `dlbench.perfmodels.extrapolation` replace the two fitted constants. Beyond the
+    largest batch of a run the model's error is included. Raises `ValueError`: see `why_no_epochs`.
     """
     if (why := why_no_epochs(quality)) is not None:
         raise ValueError(why.text)
     rng = np.random.default_rng([*seed, 0])
-    at = np.array([one.global_batch for one in quality.runs], dtype=np.float64)
-    met = np.array([one.epochs for one in quality.runs])
-    slope = None if len(set(at)) >= LEAST_BATCHES else 1 / (quality.noise_scale or math.inf)
+    at = np.array([run.global_batch for run in quality.runs], dtype=np.float64)
+    met = np.array([run.epochs for run in quality.runs])
+    slope = None
+    if len(set(at)) < LEAST_BATCHES:
+        slope = 1 / (quality.noise_scale or math.inf)
     fitted = _law(at, met[None, :], slope, at)[0]
     scale = math.sqrt((PRIOR_POINTS * PRIOR_SCALE**2 + float((np.log(met / fitted) ** 2).sum())) / len(at))
     sigma = scale * np.sqrt(len(at) / rng.chisquare(len(at), (draws, 1)))
     again = fitted * np.exp(sigma * rng.standard_normal((draws, len(at))))
     beyond = model_error(()).drawn(math.log2(global_batch / at.max()), draws, [*seed, 1])
-    found: Array = _law(at, again, slope, np.array([global_batch]))[:, 0] * beyond
-    return found
+    drawn: Array = _law(at, again, slope, np.array([global_batch]))[:, 0] * beyond
+    return drawn
 
 
-def _law(at: Array, met: Array, slope: float | None, asked: Array) -> Array:
-    """E0 (1 + B / Bc) at the batches asked, (draws, asked), of epochs (draws, runs). `slope`: 1 / Bc if known."""
+def _law(at: Array, met: Array, slope: float | None, targets: Array) -> Array:
+    """Returns E0 (1 + B / Bc), shape (draws, targets), by epochs of shape (draws, runs). `slope`: 1 / Bc if known."""
     if slope is None:
-        least, each = _lines(at, met)
-        return np.asarray(least[:, None] + each[:, None] * asked)
-    least = np.exp(np.log(met / (1 + slope * at)).mean(axis=1))
-    return np.asarray(least[:, None] * (1 + slope * asked))
+        smallest, per_sample = _lines(at, met)
+        return np.asarray(smallest[:, None] + per_sample[:, None] * targets)
+    smallest = np.exp(np.log(met / (1 + slope * at)).mean(axis=1))
+    return np.asarray(smallest[:, None] * (1 + slope * targets))
 
 
 def _lines(x: Array, y: Array) -> Array:
-    """Start and slope, both >= 0, of the least squares of relative errors, for each row of y (draws, points)."""
+    """Returns start and slope, both >= 0, with the least relative squares, for each row of y (draws, points)."""
     return relative_pairs(np.stack([1 / y, x / y], axis=2)).T

@@ -1,16 +1,15 @@
-"""What the messages of the runs cost at other rank counts, by draw: algorithm, order of nodes, network costs and trend.
+"""Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend.
 
-The fitted costs of the network are priced by each algorithm that may be the library's own, each order of nodes below
-leaf switches and each draw of the costs. Together they are drawn by how likely the measured points make them: messages
-there were under way as long as the price says, times a level and a trend of so much per doubling of the ranks, which
-goes on beyond the anchor as congestion does.
+Messages are priced by each algorithm that the library may use, each order of nodes below leaf switches and each draw of
+the network's costs. These are drawn by their likelihood at the measured points, where the time of messages is the price
+times a level and a trend per doubling of the ranks. The trend continues beyond the anchor, as congestion does.
 
-Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. How far a
-launcher's order is from that of switches is told by the largest measured point on several leaf switches; where none was
-recorded, it is drawn between sorted and shuffled.
+Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. The order
+is that of the largest measured point on several leaf switches; if none was recorded, it is drawn between sorted and
+shuffled.
 
-Nodes of one machine (a one-box cluster) share its cores, and messages of more ranks wait for these: what is measured of
-that (`Ingredients.shared_cores`) lengthens messages by the CPU time that they take.
+Nodes of one machine (a one-box cluster) share its cores (`Ingredients.shared_cores`), and messages of more ranks wait
+for these: messages become longer by the CPU time that they take.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from dlbench.lazy import Array, Times, np, npt
 from dlbench.perfmodels.extrapolation import free_running
@@ -43,53 +43,53 @@ from dlbench.specs.sync import GROUPED
 from dlbench.stats.resampling import SEED
 
 _SORTED: Order = (0.0, 0)
-_NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
-_SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled: as likely as each other before anything was recorded.
-_NEVER = 1e-300  # A chance by which another is divided.
-_SEEDS = 100  # Random orders of each share that are held against a recorded one.
-LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
+_NUM_ORDERS = 8  # Orders that are priced in place of the launcher's.
+_SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled; equally likely a priori.
+_NEVER = 1e-300  # Least divisor of a chance.
+_SEEDS = 100  # Random orders of each share that are compared with the recorded one.
+LIBRARY = (*STAND_INS, FASTEST)  # Algorithms that a library's all-reduce may use.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-CHANGES = 0.25  # How likely a library is beforehand to change its algorithm with the ranks, over keeping one.
+CHANGES = 0.25  # Prior odds that a library changes its algorithm with the ranks.
 HARDLY = 0.02  # A chance below which an algorithm is left out.
-ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
+ALIKE = 0.01  # Expected deviation of times from those of the right algorithm and a trend, as logarithm.
 TREND = 0.1
-"""Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
-logarithm: congestion, or an algorithm of which the model knows nothing."""
+"""Prior deviation of the logarithm of measured over priced times per doubling of the ranks: congestion, or an algorithm
+that the model does not have."""
 OVERLAP = (0.1, 0.7)
-"""Ends of the inverse norm that joins the time of messages on the wire with the time of the ranks' work for them on
-shared cores: 0 is the longer of both, 1 their sum. 16 paced ranks on two cores: 0.3 to 0.6 (bench `projection`)."""
+"""Ends of the inverse norm that combines the time of messages on the wire with the ranks' CPU time for them on shared
+cores: 0 is the longer of both, 1 their sum. 16 paced ranks on two cores: 0.3 to 0.6 (bench `projection`)."""
 
-Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
+Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What messages of the runs cost, by draw."""
+    """Costs of the messages of the runs, by draw."""
 
     ingredients: Ingredients
     network: NetworkModel
     ran: ExchangeMethod
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
-    algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
-    placed: npt.NDArray[np.int64]  # Which of the orders, by draw.
-    chosen: npt.NDArray[np.int64]  # Which of the algorithms, by draw.
-    rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
-    trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
-    crowding: float  # CPU time of messages over their time on the wire at the anchor, where nodes share cores; else 0.
+    algorithms: tuple[str, ...]  # Algorithms that the runs may have used.
+    placed: npt.NDArray[np.int64]  # Index of the order, by draw.
+    chosen: npt.NDArray[np.int64]  # Index of the algorithm, by draw.
+    rows: npt.NDArray[np.int64]  # Index of the network's draw of costs, by draw.
+    trend: Array  # Logarithm of the factor on times per doubling of the ranks, by draw.
+    crowding: float  # CPU time of messages over time on the wire at the anchor, if nodes share cores.
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> Costs | None:
-        """None where nothing is known of an exchange. `names`: what a library may choose by itself. Raises
-        `NoModelError`: that of the runs has no model.
+        """Returns the costs; None if no exchange was recorded. `names`: algorithms that a library may choose. Raises
+        `NoModelError`: the exchange of the runs has no model.
         """
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
         ran = way_of(result, ingredients.engine)
-        own = priced_as(ran)
-        # A library chooses by itself; Gloo's all-reduce is a ring.
-        if own != "ring" or result.carrier in RINGS:
-            names = (own,)
+        algorithm = priced_as(ran)
+        # A library chooses its algorithm, but Gloo's all-reduce is a ring.
+        if algorithm != "ring" or result.carrier in RINGS:
+            names = (algorithm,)
         costs = cls(
             ingredients=ingredients,
             network=_with_uplinks(ingredients, network),
@@ -112,7 +112,7 @@ class Costs:
                     raise
         # Shape (points, orders, algorithms, rows of costs).
         errors = np.stack(list(missed.values()), axis=2)
-        if costs.crowding:  # Costs of the network hold some of it, too, so that what they miss is no trend.
+        if costs.crowding:  # Fitted costs include some of it, so their errors are not a trend.
             doublings, errors = doublings[:0], errors[:0]
         slopes, prior = normal_slopes(TREND)
         line = lines(doublings, errors.reshape(len(doublings), math.prod(errors.shape[1:])), slopes, prior, ALIKE**2)
@@ -120,7 +120,7 @@ class Costs:
         chances = levelled(costs.orders, chances)
         if FASTEST in missed:
             chances[:, list(missed).index(FASTEST)] *= CHANGES
-        # What is hardly possible is left out, and so never named.
+        # Hardly possible algorithms are left out, so that they are never named.
         by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
         chances[:, by_algorithm < HARDLY] = 0.0
         columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
@@ -135,23 +135,32 @@ class Costs:
             trend=line.drawn(columns),
         )
 
-    def elsewhere(self, there: Ingredients) -> Costs | None:
-        """The same on another system: how its network's costs go on is not known."""
-        if there.network is None or there.exchange is None:
+    def elsewhere(self, ingredients: Ingredients) -> Costs | None:
+        """Returns the costs on another system, whose trend is not known."""
+        if ingredients.network is None or ingredients.exchange is None:
             return None
-        network = _with_uplinks(there, there.network)
-        trend = self.trend if network == self.network else self.trend - np.median(self.trend)
-        ran = replace(self.ran, group_size=there.exchange.group_size)
-        orders = orders_of(there)
+        network = _with_uplinks(ingredients, ingredients.network)
+        trend = self.trend
+        if network != self.network:
+            trend = trend - np.median(trend)
+        ran = replace(self.ran, group_size=ingredients.exchange.group_size)
+        orders = orders_of(ingredients)
         placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.placed))
         rows = self.rows % max(1, len(network.draws))
         return replace(
-            self, ingredients=there, network=network, ran=ran, orders=orders, placed=placed, rows=rows, trend=trend
+            self,
+            ingredients=ingredients,
+            network=network,
+            ran=ran,
+            orders=orders,
+            placed=placed,
+            rows=rows,
+            trend=trend,
         )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Returns the doublings from the anchor of points on several nodes whose runs say how long messages were under
-        way, shape (points,), and the logarithm of that over what they cost, shape (points, orders, rows of costs).
+        """Returns the doublings from the anchor, shape (points,), and the logarithm of measured over priced times,
+        shape (points, orders, rows of costs), for points on several nodes with the time of messages.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -161,99 +170,118 @@ class Costs:
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
                 prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                costs = np.array([sum(self._rows(price(size)) for size in messages.sizes) for price in prices])
-                missed.append(np.log(np.mean(times) / costs))
+                costs = [self._total(price, messages.sizes) for price in prices]
+                missed.append(np.log(np.mean(times) / np.array(costs)))
         num_rows = max(1, len(self.network.draws))
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
 
+    def _total(self, price: Price, sizes: Sequence[float]) -> Array:
+        """Returns the time of all messages together, by draw of the network's costs."""
+        total: Array = np.sum([self._rows(price(size)) for size in sizes], axis=0)
+        return total
+
     def _rows(self, price: Array) -> Array:
-        """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
+        """Returns a price by draw of the network's costs; by the fitted costs if there are no draws."""
         return price[1:] if self.network.draws else price
 
-    def names(self, way: ExchangeMethod | None) -> tuple[str, ...]:
-        """What stands for a way of exchanging."""
-        own = priced_as(way or self.ran)
-        return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
+    def names(self, method: ExchangeMethod | None) -> tuple[str, ...]:
+        """Returns the algorithms by which an exchange is priced."""
+        algorithm = priced_as(method or self.ran)
+        if method is None or method.exchange == self.ran.exchange:
+            return self.algorithms
+        return (algorithm,)
 
-    def _layout(self, ranks: int, way: ExchangeMethod | None, order: Order) -> Layout:
-        way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
-        group = way.group_size if way.exchange in GROUPED else full
+    def _layout(self, ranks: int, method: ExchangeMethod | None, order: Order) -> Layout:
+        method, full, leaf = method or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
+        group = full
+        if method.exchange in GROUPED:
+            group = method.group_size
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
-        leaf_size = leaf * full if leaf and ranks > full else None
-        leaves = None
-        if leaf_size is not None and self.network.beyond is not None:
-            leaves = leaves_at(self.ingredients, ranks, order)
+        leaf_size = leaves = None
+        if leaf and ranks > full:
+            leaf_size = leaf * full
+            if self.network.beyond is not None:
+                leaves = leaves_at(self.ingredients, ranks, order)
         node = min(ranks, full)
         return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=node, leaves=leaves)
 
-    def _prices(self, ranks: int, way: ExchangeMethod | None) -> list[Price]:
-        """Of each order of nodes, each algorithm in turn; orders that are one layout share them."""
+    def _prices(self, ranks: int, method: ExchangeMethod | None) -> list[Price]:
+        """Returns the price by each algorithm for each order of nodes; orders of equal layout share them."""
         prices: list[Price] = []
-        made: dict[Layout, list[Price]] = {}
+        by_layout: dict[Layout, list[Price]] = {}
         for order in self.orders:
-            layout = self._layout(ranks, way, order)
-            if layout not in made:
-                made[layout] = [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
-            prices += made[layout]
+            layout = self._layout(ranks, method, order)
+            if layout not in by_layout:
+                by_layout[layout] = [
+                    price_of(self.network, layout, method or self.ran, name) for name in self.names(method)
+                ]
+            prices += by_layout[layout]
         return prices
 
     def is_order_open(self, ranks: int) -> bool:
-        """Returns whether nodes of a run may well lie in the order of leaf switches, and may well lie out of it."""
+        """Returns whether it is open if the nodes of a run are in the order of leaf switches."""
         layouts = [self._layout(ranks, None, order) for order in self.orders]
         is_in_order = np.array([layout.leaves is None for layout in layouts])
         chance = float(np.mean(is_in_order[self.placed]))
         return HARDLY < chance < 1 - HARDLY
 
     def messages(
-        self, ranks: int, way: ExchangeMethod | None, computing: Mapping[str, Array], scale: float
+        self, ranks: int, method: ExchangeMethod | None, computing: Mapping[str, Array], scale: float
     ) -> Messages:
-        """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
-        found, result = self.ingredients, self.ingredients.exchange
+        """Returns the messages of a step: those of the runs, or those fused at that many ranks. `scale`: of costs."""
+        ingredients, result = self.ingredients, self.ingredients.exchange
         assert result is not None
-        fusion = (way or self.ran).fusion
+        fusion = (method or self.ran).fusion
         ran = result.fusion_rule
-        if fusion is None and ran is not None and ran.rule == "mgwfbp" and ranks != found.anchor.ranks:
+        if fusion is None and ran is not None and ran.rule == "mgwfbp" and ranks != ingredients.anchor.ranks:
             fusion = ran
         cycle = None
-        if found.engine == "horovod" and result.by == "backend" and result.gradients:
-            threshold = found.fusion_threshold_bytes if fusion is None else fusion.bytes
+        if ingredients.engine == "horovod" and result.by == "backend" and result.gradients:
+            threshold = ingredients.fusion_threshold_bytes
+            if fusion is not None:
+                threshold = fusion.bytes
             if threshold is not None and (fusion is None or fusion.by == "library"):
-                cycle = Cycle(threshold_bytes=threshold, cycle_s=found.cycle_s or 0.0)
-        price = self._prices(ranks, way)[0]
-        backward = float(np.median(computing["backward"]))
-        return messages_of(
-            result, fusion, lambda size: float(price(size)[0]) * scale, ranks, backward_s=backward, cycle=cycle
-        )
+                cycle = Cycle(threshold_bytes=threshold, cycle_s=ingredients.cycle_s or 0.0)
+        price = self._prices(ranks, method)[0]
 
-    def drawn(self, ranks: int, way: ExchangeMethod | None, messages: Messages) -> list[Array]:
-        """Seconds of each message by draw, as the network has them."""
-        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.chosen)
+        def seconds(size: float) -> float:
+            return float(price(size)[0]) * scale
+
+        backward = float(np.median(computing["backward"]))
+        return messages_of(result, fusion, seconds, ranks, backward_s=backward, cycle=cycle)
+
+    def drawn(self, ranks: int, method: ExchangeMethod | None, messages: Messages) -> list[Array]:
+        """Returns the time of each message by draw, in seconds."""
+        prices, names, draws = self._prices(ranks, method), self.names(method), len(self.chosen)
         algorithm = self.chosen
         if names != self.algorithms:
             algorithm = np.zeros_like(algorithm)
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
         longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
         norms = 1 / np.random.default_rng([SEED, 26]).uniform(*OVERLAP, draws)
-        # Messages take longer where ranks of all nodes share cores.
+        # Messages take longer if ranks of all nodes share cores.
         share = self.crowding * ranks / self.ingredients.anchor.ranks
         longer *= (1 + share**norms) ** (1 / norms)
-        picks = len(names) * self.placed + algorithm  # Prices are those of each order, algorithm by algorithm.
-        return [
-            longer * np.array([self._rows(price(size)) for price in prices])[picks, self.rows]
-            for size in messages.sizes
-        ]
+        picks = len(names) * self.placed + algorithm  # Prices are ordered by order of nodes, then by algorithm.
+        seconds = []
+        for size in messages.sizes:
+            rows = np.array([self._rows(price(size)) for price in prices])
+            seconds.append(longer * rows[picks, self.rows])
+        return seconds
 
 
 def _crowding(ingredients: Ingredients) -> float:
-    """Returns the CPU time of messages over their time on the wire at the anchor, where all nodes share cores: the CPU
-    time that the ranks of the smallest point do not need, on so many cores. It grows with the ranks. 0 elsewhere.
+    """Returns the CPU time of messages over their time on the wire at the anchor if all nodes share cores, else 0. It
+    is the CPU time on the shared cores beyond that of the smallest point, and grows with the ranks.
     """
     anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
     times = [run.communication_s for run in anchor.runs if run.communication_s]
     if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
         return 0.0
-    alone_s = 0.0 if first is anchor or first.cpu_s is None else first.cpu_s
+    alone_s = 0.0
+    if first is not anchor:
+        alone_s = first.cpu_s or 0.0
     cores_s = max(0.0, anchor.cpu_s - alone_s) * anchor.ranks / cores
     norm = 2 / sum(OVERLAP)
     wire_s = max(0.0, statistics.fmean(times) ** norm - cores_s**norm) ** (1 / norm)
@@ -262,8 +290,8 @@ def _crowding(ingredients: Ingredients) -> float:
 
 
 def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
-    """With a level beyond leaves where that was not measured but their taper is known: uplinks as fast as the nodes'
-    links, and so many fewer of them. R3 and its flag say that it is assumed.
+    """Returns the network with a level beyond leaves if it was not measured but the taper of leaves is known: uplinks
+    with the speed of nodes' links, and fewer by the taper. R3 and its flag name this assumption.
     """
     leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
     if network.beyond is not None or network.across is None or leaf is None or taper is None:
@@ -271,17 +299,15 @@ def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkMod
     links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
     beyond = network.across.model_copy(update={"links": links})
     columns, width = 2 * sum(len(level.pieces) for level in network.levels.values()), 2 * len(beyond.pieces)
-    drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
+    drawn = tuple((*draw[:columns], *draw[columns - width : columns], *draw[columns:]) for draw in network.draws)
     return network.model_copy(update={"beyond": beyond, "draws": drawn})
 
 
 def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
-    """Returns orders of nodes that may be the launcher's, equally likely, from sorted to shuffled: those that cross
-    leaf switches as often as the recorded one.
-    """
+    """Returns equally likely orders of nodes, from sorted to shuffled, with as many crossings as the recorded order."""
     if ingredients.nodes_per_leaf is None:
         return (_SORTED,)
-    orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
+    orders = list(product(_SHARES, range(_SEEDS)))
     off = np.zeros(len(orders))
     recorded = [np.array(point.leaves) for point in ingredients.points if len(set(point.leaves or ())) > 1]
     if recorded:
@@ -294,8 +320,8 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
-    """Returns the number of the leaf switch above each node of a run, as recorded at a measured rank count; None: nodes
-    lie in the order of switches.
+    """Returns the index of the leaf switch of each node, as recorded at a measured rank count; None: nodes are in the
+    order of switches.
     """
     for point in ingredients.points:
         if point.ranks == ranks and point.leaves is not None:
@@ -307,7 +333,7 @@ def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, 
 
 
 def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
-    """Returns chances of orders of nodes, the first axis, alike within a share: the launcher's own is none of them."""
+    """Returns chances of orders of nodes, the first axis, made equal within a share of shuffled nodes."""
     shares = np.array([share for share, _ in orders])
     of_order = chances.reshape(len(orders), -1).sum(axis=1)
     of_share = np.array([of_order[shares == share].mean() for share in shares])

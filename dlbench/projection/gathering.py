@@ -1,10 +1,11 @@
-"""One comparable group of runs becomes the ingredients of its projection."""
+"""Collects the ingredients of a projection from one comparable group of runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
 from dlbench.analysis.comparability import averaged_id
@@ -28,22 +29,25 @@ from dlbench.projection.ingredients import (
 )
 from dlbench.projection.nodes import scatter_of
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.record import Record
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
+from dlbench.records.watch import NodeLoad
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.out_of_core import MemorySpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import AUTO, SyncSpec
+from dlbench.specs.system import NetworkSpec
 from dlbench.specs.training import TrainSpec
 
-WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
+WAITED = 0.01  # Share of a step that waits for input above which storage was at its limit.
 SHARED = 0.1
-"""Share of the CPU time of ranks on other nodes that a node sees on its own cores, from which on these are the same
-cores. It is no more, as interrupts are in the one figure and not in the other."""
+"""Share of the CPU time of ranks on other nodes, used on a node's own cores, above which nodes share cores. It is not
+1, as interrupts are counted on one side only."""
 MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
-"""Storage is saturated where demand rose by this factor or more, and the rate by no more than that one."""
+"""Storage is saturated if demand rose by at least the first factor and the rate by at most the second."""
 
 
 def gathered(
@@ -54,29 +58,36 @@ def gathered(
     source: str = "",
     is_whole: bool = True,
 ) -> Ingredients:
-    """What a projection of a group is made of, without costs of its network. `groups`: all groups of the table, for
-    batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read step files and
-    samples again, which points alone do not need: scatter of nodes, and power.
+    """Returns the ingredients of a group, without costs of its network. `groups`: all groups of the table, for other
+    batches. `source`: origin of the runs, in words. `is_whole`: include scatter of nodes and power, which are read from
+    step files and samples and are not needed for points only.
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
     per_node, points, left_out = _points(group)
     anchor = points[-1]
     runs = [table.runs[run_id] for run_id in anchor.run_ids]
-    # Of the run in the middle by communication time (the lower middle of an even number).
-    known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
-    timed = [one for one in known if one.communication_s is not None and one.of_gradients] or known
-    timed.sort(key=lambda one: one.communication_s or 0.0)
+    # The exchange of the median run by communication time (the lower one of an even number).
+    exchanges = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
+    timed = [
+        exchange for exchange in exchanges if exchange.communication_s is not None and exchange.of_gradients
+    ] or exchanges
+    timed.sort(key=lambda exchange: exchange.communication_s or 0.0)
     exchange = timed[(len(timed) - 1) // 2] if timed else None
-    leaves = {rank.switch for run in runs if run.record for rank in run.record.ranks if rank.switch}
-    notes = [f"Left out, as nodes are not full there: {', '.join(left_out)}."] if left_out else []
+    leaves: set[str] = set()
+    for run in runs:
+        if run.record is not None:
+            leaves |= {rank.switch for rank in run.record.ranks if rank.switch}
+    notes = []
+    if left_out:
+        notes.append(f"Left out, because their nodes are not full: {', '.join(left_out)}.")
     if len(leaves) > 1:
-        notes.append(f"The runs at {anchor.ranks} ranks lay below {len(leaves)} leaf switches.")
+        notes.append(f"The runs at {anchor.ranks} ranks used {len(leaves)} leaf switches.")
     elif anchor.nodes > 1:
         notes.append(f"Leaf switches of more than {anchor.nodes} nodes were not recorded.")
     if exchange is not None and exchange.chunks_are_guessed:
-        notes.append("Chunks of hierarchical messages were not recorded, and are priced as this dlbench cuts them.")
-    leaf, workload = plan.system.network, plan.workload
+        notes.append("Chunks of hierarchical messages were not recorded; those of this dlbench version are assumed.")
+    network, workload = plan.system.network or NetworkSpec(), plan.workload
     return Ingredients(
         title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine_title}, {plan.system.name}",
         source=source,
@@ -94,8 +105,8 @@ def gathered(
         average_every=plan.sync.average_every,
         data=clean(data_title(group.sample)),
         **_fusion(plan, exchange),
-        nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
-        leaf_taper=None if leaf is None else leaf.leaf_taper,
+        nodes_per_leaf=network.nodes_per_leaf,
+        leaf_taper=network.leaf_taper,
         nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
         supply=_supply(points, table),
         batches=_batches(group, points, groups, table),
@@ -118,93 +129,126 @@ def _fusion(plan: RunPlan, exchange: ExchangeResult | None) -> dict[str, float]:
 
 
 def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
-    """The same with these costs of messages."""
+    """Returns the ingredients with these costs of messages."""
     if network is not None and ingredients.system not in ("", network.system):
         raise UserError(
-            f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure theirs "
-            f"(dlbench comm submit --system {ingredients.system}), or leave them out"
+            f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure its "
+            f"network (dlbench comm submit --system {ingredients.system}), or leave the costs out"
         )
     return ingredients.model_copy(update={"network": network})
 
 
 def _points(group: Group) -> tuple[int, list[Point], list[str]]:
-    """Ranks of a full node, the points that one projection may hold, and those left out, in words."""
+    """Returns the ranks of a full node, the points for a projection, and the points left out, in words."""
     last = group.points[-1]
     per_node = -(-last.ranks // last.nodes)
     if last.nodes == 1:
-        # What a node holds, as its system declares it.
+        # Ranks of a node by its system file.
         node, cores = group.sample.plan.system.node, group.sample.plan.layout.cores_per_rank
         per_node = max(per_node, node.ranks or node.gpus or (node.cores or 0) // cores)
-    kept = {
+    full_points = {
         point.ranks: point
         for point in group.points
         if point.ranks == point.nodes * per_node or (point.nodes == 1 and point.ranks < per_node)
     }
-    left = [place_text(point.ranks, point.nodes) for point in group.points if point not in kept.values()]
-    return per_node, list(kept.values()), left
+    left_out = [place_text(point.ranks, point.nodes) for point in group.points if point not in full_points.values()]
+    return per_node, list(full_points.values()), left_out
 
 
 def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFigures:
-    every = [table.causes[run_id] for one in points for run_id in one.run_ids if run_id in table.causes]
-    unknown = {name for causes in every for name in causes.not_measured}
-    found = []
+    unknown: set[str] = set()
+    for other_point in points:
+        for run_id in other_point.run_ids:
+            if run_id in table.causes:
+                unknown |= set(table.causes[run_id].not_measured)
+    runs = []
     for run_id in point.run_ids:
         record, causes = table.runs[run_id].record, table.causes.get(run_id)
-        exchange = None if record is None else record.exchange
-        parts = {} if causes is None else causes.seconds_without(unknown)
-        waited = table.parts[run_id]["exchange_wait_first"]
-        taken = None if exchange is None else exchange.communication_s
-        found.append(
-            RunFigures(
-                run_id=run_id,
-                session=table.sessions[run_id],
-                step_s=table.figures[run_id]["measured_s"] / table.figures[run_id]["steps"],
-                # Rounding may take a part a nanosecond below nothing.
-                parts={name: max(0.0, parts[name]) for name in (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS) if parts},
-                own_work_s=_own_work(run_id, table),
-                communication_s=None if taken is None else max(0.0, taken - waited),
-            )
+        parts: dict[str, float] = {}
+        if causes is not None:
+            parts = causes.seconds_without(unknown)
+        if parts:
+            # Rounding may make a part slightly negative.
+            parts = {name: max(0.0, parts[name]) for name in (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS)}
+        communication_s = None
+        if record is not None and record.exchange is not None and record.exchange.communication_s is not None:
+            waited_s = table.parts[run_id]["exchange_wait_first"]
+            communication_s = max(0.0, record.exchange.communication_s - waited_s)
+        figures = RunFigures(
+            run_id=run_id,
+            session=table.sessions[run_id],
+            step_s=table.figures[run_id]["measured_s"] / table.figures[run_id]["steps"],
+            parts=parts,
+            own_work_s=_own_work(run_id, table),
+            communication_s=communication_s,
         )
-    middle = sorted(found, key=lambda run: run.step_s)[(len(found) - 1) // 2]
-    middle_record = table.runs[middle.run_id].record
-    switches = {} if middle_record is None else {rank.node_rank: rank.switch for rank in middle_record.ranks}
-    in_order = [switches.get(node, "") for node in range(point.nodes)]
-    numbers = {switch: number for number, switch in enumerate(sorted(set(in_order)))}
-    records = [record for run_id in point.run_ids if (record := table.runs[run_id].record) is not None]
-    busy = [load for record in records for load in record.load if load.busy_s is not None and load.window_s > 0]
-    steps = table.runs[point.run_ids[0]].plan.measure.measured_steps
-    cpu_s = sum(load.own_s for load in busy) / (len(records) * point.ranks * steps) if busy else None
+        runs.append(figures)
+    middle = sorted(runs, key=lambda run: run.step_s)[(len(runs) - 1) // 2]
+    records = _records(point, table)
+    busy: list[NodeLoad] = []
+    for record in records:
+        busy += [load for load in record.load if load.busy_s is not None and load.window_s > 0]
     core_use = [(load.busy_s or 0.0) / (load.window_s * len(load.cores)) for load in busy]
-    held = [one.held_bytes for one in records if one.held_bytes is not None]
-    sent = [one.exchange.sent_bytes for one in records if one.exchange and one.exchange.sent_bytes is not None]
+    plan = table.runs[point.run_ids[0]].plan
+    cpu_s = None
+    if busy:
+        cpu_s = sum(load.own_s for load in busy) / (len(records) * point.ranks * plan.measure.measured_steps)
+    exchanges = [record.exchange for record in records if record.exchange is not None]
     return PointFigures(
         ranks=point.ranks,
         nodes=point.nodes,
         batch_per_rank=point.batch_per_rank,
-        strategy=table.runs[point.run_ids[0]].plan.strategy,
-        memory_bytes=statistics.median(held) if held else None,
-        sent_bytes=statistics.median(sent) if sent else None,
+        strategy=plan.strategy,
+        memory_bytes=_median([record.held_bytes for record in records]),
+        sent_bytes=_median([exchange.sent_bytes for exchange in exchanges]),
         cpu_s=cpu_s,
         core_use=statistics.fmean(core_use) if core_use else None,
-        leaves=None if "" in in_order else tuple(numbers[switch] for switch in in_order),
-        runs=tuple(found),
+        leaves=_leaves(table.runs[middle.run_id].record, point.nodes),
+        runs=tuple(runs),
     )
+
+
+def _records(point: Point, table: RunTable) -> list[Record]:
+    records = [table.runs[run_id].record for run_id in point.run_ids]
+    return [record for record in records if record is not None]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return statistics.median(measured)
+
+
+def _leaves(record: Record | None, nodes: int) -> tuple[int, ...] | None:
+    """Returns the index of the leaf switch of each node; None: not recorded for all of them."""
+    if record is None:
+        return None
+    switches = {rank.node_rank: rank.switch for rank in record.ranks}
+    in_order = [switches.get(node, "") for node in range(nodes)]
+    if "" in in_order:
+        return None
+    indexes = {switch: index for index, switch in enumerate(sorted(set(in_order)))}
+    return tuple(indexes[switch] for switch in in_order)
 
 
 def without_strategy(run: Run) -> Run:
-    """A run as if its ranks were replicas of DDP that keep all in core, whatever they share."""
+    """Returns a run as if its ranks were DDP replicas without out-of-core training, whatever they share."""
     train = TrainSpec.model_fields
-    found = with_train(
+    plain = with_train(
         run, {"recompute": train["recompute"].default, "swap": train["swap"].default, "memory": MemorySpec()}
     )
-    return replace(found, plan=found.plan.model_copy(update={"engine": EngineSpec(name="ddp"), "sync": SyncSpec()}))
+    return replace(plain, plan=plain.plan.model_copy(update={"engine": EngineSpec(name="ddp"), "sync": SyncSpec()}))
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
-    """Returns how many cores all nodes of the runs share, as those of a one-box cluster do; None where each node has
-    cores of its own, or nobody measured whose processes used them.
+    """Returns the number of cores that all nodes of the runs share, as in a one-box cluster; None if each node has its
+    own cores, or if the use of cores was not measured.
     """
-    loads = [load for run in runs if run.record is not None for load in run.record.load]
+    loads: list[NodeLoad] = []
+    for run in runs:
+        if run.record is not None:
+            loads += run.record.load
     nodes = len(loads) / max(1, len(runs))
     if nodes < 2 or any(load.others_s is None for load in loads):
         return None
@@ -223,13 +267,15 @@ def _own_work(run_id: str, table: RunTable) -> float | None:
 def _batches(
     group: Group, points: Sequence[Point], groups: Sequence[Group], table: RunTable
 ) -> tuple[BatchFigures, ...]:
-    """Own work at every batch per rank: of points of strong series, and of groups that differ in the batch alone."""
+    """Returns own work by batch per rank: of points of strong series, and of groups that only differ in the batch."""
 
     def without_batch(run: Run) -> str:
         return averaged_id(with_train(run, {"batch_per_rank": 1}))
 
-    wanted = without_batch(group.sample)
-    like = [one.points[-1] for one in groups if one.id != group.id and without_batch(one.sample) == wanted]
+    configuration = without_batch(group.sample)
+    like = [
+        other.points[-1] for other in groups if other.id != group.id and without_batch(other.sample) == configuration
+    ]
     found: dict[int, list[float]] = {}
     for point in (*(points if group.scaling == "strong" else points[-1:]), *like):
         works = (_own_work(run_id, table) for run_id in point.run_ids)
@@ -240,84 +286,95 @@ def _batches(
 
 
 def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
-    found = []
+    own_works = []
     for run in runs:
         steps = load_steps(run)
         work = (steps.step_ns - steps.phase_ns["exchange"]) / 1e9
         if run.record is not None and (work > 0).all():
-            found.append((work, [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]))
-    return scatter_of(found)
+            own_works.append((work, [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]))
+    return scatter_of(own_works)
 
 
 def _supply(points: Sequence[Point], table: RunTable) -> StorageSupply | None:
-    seen: list[tuple[float, float, float, Point]] = []  # Rate, demand, stored bytes of a sample.
+    rates: list[tuple[float, float, float, Point]] = []  # Rate and demand, bytes/s; stored bytes of a sample.
     for point in points:
-        records = [record for run_id in point.run_ids if (record := table.runs[run_id].record)]
+        records = _records(point, table)
         sizes: list[float] = []
         for epochs in (record.reading.epochs for record in records if record.reading is not None):
             samples = sum(epoch.samples for epoch in epochs)
+            num_bytes = 0
+            for epoch in epochs:
+                num_bytes += sum(epoch.tier_bytes.values())
             if samples:
-                sizes.append(sum(sum(epoch.tier_bytes.values()) for epoch in epochs) / samples)
+                sizes.append(num_bytes / samples)
         if sizes and min(sizes) > 0:
             size, step = statistics.median(sizes), point.mean_step.value
             waits = [table.causes[run_id].seconds["input"] for run_id in point.run_ids if run_id in table.causes]
             waited = statistics.median(waits or [0.0])
             rate = point.throughput.value * size
-            seen.append((rate, rate * step / max(step - waited, 1e-3 * step), size, point))
-    if not seen:
+            rates.append((rate, rate * step / max(step - waited, 1e-3 * step), size, point))
+    if not rates:
         return None
     record = table.runs[points[-1].run_ids[0]].record
-    rate, _, size, best = max(seen, key=lambda one: one[0])
-    most, demand, *_ = max(seen, key=lambda one: one[1])
+    rate, _, size, best = max(rates, key=itemgetter(0))
+    rate_at_most, most_demand, *_ = max(rates, key=itemgetter(1))
+    is_flat = any(
+        most_demand >= MORE_DEMAND * demand and rate_at_most <= NO_MORE_RATE * lower for lower, demand, *_ in rates
+    )
     return StorageSupply(
         sample_bytes=size,
         bytes_per_s=rate,
         nodes=best.nodes,
-        is_saturated=demand >= (1 + WAITED) * most
-        and any(demand >= MORE_DEMAND * other and most <= NO_MORE_RATE * less for less, other, *_ in seen),
+        is_saturated=most_demand >= (1 + WAITED) * rate_at_most and is_flat,
         is_per_node=record is not None and record.staging is not None,
-        source=f"what the runs at {place_text(best.ranks, best.nodes)} read",
+        source=f"reads of the runs at {place_text(best.ranks, best.nodes)}",
     )
 
 
 def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
-    """Runs of the same network and data to the same target, whatever their batch; and the noise scale of any."""
+    """Returns the runs of the same network and data to the same target at any batch, and their noise scale."""
     plan = group.sample.plan
 
     def subject(run: Run) -> tuple[str, str, str, str]:
         return run.plan.workload.name, run.plan.workload.preset, run.plan.workload.data.source, goal(run)
 
-    runs = [run for one in groups or [group] for run in one.runs if subject(run) == subject(group.sample)]
+    runs: list[Run] = []
+    for other in groups or [group]:
+        runs += [run for run in other.runs if subject(run) == subject(group.sample)]
     records = [(run, run.record) for run in runs if run.record is not None]
-    scales = [one.noise_scale.noise_scale for _, one in records if one.noise_scale and one.noise_scale.noise_scale]
-    results = [(run, one.quality) for run, one in records if one.quality is not None]
-    samples = [one.train_samples for _, one in results]
-    looks = [one.evaluations for run, one in results if run.plan.layout.ranks == group.points[-1].ranks]
-    spent = [sum(look.eval_s for look in one) / one[-1].epoch for one in looks if one and one[-1].epoch]
+    noise = [record.noise_scale.noise_scale for _, record in records if record.noise_scale is not None]
+    scales = [scale for scale in noise if scale]
+    results = [(run, record.quality) for run, record in records if record.quality is not None]
+    samples = [quality.train_samples for _, quality in results]
+    evaluation_s = []  # Evaluation time per epoch, of the runs at the anchor.
+    for run, quality in results:
+        evaluations = quality.evaluations
+        if run.plan.layout.ranks == group.points[-1].ranks and evaluations and evaluations[-1].epoch:
+            evaluation_s.append(sum(evaluation.eval_s for evaluation in evaluations) / evaluations[-1].epoch)
     if plan.goal is None or not samples:
         return None
     return QualityFigures(
         target=goal(group.sample),
         samples_per_epoch=samples[0],
         runs=tuple(
-            QualityRun(global_batch=run.plan.global_batch, epochs=one.epochs_to_quality)
-            for run, one in results
-            if one.reached and one.epochs_to_quality
+            QualityRun(global_batch=run.plan.global_batch, epochs=quality.epochs_to_quality)
+            for run, quality in results
+            if quality.reached and quality.epochs_to_quality
         ),
-        evaluation_s=statistics.median(spent) if spent else 0.0,
-        noise_scale=statistics.median(scales) if scales else None,
+        evaluation_s=statistics.median(evaluation_s or [0.0]),
+        noise_scale=_median(scales),
     )
 
 
 def _watts(runs: Iterable[Run], nodes: int) -> float | None:
-    """Mean power of a node in the measured steps, over runs whose samples hold it; GPUs and processors."""
-    found = []
+    """Returns the mean power of GPUs and processors of a node in the measured steps, watts, over runs with samples."""
+    node_watts = []
     for run in runs:
         try:
             energy = read_machine(run).energy
         except IncompleteDataError:
-            continue  # The report names damaged samples; here they only leave out a figure.
+            continue  # The report names damaged samples.
         powers = [] if energy is None else [energy.mean_power_w(kind, "measured") for kind in KINDS]
         watts = [power for power in powers if power is not None]
-        found += [sum(watts) / nodes] if watts else []
-    return statistics.median(found) or None if found else None
+        node_watts += [sum(watts) / nodes] if watts else []
+    return statistics.median(node_watts) or None if node_watts else None

@@ -1,9 +1,4 @@
-"""A training by data sheet alone, which is ideal; how much nearer measured times, fitted and shared links come.
-
-The steps are those of Kahira et al., HPDC 2021 (ParaDL): ideal has peaks and links of data sheets, empirical the
-measured times of layers and the fitted costs of links, each flow on a port of its own; then flows share links (phi).
-Accuracy is 1 - |projected / measured - 1|. Congestion by others is in none of them.
-"""
+"""Projects a training by data sheets of devices and links: the ideal case of Kahira et al., HPDC 2021 (ParaDL)."""
 
 from __future__ import annotations
 
@@ -26,15 +21,15 @@ from dlbench.specs.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class IdealReport(BaseReport):
-    """`dlbench project spec`: nothing in it was measured."""
+    """The report of `dlbench project spec`, without any measured figure."""
 
     format: str = "dlbench.ideal-projection"
-    title: str = "Ideal, by data sheet: nothing was measured"
+    title: str = "Ideal, by data sheet, not measured"
     as_of: str = ""
     workload: str
     preset: str
     system: str
-    sources: tuple[str, ...]  # Of the links and the device, as the system's file names them.
+    sources: tuple[str, ...]  # Sources of links and device in the system file.
     global_batch: dict[int, int]  # Samples of a step, by ranks.
     rows: tuple[StrategyRow, ...]
 
@@ -48,7 +43,7 @@ def ideal_rows(
     strategies: Sequence[str],
     memory_limit: int | None = None,
 ) -> tuple[StrategyRow, ...]:
-    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks."""
+    """Returns the rows of strategies by data sheet. `batch`: samples of a step of all ranks."""
     layers, train = workload.model.layer_table(workload.data), workload.train
     if not layers:
         raise UserError(f"project spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
@@ -68,13 +63,13 @@ def ideal_rows(
 
 
 def workload_for(name: str, preset: str | None, system: SystemSpec) -> Workload:
-    """Returns a preset of a workload; where none is asked for, one in whose precision the device can be priced."""
+    """Returns a preset of a workload; by default one with a precision for which the device has a peak."""
     file = WorkloadFile(find("workloads", name))
     if preset is not None:
         return choose(file, preset, {}).workload()
     default = file.preset_on(system)
-    for other in (default, *file.presets):
-        workload = choose(file, other, {}).workload()
+    for candidate in (default, *file.presets):
+        workload = choose(file, candidate, {}).workload()
         if peak_tflops(system, workload.train.precision):
             return workload
     return choose(file, default, {}).workload()
@@ -89,35 +84,39 @@ def by_data_sheet(
     is_strong: bool = False,
     memory_limit: int | None = None,
 ) -> tuple[Document, bool]:
-    """What these rank counts would do if every part of the machine kept its data sheet, and whether a strategy fits.
-    `is_strong`: whether the global batch is that of the smallest count.
+    """Returns the projection by data sheet, and whether a strategy fits. `is_strong`: the global batch is that of the
+    smallest count.
     """
     per_node = system.node.default_ranks
     rows: list[StrategyRow] = []
     words: list[str] = []
-    batches = {count: workload.train.batch_per_rank * (min(ranks) if is_strong else count) for count in sorted(ranks)}
+    batches = {count: workload.train.batch_per_rank * count for count in sorted(ranks)}
+    if is_strong:
+        batches = dict.fromkeys(batches, workload.train.batch_per_rank * min(ranks))
     for count, batch in batches.items():
         if count > per_node and count % per_node:
-            raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
-        found = ideal_rows(
+            raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; choose a multiple of {per_node}")
+        count_rows = ideal_rows(
             workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
         )
-        rows += found
-        fastest = best([row for row in found if row.strategy != "serial"] or found)
+        rows += count_rows
+        fastest = best([row for row in count_rows if row.strategy != "serial"] or count_rows)
         if fastest is not None:
             alone = max(1, batch // count)
-            (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
+            (serial,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
             rate = batch / fastest.step_s
             words.append(
                 f"{ranks_text(count)}, {fastest.strategy}: {rate:,.0f} {workload.sample_unit}/s, "
-                f"{percent(rate / (count * alone / one.step_s))} of one rank's with its batch; ideal."
+                f"{percent(rate / (count * alone / serial.step_s))} of one rank's with its batch; ideal."
             )
-    device = () if system.device is None else (system.device.source,)
+    sources = network_of(system).sources
+    if system.device is not None:
+        sources = (system.device.source, *sources)
     report = IdealReport(
         workload=workload.name,
         preset=workload.preset,
         system=system.name,
-        sources=(*device, *network_of(system).sources),
+        sources=sources,
         global_batch=batches,
         rows=tuple(rows),
     )
@@ -135,9 +134,9 @@ def _document(report: IdealReport, title: str, words: Sequence[str]) -> Document
             words=tuple(words),
             brief=tuple(words),
             notes=(
-                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as "
-                "the fastest of ring, hierarchical and double binary tree. For figures with a band measure a few "
-                "ranks: dlbench project runs RUNS --to RANKS.",
+                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce by the "
+                "fastest of ring, hierarchical and double binary tree. For figures with a band, measure a few ranks: "
+                "dlbench project runs RUNS --to RANKS.",
                 *report.sources,
             ),
         ),

@@ -1,7 +1,7 @@
-"""All that a projection is made of, as one file: measured figures of one comparable group, its network, its input.
+"""The ingredients of a projection as one file: measured figures of one comparable group, its network and its input.
 
-`dlbench.projection.gathering` makes it of runs; it can also be written by hand, of figures of another tool or of a
-publication. What is not known is null, and what needs it is refused. Seconds, bytes, samples.
+`dlbench.projection.gathering` makes it from runs; it can also be written by hand from figures of another tool or a
+publication. Unknown values are null, and projections that need them are refused. Units are seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import NetworkModel
 
-TOLERANCE = 0.01  # By which causes may miss the step that they are the whole of, a share.
+TOLERANCE = 0.01  # Largest difference between the step and the sum of its causes, as a share.
 QUANTILES_OF_MAXIMA = 257
 
 
 class RunFigures(Spec):
-    """One run: its mean step and what it consists of."""
+    """One run: its mean step and the parts of it."""
 
     run_id: str = Field(description="Id of the run, or any name that no other run of the point has.")
     session: str = Field("", description="Session of the machine in which it ran; equal ones are drawn together.")
@@ -43,16 +43,16 @@ class RunFigures(Spec):
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
-        whole = sum(self.parts.get(name, 0.0) for name in CAUSES)
-        if self.parts and abs(whole / self.step_s - 1) > TOLERANCE:
-            raise ValueError(f"the causes of run {self.run_id} sum to {whole:.6g} s, its step is {self.step_s:.6g} s")
+        total_s = sum(self.parts.get(name, 0.0) for name in CAUSES)
+        if self.parts and abs(total_s / self.step_s - 1) > TOLERANCE:
+            raise ValueError(f"the causes of run {self.run_id} sum to {total_s:.6g} s, its step is {self.step_s:.6g} s")
         for cause, names in (("compute", COMPUTE_PARTS), ("input", WAIT_PARTS)):
-            given, own = self.parts.get(cause, 0.0), sum(self.parts.get(name, 0.0) for name in names)
-            # Only the parts of compute are asked for.
-            is_given = cause == "compute" or any(name in self.parts for name in names)
-            if self.parts and is_given and abs(own - given) > TOLERANCE * self.step_s:
+            cause_s, sum_s = self.parts.get(cause, 0.0), sum(self.parts.get(name, 0.0) for name in names)
+            # Only the parts of compute are required.
+            is_present = cause == "compute" or any(name in self.parts for name in names)
+            if self.parts and is_present and abs(sum_s - cause_s) > TOLERANCE * self.step_s:
                 words = ", ".join(names)
-                raise ValueError(f"{words} of run {self.run_id} sum to {own:.6g} s, its {cause} is {given:.6g} s")
+                raise ValueError(f"{words} of run {self.run_id} sum to {sum_s:.6g} s, its {cause} is {cause_s:.6g} s")
         return self
 
 
@@ -62,13 +62,13 @@ class PointFigures(Spec):
     ranks: Ranks = Field(description="Ranks.")
     nodes: Ranks = Field(description="Nodes.")
     batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
-    strategy: str = Field("", description="What ranks share: data, zero-1, fsdp, ...; empty: not known.")
+    strategy: str = Field("", description="Strategy: data, zero-1, fsdp, ...; empty: not known.")
     memory_bytes: NonNegative | None = Field(
         None,
-        description="What the rank with most held at the peak of a step, bytes, median over runs; null: not known.",
+        description="Memory of the rank with the most, at the peak of a step, bytes, median over runs; null: unknown.",
     )
     sent_bytes: NonNegative | None = Field(
-        None, description="What a rank sends in a step, bytes, median over runs; null: not known."
+        None, description="Bytes that a rank sends in a step, median over runs; null: not known."
     )
     cpu_s: NonNegative | None = Field(
         None, description="CPU time of a rank in a step, seconds, mean over ranks and runs; null: not measured."
@@ -83,25 +83,32 @@ class PointFigures(Spec):
     )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
+    @property
+    def has_parts(self) -> bool:
+        """Returns whether the parts of a step are known for a run."""
+        return any(run.parts for run in self.runs)
+
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         names = [run.run_id for run in self.runs]
         if len(set(names)) < len(names):
-            raise ValueError(f"runs at {self.ranks} ranks: a name stands for one run, and some are given twice")
+            raise ValueError(f"runs at {self.ranks} ranks: each run needs its own name, and some are there twice")
         return self
 
     @model_validator(mode="after")
     def _leaf_of_each_node(self) -> Self:
         if self.leaves is not None and len(self.leaves) != self.nodes:
-            raise ValueError(f"leaf switches are of {len(self.leaves)} nodes, {self.ranks} ranks are on {self.nodes}")
+            raise ValueError(
+                f"there are leaf switches of {len(self.leaves)} nodes, but {self.ranks} ranks use {self.nodes}"
+            )
         return self
 
 
-LogRatio = Annotated[float, Field(ge=-5, le=5)]  # Of times of one node and another: no two are 150 times apart.
+LogRatio = Annotated[float, Field(ge=-5, le=5)]  # Of times of two nodes; a ratio of 150 at most.
 
 
 class NodeScatter(Spec):
-    """How unequal nodes and their steps were at the anchor, in logarithms of a rank's own work."""
+    """Scatter of nodes and their steps at the anchor, in logarithms of a rank's own work."""
 
     hosts: tuple[LogRatio, ...] = Field(
         description="Of each host, how much longer than the median of all ranks its slowest rank works (log of the "
@@ -138,7 +145,7 @@ class SlowHosts(Spec):
 
 
 class StorageSupply(Spec):
-    """What storage was seen to deliver."""
+    """Measured rate of storage."""
 
     sample_bytes: Positive | None = Field(None, description="Stored bytes of a sample; null: no files are read.")
     bytes_per_s: Positive | None = Field(None, description="Largest aggregate rate that was measured, bytes/s.")
@@ -165,7 +172,7 @@ class QualityRun(Spec):
 
 
 class QualityFigures(Spec):
-    """How much training a target takes."""
+    """Training needed for a target."""
 
     target: str = Field(description="The target, in words.")
     samples_per_epoch: Count = Field(description="Samples of an epoch.")
@@ -241,37 +248,38 @@ class Ingredients(Spec):
 
     @property
     def is_series(self) -> bool:
-        """Whether step times are all that is known: no system, network, exchange and parts of a step."""
+        """Returns whether only step times are known: no system, network, exchange or parts of a step."""
         is_known = self.system or self.network is not None or self.exchange is not None
-        return not is_known and not any(run.parts for point in self.points for run in point.runs)
+        return not is_known and not any(point.has_parts for point in self.points)
 
     @property
     def anchor(self) -> PointFigures:
-        """The largest measured point: projections begin there."""
+        """Returns the largest measured point, where projections start."""
         return self.points[-1]
 
     @property
     def per_node(self) -> int:
-        """Ranks of a full node."""
+        """Returns the ranks of a full node."""
         return self.ranks_per_node or -(-self.anchor.ranks // self.anchor.nodes)
 
     def nodes_of(self, ranks: int) -> int:
-        """Nodes that so many ranks take: one as far as it holds them, else full ones."""
+        """Returns the nodes for a rank count: one if they fit, else full nodes."""
         return -(-ranks // self.per_node)
 
     def batch_at(self, ranks: int) -> int | None:
-        """Samples per rank and step at so many ranks; None where it is not known or no whole number."""
+        """Returns samples per rank and step at a rank count; None if unknown or not a whole number."""
         batch = self.anchor.batch_per_rank
         if batch is None or self.scaling == "weak":
             return batch
-        return None if batch * self.anchor.ranks % ranks else batch * self.anchor.ranks // ranks
+        global_batch = batch * self.anchor.ranks
+        return None if global_batch % ranks else global_batch // ranks
 
     def measured_at(self, ranks: int) -> PointFigures | None:
-        """The measured point at this rank count, if its batch is the one asked for there."""
-        like = (ranks, self.batch_at(ranks))
-        return next((point for point in self.points if (point.ranks, point.batch_per_rank) == like), None)
+        """Returns the measured point at this rank count, if its batch is that of the projection."""
+        key = (ranks, self.batch_at(ranks))
+        return next((point for point in self.points if (point.ranks, point.batch_per_rank) == key), None)
 
     @property
     def digest(self) -> str:
-        """First 12 digits of the SHA-256 of the content."""
+        """Returns the first 12 digits of the SHA-256 of the content."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]

@@ -1,10 +1,10 @@
-"""Projections that were recorded before the larger runs existed, and how right they were.
+"""Records projections, and scores them by runs that were planned later.
 
     RUNS/.projections/<UTC>-<first 12 digits of the SHA-256 of the file>.json
 
-A file is never overwritten, and its name says what its content was: one that was changed afterwards does not count.
-Runs count for a projection where they were planned after it was recorded. Of several projections of one configuration
-from one anchor to one target, the last before its first such run counts, once.
+A file is never overwritten, and its name has the digest of its content, so files that were changed are rejected. Runs
+count if they were planned after the record. If one configuration was projected several times from one anchor to one
+target, only the last projection before the first such run counts.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.base import Positive, Ranks, Spec
 from dlbench.stats.estimates import Estimate
+from dlbench.units import counted
 
-FOLDER = ".projections"  # Scans of runs pass over hidden folders.
+FOLDER = ".projections"  # Scans of runs skip hidden folders.
 _NAME = re.compile(r"\d{8}T\d{6}Z-(?P<digest>[0-9a-f]{12})\.json")
-_UTC = "%Y-%m-%dT%H:%M:%SZ"  # As plans say when they were made, so that texts compare as times do.
+_UTC = "%Y-%m-%dT%H:%M:%SZ"  # The format of plans, so that texts sort by time.
 _FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
-LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model is off there, instead of the prior.
+LEAST_ROWS = 10  # Rows of a system from which its ledger replaces the prior error of the model.
 
 Quantiles = Annotated[tuple[Positive, ...], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
 
 
 class RecordedTarget(Spec):
-    """What was projected of one rank count."""
+    """The projection of one rank count."""
 
     ranks: Ranks = Field(description="Ranks.")
     nodes: Ranks = Field(description="Nodes.")
     doublings: float = Field(description="log2(ranks / ranks of the anchor).")
     step_s: Quantiles = Field(description="Quantiles 2.5, 5, 10, 25, 50, 75, 90, 95, 97.5 % of the step, seconds.")
-    throughput: Quantiles | None = Field(None, description="The same of samples per second; null: batch not known.")
-    by: Literal["model", "points"] = Field(description="Who said it: the model of the step, or the points alone.")
+    throughput: Quantiles | None = Field(None, description="Quantiles of samples per second; null: batch not known.")
+    by: Literal["model", "points"] = Field(description="Source: the model of the step, or the points only.")
 
 
 class RecordedProjection(Spec):
     """One file of the ledger."""
 
-    format: Literal["dlbench.projection"] = Field("dlbench.projection", description="What this file is.")
+    format: Literal["dlbench.projection"] = Field("dlbench.projection", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     created: str = Field(
         pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", description="When it was recorded, UTC, ISO 8601."
@@ -67,27 +68,31 @@ class RecordedProjection(Spec):
     dlbench_version: str = Field(description="Version of dlbench that projected.")
     title: str = Field(description="What was projected, in words.")
     system: str = Field(description="Name of the system.")
-    configuration: str = Field(description="Digest of what comparable runs share; empty: not of runs.")
-    changes: tuple[str, ...] = Field((), description="Settings that runs behind it did not have, in words.")
+    configuration: str = Field(description="Digest of the configuration of comparable runs; empty: not of runs.")
+    changes: tuple[str, ...] = Field((), description="Settings that differ from those of the runs, in words.")
     anchor_ranks: Ranks = Field(description="The largest measured rank count.")
-    targets: tuple[RecordedTarget, ...] = Field(description="What was projected.")
-    strategies: tuple[dict[str, Any], ...] = Field((), description="Of files of earlier versions; not read.")
-    refused: tuple[str, ...] = Field((), description="What was not, and why.")
+    targets: tuple[RecordedTarget, ...] = Field(description="Projected rank counts.")
+    strategies: tuple[dict[str, Any], ...] = Field((), description="From files of earlier versions; ignored.")
+    refused: tuple[str, ...] = Field((), description="Refused targets, with the reason.")
     ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `dlbench project ingredients` takes it.")
 
 
 def record(runs: Path, ingredients: Ingredients, projection: Projection, now: datetime) -> Path:
     """Writes a projection into the ledger of a folder of runs and returns its file. `now`: aware, any time zone."""
     if RunFolder(runs).plan.exists():
-        raise UserError(f"--record: {runs} is a single run, whose folder never changes; give the folder of runs")
+        raise UserError(f"--record: {runs} is a single run, which is never changed; give the folder of runs")
     if not projection.targets:
-        raise UserError("--record: nothing was projected, so there is nothing to record")
-    kept = recorded(ingredients, projection, now)
-    return _put(runs, re.sub("[-:]", "", kept.created), kept.model_dump_json(indent=1).encode() + b"\n")
+        raise UserError("--record: no rank count was projected, so no record is written")
+    projection_record = recorded(ingredients, projection, now)
+    return _put(
+        runs,
+        re.sub("[-:]", "", projection_record.created),
+        projection_record.model_dump_json(indent=1).encode() + b"\n",
+    )
 
 
 def recorded(ingredients: Ingredients, projection: Projection, now: datetime) -> RecordedProjection:
-    """What is written of a projection. `now`: aware, any time zone."""
+    """Returns the record of a projection. `now`: aware, any time zone."""
     return RecordedProjection(
         created=now.astimezone(UTC).strftime(_UTC),
         dlbench_version=dlbench.__version__,
@@ -96,22 +101,24 @@ def recorded(ingredients: Ingredients, projection: Projection, now: datetime) ->
         anchor_ranks=projection.anchor_ranks,
         targets=tuple(
             RecordedTarget(
-                ranks=one.ranks,
-                nodes=one.nodes,
-                doublings=one.doublings,
-                step_s=one.step.quantiles,
-                throughput=one.throughput and one.throughput.quantiles,
-                by="model" if one.parts else "points",
+                ranks=target.ranks,
+                nodes=target.nodes,
+                doublings=target.doublings,
+                step_s=target.step.quantiles,
+                throughput=target.throughput and target.throughput.quantiles,
+                by="model" if target.parts else "points",
             )
-            for one in projection.targets
+            for target in projection.targets
         ),
-        refused=tuple(f"{one.code}, {one.ranks or 'all'} ranks: {one.text}" for one in projection.refused),
+        refused=tuple(
+            f"{refusal.code}, {refusal.ranks or 'all'} ranks: {refusal.text}" for refusal in projection.refused
+        ),
         ingredients=ingredients.model_dump(mode="json"),
     )
 
 
 def digest_of(content: bytes) -> str:
-    """What the name of a file says of its content."""
+    """Returns the digest of a content for the name of its file."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -122,33 +129,35 @@ def _put(root: Path, stamp: str, content: bytes) -> Path:
             if not path.exists():
                 write_atomic(path, content, follow=False)
     except OSError as error:
-        why = "is a link or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or error
+        why = error.strerror or error
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            why = "is a link or not a folder"
         raise refused(error, f"{path.parent}: cannot be written: {why}", UserError) from None
     return path
 
 
 def read_ledger(*roots: Path) -> tuple[tuple[RecordedProjection, ...], tuple[str, ...]]:
-    """Returns the projections recorded in folders of runs, by time, and a line for each file that does not count. A
-    projection that lies in two folders counts once.
+    """Returns the projections recorded in folders of runs, by time, and a line for each invalid file. A projection in
+    two folders counts once.
     """
-    found, problems = _read(roots)
-    return tuple(projection for _, (projection, _) in sorted(found.items())), problems
+    files, problems = _read(roots)
+    return tuple(projection for _, (projection, _) in sorted(files.items())), problems
 
 
 def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
-    """Copies the ledger of a folder of runs into another folder. Returns how many files are new there, and a line for
-    each that does not count and stays out.
+    """Copies the ledger of a folder of runs into another folder. Returns the number of copied files, and a line for
+    each invalid one, which is not copied.
     """
-    (kept, problems), (there, _) = _read((source,)), _read((target,))
-    fresh = [name for name in kept if name not in there]
-    for name in fresh:
-        _put(target, name.partition("-")[0], kept[name][1])
-    return len(fresh), problems
+    (files, problems), (target_files, _) = _read((source,)), _read((target,))
+    new_names = [name for name in files if name not in target_files]
+    for name in new_names:
+        _put(target, name.partition("-")[0], files[name][1])
+    return len(new_names), problems
 
 
 def _read(roots: Sequence[Path]) -> tuple[dict[str, tuple[RecordedProjection, bytes]], tuple[str, ...]]:
-    """Projections with their bytes by name of the file, which begins with their time; and what does not count."""
-    found: dict[str, tuple[RecordedProjection, bytes]] = {}
+    """Returns projections with their bytes by name of the file, which begins with their time; and problems."""
+    files: dict[str, tuple[RecordedProjection, bytes]] = {}
     problems: list[str] = []
     for folder in (root / FOLDER for root in roots):
         try:
@@ -161,23 +170,24 @@ def _read(roots: Sequence[Path]) -> tuple[dict[str, tuple[RecordedProjection, by
             continue
         for name in names:
             try:
-                found[name] = _read_one(folder / name)
+                files[name] = _read_one(folder / name)
             except (OSError, ValueError) as error:
-                problems.append(f"{folder / name}: does not count: {why_unreadable(error)}")
-    return found, tuple(problems)
+                problems.append(f"{folder / name}: is ignored: {why_unreadable(error)}")
+    return files, tuple(problems)
 
 
 def _read_one(path: Path) -> tuple[RecordedProjection, bytes]:
     content = read_bytes(path, MAX_JSON, follow=False)
-    if (said := _NAME.fullmatch(path.name)) is None:
-        raise ValueError("no file of a ledger has such a name")
-    if digest_of(content) != said["digest"]:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError("it does not have the name of a record")
+    if digest_of(content) != match["digest"]:
         raise ValueError("it was changed after it was recorded")
     return RecordedProjection.model_validate(parse_json(content.decode("utf-8"))), content
 
 
 class MeasuredRun(NamedTuple):
-    """A run as the ledger looks for it."""
+    """A run that may be a target of recorded projections."""
 
     configuration: str
     ranks: int
@@ -187,13 +197,14 @@ class MeasuredRun(NamedTuple):
 
 
 def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[MeasuredRun]:
-    """The runs of a comparable group. `created`: when each was planned, by run id; others are left out."""
-    return [
-        MeasuredRun(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
-        for point in ingredients.points
-        for run in point.runs
-        if run.run_id in created
-    ]
+    """Returns the runs of a comparable group. `created`: time of planning by run id; others are left out."""
+    measured = []
+    for point in ingredients.points:
+        for run in point.runs:
+            if run.run_id in created:
+                key = (ingredients.configuration, point.ranks, point.nodes)
+                measured.append(MeasuredRun(*key, created[run.run_id], run.step_s))
+    return measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,22 +217,22 @@ class LedgerRow:
     anchor_ranks: int = field(metadata=column("From ranks", is_brief=True))
     ranks: int = field(metadata=column("Ranks", is_brief=True))
     nodes: int = field(metadata=column("Nodes"))
-    doublings: float = field(metadata=column("Doublings", text=lambda value: f"{value:g}"))
+    doublings: float = field(metadata=column("Doublings", text="{:g}".format))
     projected: Estimate = field(metadata=column("Projected step, 80 %", "projected_s", is_brief=True))
     measured_s: float = field(metadata=column("Measured step", unit="s", is_brief=True))
     runs: int = field(metadata=column("Runs"))
     accuracy: float = field(metadata=column("Accuracy", unit="fraction", is_brief=True))
     is_in_80: bool = field(metadata=column("Within 80 %", is_brief=True))
     is_in_95: bool = field(metadata=column("Within 95 %"))
-    interval_score: float  # Of the 80 % band, over the measured step (1); smaller is better.
-    by: Literal["model", "points"]  # Who projected it; what points alone miss is no miss of the model.
+    interval_score: float  # Score of the 80 % band, over the measured step; smaller is better.
+    by: Literal["model", "points"]  # Source of the projection; errors by points are not errors of the model.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How right some recorded projections were, in all or of so many doublings."""
+    """Accuracy of recorded projections, of all or by doublings."""
 
-    scope: str = field(metadata=column("Beyond what was measured"))
+    scope: str = field(metadata=column("Distance from measured points"))
     rows: int = field(metadata=column("Targets"))
     mean_accuracy: float = field(metadata=column("Mean accuracy", unit="fraction"))
     in_80: int = field(metadata=column("Within 80 %"))
@@ -230,77 +241,84 @@ class Score:
 
 
 def score(rows: Sequence[LedgerRow]) -> tuple[Score, ...]:
-    """In all, then by doublings, rounded; none for no rows."""
-    parts = {"in all": rows}
-    parts |= {_FAR[far]: [row for row in rows if min(3, max(1, round(row.doublings))) == far] for far in _FAR}
-    return tuple(
-        Score(
-            scope=scope,
-            rows=len(some),
-            mean_accuracy=statistics.fmean(row.accuracy for row in some),
-            in_80=sum(row.is_in_80 for row in some),
-            in_95=sum(row.is_in_95 for row in some),
-            interval_score=statistics.fmean(row.interval_score for row in some),
-        )
-        for scope, some in parts.items()
-        if some
+    """Returns the score of all rows, then by rounded doublings; none for no rows."""
+    by_scope: dict[str, list[LedgerRow]] = {"in all": list(rows)} | {scope: [] for scope in _FAR.values()}
+    for row in rows:
+        by_scope[_FAR[min(3, max(1, round(row.doublings)))]].append(row)
+    return tuple(_score(scope, scope_rows) for scope, scope_rows in by_scope.items() if scope_rows)
+
+
+def _score(scope: str, rows: Sequence[LedgerRow]) -> Score:
+    return Score(
+        scope=scope,
+        rows=len(rows),
+        mean_accuracy=statistics.fmean(row.accuracy for row in rows),
+        in_80=sum(row.is_in_80 for row in rows),
+        in_95=sum(row.is_in_95 for row in rows),
+        interval_score=statistics.fmean(row.interval_score for row in rows),
     )
 
 
-def against(kept: Iterable[RecordedProjection], measured: Sequence[MeasuredRun]) -> tuple[LedgerRow, ...]:
-    """Every recorded target that was measured afterwards, by time of its record.
+def against(
+    recorded_projections: Iterable[RecordedProjection], measured: Sequence[MeasuredRun]
+) -> tuple[LedgerRow, ...]:
+    """Returns every recorded target that was measured afterwards, by time of its record.
 
-    Projections of changed settings (`--set`, `--system`) are of no configuration that runs have, so they have no row.
+    Projections of changed settings (`--set`, `--system`) have no row, as no runs have their configuration.
     """
-    found: dict[tuple[str, int, int, int], list[LedgerRow]] = {}
-    for one in kept:
-        for target in one.targets if one.configuration and not one.changes else ():
+    candidates: dict[tuple[str, int, int, int], list[LedgerRow]] = {}
+    for recorded in recorded_projections:
+        if recorded.changes or not recorded.configuration:
+            continue
+        for target in recorded.targets:
             steps = [
                 run.step_s
                 for run in measured
-                if (run.configuration, run.ranks, run.nodes) == (one.configuration, target.ranks, target.nodes)
-                and run.created > one.created
+                if (run.configuration, run.ranks, run.nodes) == (recorded.configuration, target.ranks, target.nodes)
+                and run.created > recorded.created
             ]
             if steps and target.doublings > 0:
-                key = (one.configuration, one.anchor_ranks, target.ranks, target.nodes)
-                found.setdefault(key, []).append(_row(one, target, steps))
-    rows = [max(same, key=lambda row: (row.runs, row.created)) for same in found.values()]
+                key = (recorded.configuration, recorded.anchor_ranks, target.ranks, target.nodes)
+                candidates.setdefault(key, []).append(_row(recorded, target, steps))
+    rows = [max(same, key=lambda row: (row.runs, row.created)) for same in candidates.values()]
     return tuple(sorted(rows, key=lambda row: (row.created, row.ranks)))
 
 
-def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]) -> LedgerRow:
+def _row(recorded: RecordedProjection, target: RecordedTarget, steps: Sequence[float]) -> LedgerRow:
     measured = statistics.geometric_mean(steps)
-    least, _, low, _, median, _, high, _, most = target.step_s
+    lowest, _, low, _, median, _, high, _, highest = target.step_s
     # Gneiting and Raftery, JASA 102(477), 2007, equation 43, with alpha = 0.2.
     missed = (high - low) + 2 / 0.2 * (max(0.0, low - measured) + max(0.0, measured - high))
     return LedgerRow(
-        **one.model_dump(include={"created", "title", "system", "anchor_ranks"}),
+        **recorded.model_dump(include={"created", "title", "system", "anchor_ranks"}),
         **target.model_dump(include={"ranks", "nodes", "doublings"}),
         projected=Estimate(median, low, high, 1, "fit", "s", level=0.8),
         measured_s=measured,
         runs=len(steps),
         accuracy=1 - abs(median / measured - 1),
         is_in_80=low <= measured <= high,
-        is_in_95=least <= measured <= most,
+        is_in_95=lowest <= measured <= highest,
         interval_score=missed / measured,
         by=target.by,
     )
 
 
 def misses_of(rows: Sequence[LedgerRow], system: str) -> tuple[Miss, ...]:
-    """What the ledger says of the error of the model of the step on a system; nothing while its rows are few."""
-    own = [row for row in rows if row.system == system and row.by == "model"]
-    if len(own) < LEAST_ROWS:
+    """Returns the errors of the model of the step on a system by its ledger; none while it has few rows."""
+    model_rows = [row for row in rows if row.system == system and row.by == "model"]
+    if len(model_rows) < LEAST_ROWS:
         return ()
-    return tuple(Miss(error=math.log(row.measured_s / row.projected.value), doublings=row.doublings) for row in own)
+    return tuple(
+        Miss(error=math.log(row.measured_s / row.projected.value), doublings=row.doublings) for row in model_rows
+    )
 
 
 def line(rows: Sequence[LedgerRow]) -> str:
-    """The ledger in a sentence; empty for no rows."""
+    """Returns the ledger in a sentence; empty for no rows."""
     if not rows:
         return ""
-    found = score(rows)[0]
+    overall = score(rows)[0]
     return (
-        f"Ledger: {found.rows} recorded target{'s' * (found.rows > 1)}, measured since: mean accuracy "
-        f"{percent(found.mean_accuracy)}, {found.in_80} within the 80 % band, {found.in_95} within 95 %."
+        f"Ledger: {counted(overall.rows, 'recorded target')} measured since: mean accuracy "
+        f"{percent(overall.mean_accuracy)}, {overall.in_80} within the 80 % band, {overall.in_95} within 95 %."
     )

@@ -1,16 +1,18 @@
-"""Projections in words, tables and charts: one `Document` for every format."""
+"""The report of projections as a `Document`: words, tables and charts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 from dlbench.lazy import alt
 from dlbench.projection.cost import TrainingCost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import LedgerRow, Score, line, score
-from dlbench.projection.projected import HeldOut, Projection, Refused, Target, counted, figure
+from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -37,16 +39,16 @@ PART_TITLES = {
     "compute": "forward and backward",
     "optimizer": "optimizer",
     "input": "input",
-    "host": "host and the rest",
+    "host": "host and other causes",
     "straggler": "waiting for stragglers",
-    "exchange": "exchange on the wire",
+    "exchange": "exposed exchange",
 }
-_WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
+_WORK = ("compute", "optimizer")  # Parts that every step needs; the others are losses.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPoint:
-    """A point that a projection is made from."""
+    """A measured point of a projection."""
 
     ranks: int
     nodes: int
@@ -58,191 +60,241 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedGroup:
-    """One comparable group: what is known of it, and what is projected."""
+    """The projection of one comparable group."""
 
     id: str
-    label: str  # What is projected, in words.
-    basis: str  # What it is made of, in a sentence: runs, anchor, baseline, engine, data, network, source.
+    label: str  # Title of the training.
+    basis: str  # Runs, anchor, baseline, engine, data, network and source, in a sentence.
     configuration: str
     system: str
     sample_unit: str
     measured: tuple[MeasuredPoint, ...]
     notes: tuple[str, ...]
     projection: Projection
-    ledger: tuple[LedgerRow, ...]  # Of its system.
-    costs: tuple[TrainingCost, ...] = ()  # Of a training at each target.
-    strategies: tuple[StrategyRow, ...] = ()  # Of --strategy.
+    ledger: tuple[LedgerRow, ...]  # Rows of its system.
+    costs: tuple[TrainingCost, ...] = ()  # Cost of a training at each target.
+    strategies: tuple[StrategyRow, ...] = ()  # Rows for --strategy.
     more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionReport(BaseReport):
-    """What `dlbench project` says."""
+    """The report of `dlbench project`."""
 
     format: str = "dlbench.projection-report"
     title: str = "Projection"
     as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
-    ledger: tuple[LedgerRow, ...] = ()  # Every recorded target that was measured since.
-    damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
+    ledger: tuple[LedgerRow, ...] = ()  # Recorded targets that were measured since.
+    damaged: tuple[str, ...] = ()  # Invalid files, one line each.
 
 
 def projected_group(
     group_id: str,
-    given: Ingredients,
+    ingredients: Ingredients,
     projection: Projection,
     *,
     ledger: Sequence[LedgerRow] = (),
-    more: Sequence[Section] = (),
+    more_sections: Sequence[Section] = (),
 ) -> ProjectedGroup:
-    """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
-    rows = [row for one in more for sheet in one.sheets for row in sheet.rows]
-    anchor, first, network = given.anchor, given.points[0], given.network
-    costs = "not known" if network is None else f"{network.system}, {network.transport}"
-    if network is not None and network.num_points:
-        costs += f", {network.num_points} points"
-    runs, ranks = sum(len(point.runs) for point in given.points), counted([point.ranks for point in given.points])
-    said = (
+    """Returns a projection with its ingredients. `ledger`: rows of every system; those of its own are shown."""
+    rows: list[Any] = []
+    for section in more_sections:
+        for sheet in section.sheets:
+            rows += sheet.rows
+    anchor, first, network = ingredients.anchor, ingredients.points[0], ingredients.network
+    costs = "not known"
+    if network is not None:
+        costs = f"{network.system}, {network.transport}"
+        if network.num_points:
+            costs += f", {network.num_points} points"
+    runs = sum(len(point.runs) for point in ingredients.points)
+    ranks = counted([point.ranks for point in ingredients.points])
+    basis = (
         f"from {runs_text(runs)} at {ranks} ranks",
         f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
-        f"baseline {ranks_text(first.ranks)}; projected for {given.scaling} scaling",
-        *filter(None, (given.engine, given.data)),
-        f"network {costs}; {given.source}",
+        f"baseline {ranks_text(first.ranks)}; projected for {ingredients.scaling} scaling",
+        *filter(None, (ingredients.engine, ingredients.data)),
+        f"network {costs}; {ingredients.source}",
     )
     return ProjectedGroup(
         id=group_id,
-        label=given.title,
-        basis=sentence("; ".join(said)),
-        configuration=given.configuration,
-        system=given.system,
-        sample_unit=given.sample_unit,
-        measured=measured_points(given),
-        notes=given.notes,
+        label=ingredients.title,
+        basis=sentence("; ".join(basis)),
+        configuration=ingredients.configuration,
+        system=ingredients.system,
+        sample_unit=ingredients.sample_unit,
+        measured=measured_points(ingredients),
+        notes=ingredients.notes,
         projection=projection,
-        ledger=tuple(row for row in ledger if row.system == given.system),
+        ledger=tuple(row for row in ledger if row.system == ingredients.system),
         costs=tuple(row for row in rows if isinstance(row, TrainingCost)),
         strategies=tuple(row for row in rows if isinstance(row, StrategyRow)),
-        more=tuple(more),
+        more=tuple(more_sections),
     )
 
 
-def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:
-    """The measured points, each with its efficiency."""
-    first, unit = given.points[0], f"{given.sample_unit}/s"
+def measured_points(ingredients: Ingredients) -> tuple[MeasuredPoint, ...]:
+    """Returns the measured points, each with its efficiency."""
+    first, unit = ingredients.points[0], f"{ingredients.sample_unit}/s"
 
     def by_run(point: PointFigures) -> dict[RunKey, float]:
-        """Mean steps, seconds, by run."""
+        """Returns mean steps by run, seconds."""
         return {KnownKey.of(run.run_id, 0, run.session or run.run_id): run.step_s for run in point.runs}
 
     def rates(point: PointFigures) -> dict[RunKey, float]:
-        """Of a rank: samples per second, or where no batch is known a share of the work."""
-        work = point.batch_per_rank or (1.0 if given.scaling == "weak" else 1.0 / point.ranks)
+        """Returns samples per second of a rank by run; without a known batch, the share of the work per second."""
+        work = float(point.batch_per_rank or 1)
+        if point.batch_per_rank is None and ingredients.scaling == "strong":
+            work = 1.0 / point.ranks
         return {key: work / step_s for key, step_s in by_run(point).items()}
 
-    return tuple(
-        MeasuredPoint(
+    points = []
+    for point in ingredients.points:
+        measured = MeasuredPoint(
             ranks=point.ranks,
             nodes=point.nodes,
             runs=len(point.runs),
             step=geometric_mean_estimate(by_run(point), "s"),
-            throughput=geometric_mean_estimate(rates(point)).scaled(point.ranks, unit)
-            if point.batch_per_rank
-            else None,
-            efficiency=by_definition(1.0, len(point.runs), "fraction")
-            if point is first
-            else ratio_estimate(rates(point), rates(first), "fraction"),
+            throughput=None,
+            efficiency=by_definition(1.0, len(point.runs), "fraction"),
         )
-        for point in given.points
-    )
+        if point.batch_per_rank:
+            throughput = geometric_mean_estimate(rates(point)).scaled(point.ranks, unit)
+            measured = replace(measured, throughput=throughput)
+        if point is not first:
+            measured = replace(measured, efficiency=ratio_estimate(rates(point), rates(first), "fraction"))
+        points.append(measured)
+    return tuple(points)
 
 
-def _quantity(targets: Sequence[Target]) -> tuple[str, str]:
-    """What a projection is read by: efficiency, or the step where that is not known; name and unit."""
-    return ("efficiency", "fraction") if all(one.efficiency for one in targets) else ("step", "s")
+def _quantity(targets: Sequence[Target]) -> str:
+    """Returns the main figure of a projection: the efficiency, or the step if that is not known."""
+    if all(target.efficiency for target in targets):
+        return "efficiency"
+    return "step"
 
 
-def _main(one: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
-    band = one.efficiency if name == "efficiency" else one.step
-    assert band is not None
-    return figure(band, "fraction" if name == "efficiency" else "s", level)
+def _main(target: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
+    """Returns the efficiency or the step of a target, with the ends of the middle `level` % of its draws."""
+    if name == "step":
+        return figure(target.step, "s", level)
+    assert target.efficiency is not None
+    return figure(target.efficiency, "fraction", level)
 
 
 def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[Target], ...]:
-    """The targets as a table."""
-    name, rate = _quantity(targets)[0], f"{sample_unit}/s"
+    """Returns the columns of the table of targets."""
+    name, rate = _quantity(targets), f"{sample_unit}/s"
 
-    def of(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
-        return lambda one: None if (band := getattr(one, attribute)) is None else figure(band, unit, level)
+    step_title = "" if name == "step" else "Step"
 
-    def model_error(one: Target) -> str:
-        low, high = one.model_error.middle(80)
-        return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
+    def band(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
+        def estimate(target: Target) -> Estimate | None:
+            value = getattr(target, attribute)
+            return value and figure(value, unit, level)
+
+        return estimate
+
+    def main_value(target: Target) -> str:
+        return value_text(_main(target, name))
+
+    def interval(target: Target, level: Literal[80, 95]) -> str | None:
+        return interval_text(_main(target, name, level)) or None
 
     return (
-        Column("ranks", "Ranks", lambda one: one.ranks, lambda one: f"{one.ranks:,}", is_brief=True),
+        Column("ranks", "Ranks", attrgetter("ranks"), _ranks_text, is_brief=True),
         *columns_of(Target, "nodes", "doublings", titles={"nodes": "Nodes"}),
-        Column("efficiency", "", of("efficiency", "fraction"), has_interval=True),
-        Column("", name.capitalize(), lambda one: value_text(_main(one, name)), is_brief=True),
-        Column("", "80 %", lambda one: interval_text(_main(one, name)) or None, is_brief=True),
-        Column("", "95 %", lambda one: interval_text(_main(one, name, 95)) or None, is_brief=True),
-        Column("throughput_per_s", "", of("throughput", rate), has_interval=True),
-        Column("", rate, lambda one: one.throughput and format_number(one.throughput.median), is_brief=True),
-        Column("step_s", "" if name == "step" else "Step", of("step", "s"), has_interval=True),
-        Column("step_95_s", "", of("step", "s", 95), has_interval=True),
-        Column("model_error", "Model error", of("model_error", "ratio"), model_error, has_interval=True),
-        Column("largest_loss", "Most lost to", lambda one: largest_loss(one) or None, is_brief=True),
-        Column("flags", "Flags", lambda one: " ".join(flag.code for flag in one.flags) or None, is_brief=True),
+        Column("efficiency", "", band("efficiency", "fraction"), has_interval=True),
+        Column("", name.capitalize(), main_value, is_brief=True),
+        Column("", "80 %", partial(interval, level=80), is_brief=True),
+        Column("", "95 %", partial(interval, level=95), is_brief=True),
+        Column("throughput_per_s", "", band("throughput", rate), has_interval=True),
+        Column("", rate, _throughput_text, is_brief=True),
+        Column("step_s", step_title, band("step", "s"), has_interval=True),
+        Column("step_95_s", "", band("step", "s", 95), has_interval=True),
+        Column("model_error", "Model error", band("model_error", "ratio"), _model_error_text, has_interval=True),
+        Column("largest_loss", "Largest loss", _largest_loss, is_brief=True),
+        Column("flags", "Flags", _flag_codes, is_brief=True),
     )
 
 
-def largest_loss(one: Target) -> str:
-    """The largest part of a step but its own work, with its share; empty where parts are not known."""
-    lost = [part for part in one.parts if part.name not in _WORK]
-    most = max(lost, key=lambda part: part.seconds.median, default=None)
-    return f"{most.name}, {percent(most.seconds.median / one.step.median, 0)}" if most else ""
+def _ranks_text(target: Target) -> str:
+    return f"{target.ranks:,}"
+
+
+def _throughput_text(target: Target) -> str | None:
+    if target.throughput is None:
+        return None
+    return format_number(target.throughput.median)
+
+
+def _model_error_text(target: Target) -> str:
+    low, high = target.model_error.middle(80)
+    return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
+
+
+def _largest_loss(target: Target) -> str | None:
+    return largest_loss(target) or None
+
+
+def _flag_codes(target: Target) -> str | None:
+    return " ".join(flag.code for flag in target.flags) or None
+
+
+def largest_loss(target: Target) -> str:
+    """Returns the largest part of a step but its own work, with its share; empty if parts are not known."""
+    losses = [part for part in target.parts if part.name not in _WORK]
+    if not losses:
+        return ""
+    largest = max(losses, key=attrgetter("seconds.median"))
+    return f"{largest.name}, {percent(largest.seconds.median / target.step.median, 0)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartRow:
     """A part of one target's step."""
 
-    ranks: int = field(metadata=column("Ranks", text=lambda ranks: f"{ranks:,}"))
-    part: str = field(metadata=column("Part of the step", text=lambda name: PART_TITLES[name]))
+    ranks: int = field(metadata=column("Ranks", text="{:,}".format))
+    part: str = field(metadata=column("Part of the step", text=PART_TITLES.__getitem__))
     seconds: Estimate = field(metadata=column("Median, 80 %"))
     seconds_95: Estimate = field(metadata=column("95 %", text=interval_text))
     share: float = field(metadata=column("Of the step", unit="fraction"))
 
 
 def part_rows(targets: Sequence[Target]) -> list[PartRow]:
-    """The parts of all targets that have any."""
-    return [
-        PartRow(
-            ranks=one.ranks,
-            part=part.name,
-            seconds=figure(part.seconds, "s"),
-            seconds_95=figure(part.seconds, "s", 95),
-            share=part.seconds.median / one.step.median,
-        )
-        for one in targets
-        for part in one.parts
-    ]
+    """Returns the parts of all targets."""
+    rows = []
+    for target in targets:
+        for part in target.parts:
+            row = PartRow(
+                ranks=target.ranks,
+                part=part.name,
+                seconds=figure(part.seconds, "s"),
+                seconds_95=figure(part.seconds, "s", 95),
+                share=part.seconds.median / target.step.median,
+            )
+            rows.append(row)
+    return rows
 
 
 def projection_chart(
-    subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more: Sequence[Any] = ()
+    subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more_layers: Sequence[Any] = ()
 ) -> Chart:
-    """Efficiency (or the step) over ranks: measured filled, projected hollow with the 80 % band.
+    """Returns the chart of efficiency (or the step) over ranks: measured filled, projected hollow with the 80 % band.
 
-    `more`: further layers over the same axes, `ranks` and `value`.
+    `more_layers`: further layers over the same axes, `ranks` and `value`.
     """
-    name = _quantity(targets)[0]
-    known: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
-    foretold: Rows = []
-    for one in targets:
-        far = interval_text(_main(one, name, 95))
-        band = {**figure_row(_main(one, name)), "basis": f"80 %; 95 %: {far}; projected, not measured"}
-        foretold.append({"ranks": one.ranks, "series": "projected", **band})
-    rows = [*known, *foretold]
+    name = _quantity(targets)
+    measured_rows: Rows = [
+        {"ranks": point.ranks, "series": "measured", **figure_row(getattr(point, name))} for point in measured
+    ]
+    projected_rows: Rows = []
+    for target in targets:
+        interval_95 = interval_text(_main(target, name, 95))
+        band = {**figure_row(_main(target, name)), "basis": f"80 %; 95 %: {interval_95}; projected, not measured"}
+        projected_rows.append({"ranks": target.ranks, "series": "projected", **band})
+    rows = [*measured_rows, *projected_rows]
     for row in rows:
         row["place"] = ranks_text(row["ranks"])
     y = Axis("seconds per step", scale={"domainMin": 0})
@@ -250,22 +302,21 @@ def projection_chart(
         y = y._replace(title="scaling efficiency", format=".0%")
     by = Series("series", {"measured": MEASURED, "projected": FORECAST})
     tooltip = {"place": "at", "series": "is", "shown": name, "basis": "interval"}
-    # The line of what was not measured begins at the anchor.
-    begin = {**known[-1], "series": "projected", "low": None, "high": None}
+    # The projected line begins at the anchor.
+    begin = {**measured_rows[-1], "series": "projected", "low": None, "high": None}
     layers: list[Any] = []
-    for some, is_forecast in (([begin, *foretold], True), (known, False)):
-        # Of all rows, so that all layers have the same axes.
+    for series_rows, is_forecast in (([begin, *projected_rows], True), (measured_rows, False)):
+        # Made of all rows, so that all layers have the same axes.
         for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast).layer:
-            layer.data = inline(some)
+            layer.data = inline(series_rows)
             layers.append(layer)
+    texts = "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*layers, *more),
+        alt.layer(*layers, *more_layers),
         subject,
         name="projection",
         title=f"{name.capitalize()}: measured, and projected",
-        alt=f"{name.capitalize()} over ranks. "
-        + "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
-        + ".",
+        alt=f"{name.capitalize()} over ranks. {texts}.",
         table=[
             ("At", "Is", name.capitalize(), "Interval"),
             *((row["place"], row["series"], row["shown"], row["basis"]) for row in rows),
@@ -277,36 +328,39 @@ def projection_chart(
 METHODS = (
     (
         "Projection",
-        "Begins at the largest measured point (the anchor), whose step is split as the account of lost percent does; "
-        "the model says what changes from there: messages replayed at the network's costs, the slowest of more nodes, "
-        "input by what storage was seen to deliver. docs/projection.md has the equations.",
+        "It starts at the largest measured point (the anchor), whose step is split by causes. The model gives the "
+        "changes from there: messages at the network's costs, the slowest of more nodes, and input at the measured "
+        "rate of storage. docs/projection.md has the equations.",
     ),
     (
         "Bands",
-        "The middle 80 and 95 % of draws of runs, of costs of the network, of the slowest nodes, and of the model's "
-        "own error, which grows with each doubling and is learnt from measured points held out and from recorded "
-        "projections. Parts are medians and need not sum to the median step.",
+        "A band is the middle 80 or 95 % of draws of runs, network costs, slowest nodes and the model's error, which "
+        "grows with each doubling and is estimated from held-out measured points and recorded projections. Parts are "
+        "medians and need not sum to the median step.",
     ),
     ("Efficiency", "Throughput per rank over that of the smallest measured point."),
     (
         "Ledger",
         "Accuracy is 1 - |projected / measured - 1| of the step. The interval score is that of Gneiting and Raftery "
-        "(JASA 102, 2007) for the 80 % band, over the measured step; smaller is better. Only runs that were planned "
-        "after a projection was recorded count.",
+        "(JASA 102, 2007) for the 80 % band, over the measured step; smaller is better. Only runs that were "
+        "planned after a projection was recorded count.",
     ),
 )
 
 
 def document_of(report: ProjectionReport) -> Document:
-    """The whole report."""
-    empty = () if report.groups or report.ledger else ("Nothing is projected.",)
-    unit = report.groups[0].sample_unit if report.groups else "samples"
+    """Returns the whole report."""
+    empty: tuple[str, ...] = ()
+    if not report.groups and not report.ledger:
+        empty = ("There is no projection.",)
+    unit = next((group.sample_unit for group in report.groups), "samples")
+    methods = METHODS if report.groups else METHODS[-1:]
     cards = tuple(map(_card, report.groups))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
         *_ledger(report),
-        *methods_section(METHODS if report.groups else METHODS[-1:]),
+        *methods_section(methods, docs_page="docs/projection.md"),
         always=(
             named_table("targets", "Projected, not measured", target_columns((), unit), ("group",)),
             named_table("parts", "Parts of the projected step", columns_of(PartRow), ("group",)),
@@ -324,7 +378,7 @@ def _card(group: ProjectedGroup) -> Card:
     if not targets:
         words = tuple(refusals(refused)[:1])
         return Card(title=group.label, link=link, big="refused", small=(by,), words=words, is_bad=True)
-    last, name = targets[-1], _quantity(targets)[0]
+    last, name = targets[-1], _quantity(targets)
     near, far = _main(last, name), _main(last, name, 95)
     return Card(
         title=group.label,
@@ -332,7 +386,7 @@ def _card(group: ProjectedGroup) -> Card:
         big=value_text(near),
         small=(f"{name} at {ranks_text(last.ranks)}, {by}", f"80 %: {interval_text(near)}, 95 %: {interval_text(far)}"),
         words=(sentence(_headline(last, name)),),
-        warnings=tuple(f"{one.code}: {one.text}" for one in refused),
+        warnings=tuple(f"{refusal.code}: {refusal.text}" for refusal in refused),
         warnings_link=f"refused-{group.id}",
     )
 
@@ -342,40 +396,50 @@ def _headline(last: Target, name: str) -> str:
 
 
 def held_out_line(held_out: Sequence[HeldOut]) -> str:
-    """How far the last measured point was missed from those below it; empty where none was held out."""
+    """Returns the error of the last measured point, projected from those below it; empty if none was held out."""
     if not held_out:
         return ""
     last = held_out[-1]
+    direction = "long" if last.error > 0 else "short"
     return (
-        f"Held out as a test: the step at {ranks_text(last.ranks)}, projected from {last.anchor_ranks:,}, came out "
-        f"{percent(abs(last.error))} too {'long' if last.error > 0 else 'short'}: "
-        f"{number_text(last.projected_s, 's')}, measured {number_text(last.measured_s, 's')}."
+        f"Held out as a test: the step at {ranks_text(last.ranks)}, projected from {last.anchor_ranks:,}, is "
+        f"{percent(abs(last.error))} too {direction}: {number_text(last.projected_s, 's')}, measured "
+        f"{number_text(last.measured_s, 's')}."
     )
 
 
 def refusals(refused: Sequence[Refused]) -> list[str]:
-    """What is not projected, why and what would mend it; targets of one reason together."""
-    return _lines((f"Refused, {one.code}", f"{one.text}. Remedy: {one.remedy}", one.ranks) for one in refused)
+    """Returns a line per reason for refused targets, with the remedy."""
+    return _lines(
+        (f"Refused, {refusal.code}", f"{refusal.text}. Remedy: {refusal.remedy}", refusal.ranks) for refusal in refused
+    )
 
 
 def flag_lines(projection: Projection) -> list[str]:
-    """What to know beside the figures, a sentence for each flag."""
-    of_all = [(flag, None) for flag in projection.flags]
-    of_one = [(flag, one.ranks) for one in projection.targets for flag in one.flags if flag not in projection.flags]
-    return _lines((flag.code, f"{flag.text}.", ranks) for flag, ranks in (*of_all, *of_one))
+    """Returns a line per flag."""
+    flags: list[tuple[Flag, int | None]] = [(flag, None) for flag in projection.flags]
+    for target in projection.targets:
+        flags += [(flag, target.ranks) for flag in target.flags if flag not in projection.flags]
+    return _lines((flag.code, f"{flag.text}.", ranks) for flag, ranks in flags)
 
 
-def _lines(said: Iterable[tuple[str, str, int | None]]) -> list[str]:
-    """Code, text and rank count (None: of all), a line for all counts of one text."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for code, text, ranks in said:
-        found.setdefault((code, text), []).extend([] if ranks is None else [ranks])
-    return [f"{code}{f' ({counted(known)} ranks)' if known else ''}: {text}" for (code, text), known in found.items()]
+def _lines(texts: Iterable[tuple[str, str, int | None]]) -> list[str]:
+    """Returns a line for each code and text, with its rank counts (None: all)."""
+    ranks_by_text: dict[tuple[str, str], list[int]] = {}
+    for code, text, ranks in texts:
+        counts = ranks_by_text.setdefault((code, text), [])
+        if ranks is not None:
+            counts.append(ranks)
+    lines_of_text = []
+    for (code, text), counts in ranks_by_text.items():
+        ranks_of_text = f" ({counted(counts)} ranks)" if counts else ""
+        lines_of_text.append(f"{code}{ranks_of_text}: {text}")
+    return lines_of_text
 
 
 def _group(group: ProjectedGroup) -> Section:
     projection = group.projection
-    changes = tuple(f"Projected for another setting than measured: {one}." for one in projection.changes)
+    changes = tuple(f"Projected for a setting that was not measured: {change}." for change in projection.changes)
     return Section(
         id=f"group-{group.id}",
         title=group.label,
@@ -398,7 +462,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             id=f"projected-{group.id}",
             title="Projected",
             level="answer",
-            headline=_headline(targets[-1], _quantity(targets)[0]),
+            headline=_headline(targets[-1], _quantity(targets)),
             words=(held_out_line(projection.held_out), line(group.ledger), *flag_lines(projection)),
             charts=lambda: [projection_chart(subject, group.measured, targets)],
             sheets=(
@@ -407,13 +471,13 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
                     title="Projected, not measured",
                     columns=target_columns(targets, group.sample_unit),
                     rows=targets,
-                    caption="Most lost to: largest part of the step but compute and optimizer, and its share.",
+                    caption="Largest loss: largest part of the step except compute and optimizer, with its share.",
                     in_terminal=True,
                 ),
             ),
         )
     if projection.refused:
-        title = "Not projected, and what would mend it"
+        title = "Not projected, with remedy"
         yield Section(
             id=f"refused-{group.id}",
             title="Refused",
@@ -423,11 +487,11 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
         )
     if parts:
         title = "Parts of the projected step"
-        last = next(one for one in reversed(targets) if one.parts)
+        last = next(target for target in reversed(targets) if target.parts)
         yield Section(
             id=f"parts-{group.id}",
             title=title,
-            headline=f"most lost at {ranks_text(last.ranks)}: {largest_loss(last)} of the step",
+            headline=f"largest loss at {ranks_text(last.ranks)}: {largest_loss(last)} of the step",
             sheets=(Sheet(name="parts", title=title, columns=columns_of(PartRow), rows=parts),),
         )
     yield from group.more
@@ -440,7 +504,7 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
     scores = score(report.ledger)
     yield Section(
         id="ledger",
-        title="Recorded projections and what was measured since",
+        title="Recorded projections and later measurements",
         short_title="Ledger",
         level="answer" if is_all else "evidence",
         headline=line(report.ledger),

@@ -1,17 +1,16 @@
-"""What measured steps alone say of more ranks, without a word on why a step takes as long, where no model can.
+"""Extrapolates measured step times to more ranks, without a model of the step.
 
 With k the nodes (inside one node: the ranks over those of the smallest point),
 
     T(p) = c0 ideal(p) + c1 x(p),   x of `LAWS`, e.g. log2 k (trees, the slowest of k) or 1 - 1/k (bytes of a ring)
 
 ideal = 1 under weak and 1/k under strong scaling; c0, c1 >= 0, by least relative squares. Each draw takes a law by its
-prior times the likelihood of the points, which is how well it foretells each from the others (Gelman et al., Bayesian
-Data Analysis, 3rd edition, 2013, section 7.4). Points miss a law by scatter and by an error that none explains.
-How far a law is off beyond the points is learnt from every point that two or more smaller ones predict
-(`dlbench.perfmodels.extrapolation`).
+prior times the likelihood of the points (Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section 7.4). Points
+differ from a law by scatter and by an unexplained error. The error of a law beyond the points is estimated from every
+point that two or more smaller ones predict (`dlbench.perfmodels.extrapolation`).
 
-The prior favours laws that flatten: fitted to four points of published series of a large machine, a straight line told
-20 to 420 % too long at 8 to 16 times the ranks, where logarithm and saturation were 4 to 14 % off.
+The prior favours laws that flatten: fitted to four points of published series of a large machine, a straight line gave
+20 to 420 % too long steps at 8 to 16 times the ranks, while logarithm and saturation were 4 to 14 % off.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import Miss, model_error
 from dlbench.perfmodels.lines import relative_pairs
-from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Flag
 from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
 from dlbench.report.wording import percent, ranks_text
@@ -39,33 +38,33 @@ LAWS: Mapping[str, Callable[[float], float]] = {
     "k log k": lambda k: k * math.log2(k),
     "a square": lambda k: (k - 1) ** 2,
 }
-"""How time beyond the ideal grows with the nodes, 0 for a single one; by name in words."""
+"""Growth of the time beyond the ideal with the nodes k, 0 for a single one, by name."""
 PRIOR = (0.39, 0.39, 0.02, 0.03, 0.03, 0.14)
-"""Probability of each law before any point was seen. Runs may hide a square that is long at four times the ranks: with
-less for it, bands do not hold such series (`make bench AREA=truth.points`)."""
+"""Prior probability of each law. Runs may hide a square that is large at four times the ranks: with a smaller prior,
+bands do not cover such series (`make bench AREA=truth.points`)."""
 NUM_FLAT = 2  # Laws that grow no faster than the logarithm: the first ones.
-UPWARDS = 0.5  # Probability of a law that outgrows the logarithm beyond which a figure is flagged.
+UPWARDS = 0.5  # Probability of growth above the logarithm from which a figure is flagged.
 UNEXPLAINED = (0.001, 0.005, 0.03)
-"""Errors of a point that no law explains (standard deviation, logarithm), each as probable before any point was seen:
-some per mille where runs are clean, 1 to 4 % in published series of large machines."""
-OVERHEAD = 0.3  # Overhead of the largest point (standard deviation), as a share of its step, before any was seen.
+"""Unexplained errors of a point (standard deviation, logarithm), equally likely a priori: some per mille in clean runs,
+1 to 4 % in published series of large machines."""
+OVERHEAD = 0.3  # Prior standard deviation of the overhead of the largest point, as a share of its step.
 LAW_SCALE = 0.015
-"""Error of a law per square root of a doubling before any was seen: less than `PRIOR_SCALE`, as the law itself and what
-no law explains are drawn."""
+"""Prior error of a law per square root of a doubling: less than `PRIOR_SCALE`, as the law and the unexplained error are
+drawn separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByPoints:
-    """The step at a rank count by the points alone."""
+    """The step at a rank count by the points only."""
 
     law: str  # The most probable one of `LAWS`.
     step_s: Array  # By draw, seconds.
-    error: Array  # Factor of the law's own error that is in it, by draw.
-    flags: tuple[Flag, ...]  # Whether the points bend upwards.
+    error: Array  # Factor by the error of the law, included in `step_s`, by draw.
+    flags: tuple[Flag, ...]  # F13 if the points bend upwards.
 
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
-    """By draw over runs, laws, and over how far a law may be off; None where the points do not say."""
+    """Returns the step by draws of runs, laws and errors of the law; None: the points are not sufficient."""
     if reasons(ingredients, ranks, by="points"):
         return None
     is_inside = ingredients.nodes_of(ranks) == 1
@@ -75,11 +74,11 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     base = points[0].ranks if is_inside else ingredients.per_node
     counts = [point.ranks / base for point in points]
     is_strong = ingredients.scaling == "strong"
-    by_run = [{(run.session, run.run_id): run.step_s for run in point.runs} for point in points]
+    by_run = [_steps(point) for point in points]
     drawn = resampled(by_run, centre="geometric mean", resamples=draws)
-    assert drawn is not None  # Every point has `LEAST_RUNS`.
+    assert drawn is not None  # Every point has `LEAST_RUNS` runs.
     middle = np.array([[statistics.geometric_mean(runs.values()) for runs in by_run]])
-    # Runs of all points scatter alike, as far as so few of each can say.
+    # Runs of all points are assumed to have equal scatter, as each has few.
     variance = statistics.fmean(statistics.variance(map(math.log, runs.values())) for runs in by_run)
     weights = _weights(counts, middle, variance / np.array([len(runs) for runs in by_run]), is_strong)
     rng = np.random.default_rng([SEED, 9])
@@ -93,35 +92,41 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     best = list(LAWS)[by_law.argmax()]
     misses = []
     for last in range(MIN_POINTS - 1, len(points)):
-        # Each point from the third on, as the smaller ones have it.
+        # Each point from the third on is predicted by the smaller ones.
         times = np.vstack([middle, drawn])
         missed = np.log(times[:, last] / _at(best, counts[:last], times[:, :last], counts[last], is_strong))
         doublings = math.log2(counts[last] / counts[last - 1])
         misses.append(Miss(error=missed[0], doublings=doublings, scatter=missed[1:].std()))
-    # Equal seeds, so that errors at several rank counts are those of one law.
+    # Equal seeds, so that errors at several rank counts belong to one law.
     doublings = min(abs(math.log2(ranks / point.ranks)) for point in points)
     error = model_error(misses, prior_scale=LAW_SCALE).drawn(doublings, draws, [SEED, 8])
     step *= error
-    if doublings == 0:  # What was measured is no law's.
+    if doublings == 0:  # A measured step needs no law.
         step = drawn[:, [point.ranks for point in points].index(ranks)]
     upwards = float(by_law[NUM_FLAT:].sum())
-    told: tuple[Flag, ...] = ()
+    point_flags: tuple[Flag, ...] = ()
     if upwards > UPWARDS:
-        told = (flagged("F13", probability=percent(upwards, 0), ranks=ranks_text(2 * points[-1].ranks)),)
-    return ByPoints(law=best, step_s=step, error=error, flags=told)
+        point_flags = (flagged("F13", probability=percent(upwards, 0), ranks=ranks_text(2 * points[-1].ranks)),)
+    return ByPoints(law=best, step_s=step, error=error, flags=point_flags)
+
+
+def _steps(point: PointFigures) -> dict[tuple[str, str], float]:
+    """Returns mean steps, seconds, by session and run."""
+    return {(run.session, run.run_id): run.step_s for run in point.runs}
 
 
 def _terms(law: str, counts: Sequence[float], is_strong: bool) -> Array:
     """Returns ideal and x of the law at each k, shape (counts, 2)."""
-    terms: Array = np.array([(1 / k if is_strong else 1.0, LAWS[law](k)) for k in counts])
-    return terms
+    ks = np.array(counts)
+    ideal = 1 / ks if is_strong else np.ones_like(ks)
+    return np.stack([ideal, np.array([LAWS[law](k) for k in counts])], axis=1)
 
 
 def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong: bool) -> Array:
-    """Returns how probable each law is with each error that no law explains, shape (laws, errors); they sum to 1.
+    """Returns the probability of each law with each unexplained error, shape (laws, errors); they sum to 1.
 
-    `variances`: of the logarithms of `middle`, by runs alone. The likelihood is a linear regression's with a flat prior
-    of c0 and a normal one of the overhead at the largest point, as a share of the step there.
+    `variances`: variances of the logarithms of `middle` by runs. The likelihood is a linear regression's with a flat
+    prior of c0 and a normal one of the overhead at the largest point, as a share of the step there.
     """
     precisions = 1 / (np.square(UNEXPLAINED)[:, None] + variances)  # Shape (errors, points).
     logs = np.empty((len(LAWS), len(UNEXPLAINED)))
@@ -138,8 +143,8 @@ def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong
     return weights
 
 
-def _at(law: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:
-    """The law through times of shape (draws, points) at these k, at another k: shape (draws,)."""
+def _at(law: str, counts: Sequence[float], times: Array, target_counts: float, is_strong: bool) -> Array:
+    """Returns the law through times of shape (draws, points) at `counts`, at another k: shape (draws,)."""
     coefficients = relative_pairs(_terms(law, counts, is_strong) / times[..., None])
-    at: Array = coefficients @ _terms(law, [wanted], is_strong)[0]
+    at: Array = coefficients @ _terms(law, [target_counts], is_strong)[0]
     return at

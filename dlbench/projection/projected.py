@@ -1,4 +1,4 @@
-"""What a projection says: of each target its step, throughput and efficiency with bands, or why not."""
+"""The result of a projection: step, throughput and efficiency of each target with bands, or the refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlbench.report.wording import sentence
 from dlbench.stats.estimates import Estimate
 
 QUANTILES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
-"""Of every band: ends of the middle 95, 90, 80 and 50 % of the draws, and their median."""
+"""Quantiles of a band: ends of the middle 95, 90, 80 and 50 % of the draws, and their median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,29 +24,28 @@ class Band:
 
     @classmethod
     def of(cls, draws: Array) -> Band:
-        """Of draws of shape (draws,)."""
-        return cls(quantiles=tuple(float(one) for one in np.quantile(draws, QUANTILES)))
+        """Returns the band of draws of shape (draws,)."""
+        return cls(quantiles=tuple(float(quantile) for quantile in np.quantile(draws, QUANTILES)))
 
     @property
     def median(self) -> float:
         return self.quantiles[QUANTILES.index(0.5)]
 
     def middle(self, percent: Literal[50, 80, 90, 95]) -> tuple[float, float]:
-        """Ends of the middle `percent` of the draws."""
-        place = {95: 0, 90: 1, 80: 2, 50: 3}[percent]
-        return self.quantiles[place], self.quantiles[-1 - place]
+        """Returns the ends of the middle `percent` of the draws."""
+        index = {95: 0, 90: 1, 80: 2, 50: 3}[percent]
+        return self.quantiles[index], self.quantiles[-1 - index]
 
 
 def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
-    """The median of a band with the ends of its middle `level` %."""
+    """Returns the median of a band with the ends of its middle `level` %."""
     low, high = band.middle(level)
     return Estimate(band.median, low, high, 1, "fit", unit, level=level / 100)
 
 
 PARTS = ("compute", "optimizer", "input", "host", "straggler", "exchange")
-"""Parts of a projected step, in the order in which they are printed; they sum to the step in every draw. `compute` is
-forward and backward, `host` all causes of the account that have no model (host, launch, throttling, memory,
-rest)."""
+"""Parts of a projected step in the order of printing; they sum to the step in every draw. `compute` is forward and
+backward, `host` all causes that have no model (host, launch, throttling, memory, rest)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class StepPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """Something to know beside a figure; it does not forbid it."""
+    """A warning on a projected figure."""
 
     code: str  # F1, F2, ...
     text: str
@@ -67,17 +66,17 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """Why nothing is said."""
+    """The reason why a target, or all, are not projected."""
 
     code: str = field(metadata=column("Code"))  # R1, R2, ...
-    ranks: int | None = field(metadata=column("Ranks", text=lambda ranks: f"{ranks:,}", missing="all"))  # Of a target.
+    ranks: int | None = field(metadata=column("Ranks", text="{:,}".format, missing="all"))  # None: all targets.
     text: str = field(metadata=column("Why", value=sentence))
-    remedy: str = field(metadata=column("Remedy"))  # What would measure what is missing, or what to change.
+    remedy: str = field(metadata=column("Remedy"))  # What to measure or to change.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is projected of one rank count."""
+    """The projection of one rank count."""
 
     ranks: int
     nodes: int
@@ -86,17 +85,17 @@ class Target:
     step: Band  # Seconds.
     throughput: Band | None  # Samples per second, all ranks; None: the batch is not known.
     efficiency: Band | None  # Share of the ideal, against the smallest measured point.
-    parts: tuple[StepPart, ...]  # Empty: points only.
-    model_error: Band  # Factor on the step (1) that the model's own error puts there.
-    algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
+    parts: tuple[StepPart, ...]  # Empty for points only.
+    model_error: Band  # Factor on the step by the error of the model.
+    algorithms: tuple[str, ...]  # Algorithms that the library may use, in words.
     flags: tuple[Flag, ...]
     drawn: Any = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
-    """By draw, arrays of shape (draws,): `step`, the model's `error` on it, and its parts. Empty: written by hand."""
+    """Arrays of shape (draws,): `step`, the model's `error` on it, and its parts; empty if written by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """A measured point as projected from the points below it."""
+    """A measured point, projected from the points below it."""
 
     ranks: int
     anchor_ranks: int
@@ -106,27 +105,29 @@ class HeldOut:
 
     @property
     def error(self) -> float:
-        """Projected over measured, less 1."""
+        """Returns projected / measured - 1."""
         return self.projected_s / self.measured_s - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """The whole answer."""
+    """A projection of all targets."""
 
-    digest: str  # Of the ingredients.
+    digest: str  # Digest of the ingredients.
     anchor_ranks: int
     anchor_nodes: int
-    changes: tuple[str, ...]  # What `--set` and `--system` changed, in words.
+    changes: tuple[str, ...]  # Changes by `--set` and `--system`, in words.
     targets: tuple[Target, ...]
     refused: tuple[Refused, ...]
     held_out: tuple[HeldOut, ...]
-    flags: tuple[Flag, ...]  # Of all targets.
-    # rho of `step`, in the middle of its draws: factor on the network's costs.
+    flags: tuple[Flag, ...]  # Flags of all targets.
+    # Median of rho of `step`, the factor on the network's costs.
     cost_scale: float = field(default=1.0, metadata={HIDDEN: False})
 
 
 def counted(values: Sequence[int]) -> str:
-    """Rank counts in words, e.g. `2, 4 and 8`."""
-    texts = [f"{one:,}" for one in values]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    """Returns rank counts in words, e.g. `2, 4 and 8`."""
+    texts = [f"{value:,}" for value in values]
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -1,7 +1,7 @@
-"""Anybody's series as a table (`dlbench project points FILE`): a row for each run becomes `Ingredients`.
+"""Reads a table with a row per run (`dlbench project points FILE`) as `Ingredients`.
 
-Columns are separated by tabs if the header holds one, else by semicolons, else by commas. Blanks around values, blank
-lines and lines that begin with # do not count.
+Columns are separated by tabs if the header has one, else by semicolons, else by commas. Blanks around values, blank
+lines and lines that begin with # are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlbench.specs.problems import problem_of
 
 COUNTS = ("ranks", "nodes", "batch_per_rank")
 _COUNT = re.compile(r"[1-9]\d{0,6}(\.0+)?|[1-9]\d{0,2}(,\d{3}){1,2}", re.ASCII)  # 8, 8.0 or 1,024
-# 0.12, 1.2e-1 or 14,919.9: a comma alone may stand for a decimal point, too, so it is refused.
+# 0.12, 1.2e-1 or 14,919.9; a comma alone is refused, as it may be a decimal point.
 _FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
 
@@ -33,36 +33,34 @@ def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
     points: dict[int, dict[str, int]] = {}
     runs: dict[int, dict[str, RunFigures]] = {}
     for where, row in rows:
-        counts: dict[str, int] = {}
-        for name in COUNTS:
-            if (text := row.get(name)) is not None:
-                counts[name] = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
-                if not 1 <= counts[name] <= MAX_RANKS:
-                    raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
+        counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
         ranks = counts["ranks"]
         point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
         for name, count in counts.items():
             if count != point[name]:
-                raise UserError(f"{where}: {name} {count:,}: rows above have {point[name]:,} at {ranks:,} ranks")
+                raise UserError(f"{where}: {name} {count:,}: earlier rows have {point[name]:,} at {ranks:,} ranks")
         if row["run"] in steps:
             raise UserError(
                 f"{where}: run {row['run']!r}: is there twice at {ranks:,} ranks; give one row for each run"
             )
         steps[row["run"]] = _run(where, row, counts)
-    batches = {
-        point.get("batch_per_rank", 0) * (ranks if scaling == "strong" else 1) for ranks, point in points.items()
-    }
+    batches = {point.get("batch_per_rank", 0) for point in points.values()}
+    if scaling == "strong":
+        batches = {point.get("batch_per_rank", 0) * ranks for ranks, point in points.items()}
     if len(batches) > 1:
         raise UserError(
-            f"{path}: batch_per_rank: differs between rank counts, which is no weak scaling; under --scaling strong "
+            f"{path}: batch_per_rank differs between rank counts, which is not weak scaling; with --scaling strong "
             "ranks x batch_per_rank must be equal"
         )
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes = (f"Columns that were left out: {', '.join(left_out)}.",)
     content = {
         "title": path.name,
         "source": str(path),
         "scaling": scaling,
         "points": [{**points[ranks], "runs": tuple(runs[ranks].values())} for ranks in sorted(points)],
-        "notes": (f"Columns that were left out: {', '.join(left_out)}.",) if left_out else (),
+        "notes": notes,
     }
     try:
         return Ingredients.model_validate(content)
@@ -70,8 +68,16 @@ def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
         raise UserError(f"{path}: nodes: {problem_of(Ingredients, error)}") from None
 
 
+def _count(where: str, name: str, text: str) -> int:
+    if _COUNT.fullmatch(text):
+        count = int(text.partition(".")[0].replace(",", ""))
+        if 1 <= count <= MAX_RANKS:
+            return count
+    raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
+
+
 def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
-    """Returns the rows by column, each with where it stands, and the columns that are left out."""
+    """Returns the rows by column, each with its file and line, and the columns that are left out."""
     try:
         text = read_named(path, MAX_JSON).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,26 +85,29 @@ def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
         raise UserError(f"{path}: cannot be read as a table: {why}") from None
     table = list(_cells(path, text.splitlines()))
     if len(table) < 2:
-        raise UserError(f"{path}: holds no runs; needed are a line with the columns' names and a line for each run")
-    (first, header), *rest = table
+        raise UserError(f"{path}: contains no runs; give a line with the names of columns and a line for each run")
+    (first, header), *data = table
     used = _used(first, header)
-    for where, cells in rest:
+    for where, cells in data:
         if len(cells) != len(header):
             raise UserError(
-                f"{where}: holds {len(cells)} values, and the header {len(header)} columns; a value with a comma in it "
-                "stands in double quotes"
+                f"{where}: has {len(cells)} values, but the header has {len(header)} columns; put a value with a "
+                "comma in double quotes"
             )
-    rows = [(where, dict(zip(header, cells, strict=True))) for where, cells in rest]
-    left_out = [name or "one without a name" for name in header if name not in used]
-    return [(where, {name: row[name] for name in used}) for where, row in rows], left_out
+    left_out = [name or "a column without a name" for name in header if name not in used]
+    rows: list[tuple[str, Mapping[str, str]]] = []
+    for where, cells in data:
+        row = dict(zip(header, cells, strict=True))
+        rows.append((where, {name: row[name] for name in used}))
+    return rows, left_out
 
 
 def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each line that counts, cut into cells, with the words that name it."""
-    shown = ["" if line.lstrip().startswith("#") else line for line in lines]
-    header = next((line for line in shown if line.strip()), "")
+    """Yields the cells of each line that is not ignored, with its file and line."""
+    data_lines = ["" if line.lstrip().startswith("#") else line for line in lines]
+    header = next((line for line in data_lines if line.strip()), "")
     delimiter = next((mark for mark in "\t;" if mark in header), ",")
-    reader = csv.reader(shown, delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
+    reader = csv.reader(data_lines, delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -117,20 +126,24 @@ def _used(where: str, header: list[str]) -> list[str]:
     wrong = [name for name in used if header.count(name) != 1]
     if wrong:
         raise UserError(
-            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must be there once; in place of "
-            "step_s also samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must be there once; instead of "
+            "step_s samples_per_s with batch_per_rank is possible (step_s = ranks x batch_per_rank / samples_per_s)"
         )
     return used
 
 
 def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:
-    """Returns the run of a row, with its step as given or as its throughput gives it."""
+    """Returns the run of a row, with its step or the step by its throughput."""
     name = "step_s" if "step_s" in row else "samples_per_s"
     text = row[name]
-    value = float(text.replace(",", "")) if _FIGURE.fullmatch(text) else 0.0
+    value = 0.0
+    if _FIGURE.fullmatch(text):
+        value = float(text.replace(",", ""))
     if not value:
-        raise UserError(f"{where}: {name} {text!r}: must be a number above 0, with a point for its decimals")
-    step_s = value if name == "step_s" else counts["ranks"] * counts["batch_per_rank"] / value
+        raise UserError(f"{where}: {name} {text!r}: must be a number above 0, with a decimal point")
+    step_s = value
+    if name == "samples_per_s":
+        step_s = counts["ranks"] * counts["batch_per_rank"] / value
     try:
         return RunFigures(run_id=row["run"], step_s=step_s)
     except ValidationError as error:

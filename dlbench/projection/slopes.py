@@ -1,8 +1,8 @@
-"""How figures grow over the measured points: slopes of lines, drawn by how likely the points make them.
+"""Draws slopes of lines over the measured points by their likelihood.
 
 A slope has a prior; the points' error about the line is normal of unknown variance (Gelman et al., Bayesian Data
-Analysis, 3rd edition, 2013, section 14.2), and level and variance are integrated out on a grid of slopes. So where the
-points cannot tell, the prior is left, and the band is wide.
+Analysis, 3rd edition, 2013, section 14.2), and level and variance are integrated out on a grid of slopes. If the points
+do not determine a slope, the prior remains, and the band is wide.
 """
 
 from __future__ import annotations
@@ -18,44 +18,43 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.stats.resampling import SEED
 
 MOST_SLOWED = 0.6
-"""Most seconds that the backward pass may take longer for each second of exchange hidden in it; up to it all are as
-likely before any was seen. Over four models of GPUs it was 18.9 % on average, at most 40 % (arXiv 2507.03114)."""
+"""Largest increase of the backward pass, in seconds, for each second of exchange hidden in it; the prior is uniform up
+to it. Over four models of GPUs it was 18.9 % on average, at most 40 % (arXiv 2507.03114)."""
 SESSIONS = (0.004, 0.012)
-"""Deviation of computing from session to session, a share of it, before any was seen: where the points are of one
-session, and where they are of several, so that something may have changed between them."""
-_RATIO = 0.002  # Deviation of backward over forward from point to point that is expected, a share of it.
+"""Prior deviation of computing between sessions, as a share: if the points are of one session, and if of several."""
+_RATIO = 0.002  # Expected deviation of backward over forward between points, as a share.
 HOST = 0.01
-"""Deviation, before any was seen, of what causes without a model grow by with each doubling, a share of the step."""
-_HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
+"""Prior deviation of the growth of causes without a model per doubling, as a share of the step."""
+_HOST_SCATTER = 0.002  # Expected deviation of these causes between points, as a share of the step.
 WITHOUT_MODEL = tuple(name for name in CAUSES if name not in ("exchange", "straggler", "input", "compute"))
-"""Causes of the account that stay as they are but for their growth over the points."""
-_SLOPES = 201  # Values that a slope may have, between its ends.
+"""Causes without a model; they only grow over the points."""
+_SLOPES = 201  # Values of a slope on the grid.
 
 
 @dataclass(frozen=True)
 class Lines:
     """Slopes of lines of y over x, one for each column of y."""
 
-    evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
-    slopes: Array  # Values that a slope may have, ascending.
-    chances: Array  # Of each, summed up, shape (slopes, columns).
+    evidence: Array  # Log likelihood of each column plus a constant, shape (columns,).
+    slopes: Array  # Values of a slope, ascending.
+    chances: Array  # Cumulative chances of the slopes, shape (slopes, columns).
 
     def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
         """Returns slopes of these columns by draw, shape (draws,)."""
         draws = len(columns)
         shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
-        found = np.zeros(draws)
+        drawn = np.zeros(draws)
         for column in np.unique(columns):
             is_drawn = columns == column
-            found[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
-        return found
+            drawn[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
+        return drawn
 
 
 def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> Lines:
     """Returns lines through points of x, shape (points,), and y, shape (points, columns).
 
-    `slopes`, `prior`: values that a slope may have, and the logarithm of how likely each was before; `expected`: the
-    variance expected of the error, with the weight of `PRIOR_POINTS` points.
+    `slopes`, `prior`: values of a slope and the logarithms of their prior chances; `expected`: the expected variance of
+    the error, with the weight of `PRIOR_POINTS` points.
     """
     x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
     squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
@@ -74,11 +73,11 @@ def normal_slopes(deviation: float) -> tuple[Array, Array]:
 
 
 def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
-    """Returns how many seconds the backward pass takes longer for each second of exchange hidden in it, and how much
-    computing differs from session to session (standard deviation, a share of it), both of shape (draws,).
+    """Returns the increase of the backward pass in seconds for each second of exchange hidden in it, and the standard
+    deviation of computing between sessions (a share), both of shape (draws,), over the points of one batch.
 
-    Both are of the points of one batch. Nothing is hidden in the forward pass: from point to point it differs by hosts
-    and sessions alone, and the backward pass as much, so that this is taken out of it.
+    The forward pass hides no exchange, so it differs between points only by hosts and sessions; the backward pass is
+    corrected by this difference.
     """
     forward, backward, hidden, run_variances = [], [], [], []
     for point in ingredients.points:
@@ -92,14 +91,18 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
         hidden.append(statistics.fmean(hidden_s))
         if len(runs) > 1:
             run_variances.append(statistics.variance(passes) / len(runs) / forward[-1] ** 2)
-    session = SESSIONS[len({run.session for point in ingredients.points for run in point.runs}) > 1]
+    names: set[str] = set()
+    for point in ingredients.points:
+        names |= {run.session for run in point.runs}
+    one_session, several_sessions = SESSIONS
+    session = one_session if len(names) == 1 else several_sessions
     rng = np.random.default_rng([SEED, 20])
     if not forward:
         return rng.uniform(0.0, MOST_SLOWED, draws), np.full(draws, session)
     common = np.array(forward) / statistics.fmean(forward)
     slopes, expected = np.linspace(0.0, MOST_SLOWED, _SLOPES), (_RATIO * statistics.fmean(backward)) ** 2
     line = lines(hidden / common, (backward / common)[:, None], slopes, np.zeros(_SLOPES), expected)
-    # Runs are drawn by themselves, so that their share of the variance does not count.
+    # Runs are drawn separately, so their share of the variance is left out.
     of_runs, of_sessions = statistics.fmean(run_variances or [0.0]), session**2
     squares = PRIOR_POINTS * (of_runs + of_sessions) + ((np.log(common) - np.log(common).mean()) ** 2).sum()
     variances = squares / rng.chisquare(PRIOR_POINTS + len(common) - 1, draws) * of_sessions / (of_runs + of_sessions)
@@ -107,7 +110,7 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
 
 
 def host_growth(ingredients: Ingredients, draws: int) -> Array:
-    """Returns how many seconds the causes without a model grow with each doubling of the ranks, over the points on
+    """Returns the growth of the causes without a model per doubling of the ranks, in seconds, over the points on
     several nodes, shape (draws,).
     """
     points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
@@ -115,8 +118,10 @@ def host_growth(ingredients: Ingredients, draws: int) -> Array:
         return np.zeros(draws)
     host = []
     for point in points:
-        of_runs = [sum(run.parts.get(name, 0.0) for name in WITHOUT_MODEL) for run in point.runs]
-        host.append(statistics.fmean(of_runs))
+        seconds = 0.0
+        for run in point.runs:
+            seconds += sum(run.parts.get(name, 0.0) for name in WITHOUT_MODEL)
+        host.append(seconds / len(point.runs))
     doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
     step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
     slopes, prior = normal_slopes(HOST * step)

@@ -1,12 +1,11 @@
-"""What every report is: a tree of sections of words, charts and sheets, and the plain data behind them.
+"""A report of any kind: a tree of sections of words, charts and sheets, and the plain data behind them.
 
 A document knows no format, and formats know no report: each writer of `dlbench.report.formats` prints any document.
-Text from outside is made harmless when it enters a section.
+Text from outside is cleaned when it enters a section.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -17,21 +16,21 @@ from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
 
 Level = Literal["answer", "evidence", "appendix"]
-"""How deep a section stands: read at once, opened where its headline makes curious, looked up."""
+"""How a section is read: at once, opened if its headline is of interest, looked up."""
 
 
 MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
 FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become lines of a list next to a narrow one.
 
 
-def _clean(one: object, *names: str) -> None:
-    """Makes texts in fields of a frozen dataclass harmless, those in tuples, too."""
+def _clean(instance: object, *names: str) -> None:
+    """Cleans the texts in fields of a frozen dataclass, also within tuples."""
     for name in names:
-        object.__setattr__(one, name, cleaned(getattr(one, name)))
+        object.__setattr__(instance, name, cleaned(getattr(instance, name)))
 
 
 class _Harmless:
-    """A frozen dataclass all of whose texts are made harmless."""
+    """A frozen dataclass that cleans all its texts."""
 
     def __post_init__(self) -> None:
         _clean(self, *vars(self))
@@ -47,14 +46,16 @@ class Mark(_Harmless):
 
 
 def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -> Mark:
-    """A warning or note; with the number of runs that it concerns, where it does not concern all."""
-    where = f" ({runs_text(num_runs)})" if num_runs else ""
-    return Mark(severity=severity, label="Warning" if severity == "serious" else "Note", text=text + where)
+    """Returns a warning or note; with the number of runs that it concerns, if these are not all."""
+    if num_runs:
+        text += f" ({runs_text(num_runs)})"
+    labels = {"serious": "Warning", "note": "Note"}
+    return Mark(severity=severity, label=labels[severity], text=text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(_Harmless):
-    """What a report does not show for lack of data, and what would produce it."""
+    """A subject that a report lacks for want of data, and what would produce these data."""
 
     view: str
     title: str
@@ -63,10 +64,10 @@ class Missing(_Harmless):
 
 @dataclass(frozen=True, kw_only=True)
 class Rating(_Harmless):
-    """Whether a number is good, against what it should be."""
+    """A judgement of a number against a reference."""
 
     tone: Literal["good", "low", "unknown"]
-    text: str  # A few words: the judgement first, then the reference; where there is none, how to get one.
+    text: str  # A few words: the judgement first, then the reference; without one, how to get it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,9 @@ class Card(_Harmless):
 
     id: str = ""
     title: str
-    link: str = ""  # Anchor of what it is about; empty: none.
-    big: str
-    small: tuple[str, ...]  # What the number is, a few words a line.
+    link: str = ""  # Anchor of its subject; empty: none.
+    big: str  # The number.
+    small: tuple[str, ...]  # Says what the number is, a few words per line.
     words: tuple[str, ...] = ()
     rating: Rating | None = None
     facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, loss.
@@ -89,53 +90,55 @@ class Card(_Harmless):
 
 
 def no_charts() -> Sequence[Chart]:
-    """For sections that draw nothing."""
+    """Returns no charts: for sections that draw nothing."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One subject, or a group of them. What it holds is printed in the order of these fields."""
+    """A subject, or a group of them. Its contents are printed in the order of these fields."""
 
-    id: str = ""  # Anchor in the page, unique in a document; a view gives its own, as the title.
+    id: str = ""  # Anchor in the page, unique in a document; empty: that of its view, as with the title.
     title: str = ""
-    short_title: str = ""  # What a list of all sections calls it; empty: the title.
+    short_title: str = ""  # Title in a list of all sections; empty: the title.
     level: Level = "evidence"
-    headline: str = ""  # The finding in at most 100 characters: it stands for the section where that is folded.
+    headline: str = ""  # The finding in at most 100 characters, all that a folded section shows.
     about: tuple[str, ...] = ()  # Small words of introduction.
     facts: tuple[tuple[str, str], ...] = ()  # Names and values: conditions of a group, definitions of the methods.
-    are_methods: bool = False  # Whether the facts are sentences, one below the other.
+    are_methods: bool = False  # Whether the facts are definitions, one below the other.
+    docs_page: str = ""  # Page of docs/ with these definitions.
     marks: tuple[Mark, ...] = ()
     caption: str = ""  # Conditions of all figures of the section.
     words: tuple[str, ...] = ()
     cards: tuple[Card, ...] = ()
-    charts: Callable[[], Sequence[Chart]] = no_charts  # Made only where a format draws them.
+    charts: Callable[[], Sequence[Chart]] = no_charts  # Called only by formats that draw charts.
     charts_per_row: Literal[1, 2, 3] = 2
     sheets: tuple[Sheet[Any], ...] = ()
     notes: tuple[str, ...] = ()  # Small print behind the tables.
-    log: tuple[str, ...] = ()  # Lines that a program printed, with their indentation.
+    log: tuple[str, ...] = ()  # Printed lines of a program, with their indentation.
     sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
     next_step: str = ""  # Of a group: what to do next, in a sentence; the terminal's summary ends with it.
-    brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, where it prints a sheet of this.
-    is_group: bool = False  # Whether it is one of many alike, of which a long page prints the first ones in full.
-    overview: tuple[tuple[str, str], ...] = ()  # Of a group: titles and cells of its line where not printed in full.
+    brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, if it prints a sheet of this.
+    is_group: bool = False  # Whether it is a group of runs, of which a long page prints the first ones in full.
+    overview: tuple[tuple[str, str], ...] = ()  # Of a group that is not printed in full: titles and cells of its line.
     where: Mapping[str, Datum] | None = None
-    """Columns that programs find in front of every row of its sheets, such as the id of a group."""
+    """Columns for programs in front of every row of its sheets, such as the id of a group."""
     in_contents: bool = True
 
     def __post_init__(self) -> None:
         _clean(self, "title", "short_title", "headline", "caption", "next_step", "about", "words", "notes", "log")
         _clean(self, "facts", "overview", "brief")
         for name in ("about", "words", "notes", "brief"):
-            if (texts := getattr(self, name)) is not None:
+            texts = getattr(self, name)
+            if texts is not None:
                 object.__setattr__(self, name, tuple(filter(None, texts)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseReport:
-    """What every report says of itself, first in its JSON."""
+    """The fields that every report has, first in its JSON."""
 
     format: str
     version: int = 1
@@ -143,23 +146,35 @@ class BaseReport:
     as_of: str  # When the newest run finished, UTC; empty if none did. Not the report's time: equal runs, equal report.
     dlbench_version: str = dlbench.__version__
 
-    def document(self, *sections: Section, runs: Sequence[ListedRun] | None = None, **more: Any) -> Document:
-        """Returns the report ready for every format; `more` are further fields of `Document`. With `runs` the line
-        under the title says how many there are, and how many yield no figure.
+    def document(self, *sections: Section, runs: Sequence[ListedRun] | None = None, **further_fields: Any) -> Document:
+        """Returns the report ready for every format. With `runs` the line under the title says how many there are, and
+        how many yield no figure.
         """
         if runs is not None:
+            counts = runs_text(len(runs))
             num_excluded = len(without_figure(runs))
-            excluded = f", {num_excluded} excluded" if num_excluded else ""
-            more["meta"] = (f"{runs_text(len(runs))}{excluded}.",)
-        title, version = self.title, self.dlbench_version
-        return Document(title=title, dlbench_version=version, as_of=self.as_of, sections=sections, data=self, **more)
+            if num_excluded:
+                counts += f", {num_excluded} excluded"
+            further_fields["meta"] = (f"{counts}.",)
+        return Document(
+            title=self.title,
+            dlbench_version=self.dlbench_version,
+            as_of=self.as_of,
+            sections=sections,
+            data=self,
+            **further_fields,
+        )
 
 
-def methods_section(methods: Sequence[tuple[str, str]], title: str = "How the numbers are made") -> tuple[Section, ...]:
-    """Returns definitions, name and text, in a section; none where there are none."""
+def methods_section(
+    methods: Sequence[tuple[str, str]], title: str = "How the numbers are made", docs_page: str = "docs/measuring.md"
+) -> tuple[Section, ...]:
+    """Returns definitions, name and text, in a section; none if there are no definitions."""
+    if not methods:
+        return ()
     facts = tuple(methods)
     section = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
-    return (section,) if facts else ()
+    return (replace(section, docs_page=docs_page),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +185,7 @@ class Document:
     dlbench_version: str = dlbench.__version__
     meta: tuple[str, ...] = ()  # Lines under the title: how many runs, of when.
     as_of: str = ""  # When the newest run finished, UTC; empty if none did. Equal runs, equal report.
-    notices: tuple[str, ...] = ()  # What its figures must not be mistaken for.
+    notices: tuple[str, ...] = ()  # Say what its figures must not be mistaken for.
     sections: tuple[Section, ...]
     data: object  # Dataclasses; what the JSON holds.
     always: tuple[NamedTable, ...] = ()  # Tables that every such report has for programs, if only a header.
@@ -182,7 +197,7 @@ class Document:
         _clean(self, "as_of", "meta", "notices")
 
     def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
-        """Every section with the columns that stand in front of its rows, outer before inner."""
+        """Yields every section with the columns in front of its rows, outer before inner."""
         yield from walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
@@ -195,23 +210,24 @@ class Document:
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
-        """Every table for programs, by name.
+        """Returns every table for programs, by name.
 
-        Sheets of one name are rows of one table, each with what its section says of itself in front. Columns that only
-        some of them have are empty for the others.
+        Sheets of one name are rows of one table, each with its section's columns in front. Columns that only some of
+        them have are empty for the others.
         """
-        found = {table.name: table for table in self.always}
-        for sheet, where in ((sheet, where) for section, where in self.walk() for sheet in section.sheets):
-            if not sheet.names:
-                continue
-            before = found.get(sheet.name, NamedTable(name=sheet.name, title=sheet.title))
-            columns = tuple(dict.fromkeys((*before.columns, *where, *sheet.names)))
-            found[sheet.name] = replace(before, columns=columns, parts=(*before.parts, (where, sheet)))
-        return found
+        tables = {table.name: table for table in self.always}
+        for section, where in self.walk():
+            for sheet in section.sheets:
+                if not sheet.names:
+                    continue
+                before = tables.get(sheet.name, NamedTable(name=sheet.name, title=sheet.title))
+                columns = tuple(dict.fromkeys((*before.columns, *where, *sheet.names)))
+                tables[sheet.name] = replace(before, columns=columns, parts=(*before.parts, (where, sheet)))
+        return tables
 
 
 def walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
-    """Returns sections and those within them, each with `where` and the columns that stand in front of its rows."""
+    """Yields sections and those within them, each with `where` and the columns in front of its rows."""
     for section in sections:
         columns = {**where, **(section.where or {})}
         yield section, columns
@@ -219,22 +235,22 @@ def walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tu
 
 
 def warnings_cell(texts: tuple[str, ...]) -> Cell:
-    """How many warnings a run has; the texts behind the number."""
+    """Returns the number of warnings of a run, with the texts behind it."""
     return Cell(str(len(texts) or "none"), items=texts, number=len(texts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """What a report says of a run, whatever became of it; a report adds its own fields."""
+    """A run as reports list it, with or without figures; a report adds its own fields."""
 
     run_id: str = field(metadata=column("Run"))
     group: str  # Id of its group; empty for runs without figures. Groups of control runs are in no other report.
     state: str = field(metadata=column("State"))
-    failure_reason: str  # Why there is no figure; empty where there is one.
+    failure_reason: str  # Why there is no figure; empty if there is one.
     ranks: int = field(metadata=column("Ranks"))
     nodes: int = field(metadata=column("Nodes"))
     repeat: int
-    finished: str  # UTC, ISO 8601; empty where it did not end.
+    finished: str  # UTC, ISO 8601; empty if it did not end.
     warnings: tuple[str, ...] = field(metadata=column("Warnings", value=" | ".join, text=warnings_cell))
 
 
@@ -260,30 +276,36 @@ def runs_sheet_of(columns: tuple[Column[R], ...], runs: Sequence[R], caption: st
 
 
 def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[Section, ...]:
-    """Returns runs that yield no figure, each with the reason, and damaged files; none where there is neither."""
+    """Returns runs that yield no figure, each with the reason, and damaged files; nothing if there is neither."""
     if not (runs or damaged):
         return ()
     title = "Excluded runs"
+    headline = "damaged files"
+    brief: list[str] = []
+    if runs:
+        headline = f"{runs_text(len(runs))} in no figure, each with the reason"
+        brief.append(f"{runs_text(len(runs))} excluded:")
+        brief += [f"- {run.run_id}: {run.state}: {run.failure_reason}" for run in runs]
     sheet = Sheet[ListedRun](
         name="without-figures",
         title=title,
-        columns=tuple(
-            Column("", heading, operator.attrgetter(name))
-            for name, heading in (("run_id", "Run"), ("state", "State"), ("ranks", "Ranks"), ("failure_reason", "Why"))
+        columns=(
+            Column("", "Run", "run_id"),
+            Column("", "State", "state"),
+            Column("", "Ranks", "ranks"),
+            Column("", "Why", "failure_reason"),
         ),
         rows=runs,
         is_sortable=True,
         max_rows=MAX_LISTED,
     )
-    listed = (f"- {run.run_id}: {run.state}: {run.failure_reason}" for run in runs)
-    return (
-        Section(
-            id="without-figures",
-            title=title,
-            headline=f"{runs_text(len(runs))} in no figure, each with the reason" if runs else "damaged files",
-            level="appendix",
-            marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in damaged),
-            sheets=(sheet,),
-            brief=(f"{runs_text(len(runs))} excluded:", *listed) if runs else (),
-        ),
+    section = Section(
+        id="without-figures",
+        title=title,
+        headline=headline,
+        level="appendix",
+        marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in damaged),
+        sheets=(sheet,),
+        brief=tuple(brief),
     )
+    return (section,)

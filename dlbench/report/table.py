@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from dlbench.report.wording import DASH, clean, interval_text, number_text, shown, value_text
+from dlbench.report.wording import DASH, clean, estimate_parts, interval_text, number_text, value_text
 from dlbench.stats.estimates import Estimate
 
 R = TypeVar("R")
@@ -432,7 +432,7 @@ def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
     """
     if factor is None:
         return Cell(DASH)
-    number, interval, _ = shown(factor, decimals)
+    number, interval, _ = estimate_parts(factor, decimals)
     return Cell(f"{number}x", interval, number=factor.value)
 
 

@@ -1,4 +1,4 @@
-"""Views: subjects that compute numbers and show them as sections of a page, and the order in which they stand on it.
+"""Views: subjects of a report, which compute numbers and show them as sections of a page in a given order.
 
 A report about groups of runs is made of views. Each is a class of its own module, derived from `GroupView` (shown for
 each group) or `ReportView` (shown once), and says by `after` where it stands. `collect` finds them in a package, so
@@ -8,11 +8,12 @@ that a new view is a new module and no further line: `dlbench.views.history` is 
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, cast, get_type_hints
 
 from dlbench.report.document import Level, Missing, Section
 from dlbench.report.formats.json import schema_of
@@ -22,25 +23,27 @@ N = TypeVar("N")
 V = TypeVar("V", bound="View")
 S = TypeVar("S")
 
-START = "start"  # What the first view of a page, and the first of a group, stand behind.
-GROUPS = "groups"  # What the first view behind all groups stands behind.
+START = "start"  # `after` of the first view of a page, and of the first of a group.
+GROUPS = "groups"  # `after` of the first view behind all groups.
 
 _DEPTH: Mapping[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
 
 
 class HasViews:
-    """Holds what each view found out, by its key; None (or nothing) where a view has nothing to say."""
+    """Holds the numbers of each view, by its key; None or empty if a view has none."""
 
     views: Mapping[str, object]
 
     def of(self, kind: type[N]) -> N | None:
-        """Returns the numbers of one view, by their type; None where it has nothing to say."""
+        """Returns the numbers of one view, by their type; None if it has none."""
         return next((numbers for numbers in self.views.values() if isinstance(numbers, kind)), None)
 
     def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """Returns the numbers of a view that are a tuple, by the type of its items; empty where there are none."""
-        tuples = (numbers for numbers in self.views.values() if isinstance(numbers, tuple))
-        return next((numbers for numbers in tuples if numbers and isinstance(numbers[0], kind)), ())
+        """Returns the numbers of a view that are a tuple, by the type of its items; empty if there are none."""
+        for numbers in self.views.values():
+            if isinstance(numbers, tuple) and numbers and isinstance(numbers[0], kind):
+                return numbers
+        return ()
 
 
 class View:
@@ -51,44 +54,48 @@ class View:
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
     after: ClassVar[str]
-    """Id of the view behind which it stands on the page that `collect` makes, or `START`, or `GROUPS`. A class that
-    does not say it itself stands on no such page."""
+    """Id of the view that it follows on the page that `collect` makes, or `START`, or `GROUPS`. A class without its own
+    `after` is on no such page."""
 
     def numbers(self, source: Any) -> object:
-        """Computes what it has to say, as dataclasses; None (or empty) where these runs give nothing."""
+        """Computes the numbers, as dataclasses; None or empty if these runs give none."""
         return None
 
     def shown(self, owner: Any, numbers: Any) -> Section | None:
-        """Returns what people read of its numbers, of a group or a report; None: nothing. Id and title are the view's
-        own where the section has none.
+        """Returns the section of the numbers of a group or a report; None for no section. A section without id or title
+        gets those of the view.
         """
         raise NotImplementedError
 
     def always(self) -> tuple[Sheet[Any], ...]:
-        """Returns empty sheets whose tables every report has for programs, if only with a header."""
+        """Returns empty sheets: tables for programs that every report has, possibly with a header alone."""
         return ()
 
     def remedy(self, owner: Any) -> str:
-        """Says in a sentence what would produce the data where there is no section; empty: not worth a line."""
+        """Says in a sentence what would produce the data of a missing section; empty: not worth a line."""
         return ""
 
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
-        section = self.shown(owner, numbers) if numbers else None
+        if not numbers:
+            return None
+        section = self.shown(owner, numbers)
         if section is None:
             return None
         return replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
-        """Returns the section at the view's level; one that answers what was asked stays an answer."""
-        return section if section.level == "answer" else replace(section, level=self.level)
+        """Returns the section at the view's level; a section that is an answer stays one."""
+        if section.level == "answer":
+            return section
+        return replace(section, level=self.level)
 
 
 class GroupView(View):
     """A subject that is shown for each group."""
 
     def section(self, group: Any) -> Section | None:
-        """Returns what people read of a group; None where there is nothing. Its id becomes unique by the group's."""
+        """Returns the section of a group; None if there is none. `Views` adds the group's id to its id."""
         return self._shown_of(group)
 
 
@@ -96,9 +103,11 @@ class ReportView(View):
     """A subject that is shown once, about all groups."""
 
     def sections(self, report: Any) -> tuple[Section, ...]:
-        """Returns what people read; empty where there is nothing."""
+        """Returns the sections of the report; may be empty."""
         section = self._shown_of(report)
-        return () if section is None else (section,)
+        if section is None:
+            return ()
+        return (section,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,21 +126,20 @@ class Views:
         """Returns the source of a group (a dataclass with `views`) with the numbers of all views; each view sees those
         of the views before it.
         """
-        found: Any = source
+        with_numbers: Any = source
         for view in self.group:
             if view.key:
-                found = replace(found, views={**found.views, view.key: view.numbers(found)})
-        made: S = found
-        return made
+                numbers = view.numbers(with_numbers)
+                with_numbers = replace(with_numbers, views={**with_numbers.views, view.key: numbers})
+        return cast("S", with_numbers)
 
     def report_numbers(self, source: Any) -> dict[str, object]:
         """Returns the numbers of the views of the whole report, by their keys."""
         return {view.key: view.numbers(source) for view in self.report if view.key}
 
     def opening_sections(self, report: Any) -> list[Section]:
-        """Returns the sections in front of the groups: what was asked for comes before the summary of its runs."""
-        sections = _levelled_sections(self.opening, report)
-        return sorted(sections, key=lambda section: section.level != "answer")
+        """Returns the sections in front of the groups, answers first."""
+        return sorted(_levelled_sections(self.opening, report), key=_depth)
 
     def group_sections(self, group: Any) -> list[Section]:
         """Returns the sections of one group, answers before evidence; ids end with that of the group."""
@@ -140,7 +148,7 @@ class Views:
             section = view.section(group)
             if section is not None:
                 sections.append(replace(view._levelled(section), id=f"{section.id}-{group.id}"))
-        return sorted(sections, key=lambda section: _DEPTH[section.level])
+        return sorted(sections, key=_depth)
 
     def closing_sections(self, report: Any) -> list[Section]:
         """Returns the sections behind the groups."""
@@ -155,14 +163,13 @@ class Views:
         return _missing([view for view in self.report if not view.sections(report)], report)
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:
-        """Returns the tables that every report has for programs; `group_columns` stand in front of those of groups."""
+        """Returns the tables that every report has for programs; `group_columns` precede those of groups."""
         owners: tuple[tuple[Sequence[str], Sequence[View]], ...] = ((group_columns, self.group), ((), self.report))
-        return tuple(
-            named_table(sheet.name, sheet.title, sheet.columns, columns)
-            for columns, views in owners
-            for view in views
-            for sheet in view.always()
-        )
+        tables = []
+        for columns, views in owners:
+            for view in views:
+                tables += [named_table(sheet.name, sheet.title, sheet.columns, columns) for sheet in view.always()]
+        return tuple(tables)
 
     def schema(self, report_type: type, group_type: type) -> dict[str, Any]:
         """Returns the JSON schema of a report made of these views; each says by the type of `numbers` what it adds."""
@@ -173,19 +180,26 @@ class Views:
         return schema_of(report_type, inline)
 
 
+def _depth(section: Section) -> int:
+    return _DEPTH[section.level]
+
+
 def _levelled_sections(views: Sequence[ReportView], report: Any) -> list[Section]:
-    return [view._levelled(section) for view in views for section in view.sections(report)]
+    sections: list[Section] = []
+    for view in views:
+        sections += map(view._levelled, view.sections(report))
+    return sections
 
 
 def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
-    texts = [(view, view.remedy(owner)) for view in silent]
-    return tuple(Missing(view=view.id, title=view.title, text=text) for view, text in texts if text)
+    missing = [Missing(view=view.id, title=view.title, text=view.remedy(owner)) for view in silent]
+    return tuple(entry for entry in missing if entry.text)
 
 
 def collect(package: ModuleType) -> Views:
-    """Imports all modules of a package and returns the views that say in their own class where they stand.
+    """Imports all modules of a package and returns the views whose class has an `after` of its own.
 
-    Raises `ValueError`: two views have one id, or a view stands behind one that does not exist.
+    Raises `ValueError`: two views have one id, or a view follows one that does not exist.
     """
     group: list[GroupView] = []
     report: list[ReportView] = []
@@ -205,11 +219,11 @@ def collect(package: ModuleType) -> Views:
 
 
 def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
-    """Returns the views behind each start, every view behind the one that it names.
+    """Returns the views of each start, every view behind the one that it names.
 
-    Of several behind one view those come first that fewer follow, so that a new one stands directly behind it.
+    Of several that follow one view, those come first that have fewer followers, so that a new one is directly behind.
 
-    Raises `ValueError`: two views have one id, or one stands behind a view that does not exist or stands behind it.
+    Raises `ValueError`: two views have one id, or one follows a view that does not exist or that follows it.
     """
     followers: dict[str, list[V]] = {}
     for view in views:
@@ -218,13 +232,14 @@ def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
     def behind(name: str) -> list[V]:
         chains = [[view, *behind(view.id)] for view in followers.get(name, [])]
         chains.sort(key=lambda chain: (len(chain), chain[0].id))
-        return [view for chain in chains for view in chain]
+        return list(itertools.chain.from_iterable(chains))
 
     ids = {view.id for view in views}
     if len(ids) < len(views):
         raise ValueError(f"views {', '.join(sorted(view.id for view in views))}: two have one id")
     ordered = tuple(tuple(behind(start)) for start in starts)
-    lost = [view for view in views if not any(view in chain for chain in ordered)]
-    if lost:
-        raise ValueError(f"view {lost[0].id}: stands behind {lost[0].after!r}, which is not on the page")
+    on_page = set(itertools.chain.from_iterable(ordered))
+    for view in views:
+        if view not in on_page:
+            raise ValueError(f"view {view.id}: follows {view.after!r}, which is not on the page")
     return ordered

@@ -1,4 +1,4 @@
-"""Figures and foreign text become words: the same ones in every format."""
+"""Texts for figures and clean foreign text, the same in every format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from dlbench.units import (
     SECONDS_SHOWN,
     bytes_parts,
     clock_text,
+    counted,
     format_number,
+    plural,
     seconds_parts,
 )
 
@@ -35,7 +37,7 @@ PART_TITLES = {
 _DROPPED = {"Cc", "Cf", "Cs"}
 
 _FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
-"""What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
+"""By printed unit: the factor of a number in the unit of its `Estimate`."""
 _MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 INTERVALS = (
@@ -51,57 +53,68 @@ INTERVALS = (
 
 
 def clean(text: str, limit: int = 2000) -> str:
-    """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
-    kept = harmless(text)
-    return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+    """Returns foreign text on one line, without control or bidirectional characters, of limited length."""
+    one_line = harmless(text)
+    if len(one_line) <= limit:
+        return one_line
+    return one_line[:limit] + " [cut]"
 
 
 def cleaned(value: Any) -> Any:
-    """The same with all text in it clean; a tuple stays one, and everything else as it is."""
+    """Returns a value with all texts in it clean; everything else is left as it is."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
         return {key: cleaned(item) for key, item in value.items()}
     if isinstance(value, list):
         return [cleaned(item) for item in value]
-    return tuple(map(cleaned, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(map(cleaned, value))
+    return value
 
 
 def harmless(text: str) -> str:
-    """Text on one line without control or bidirectional characters and without lone surrogates, however long.
+    """Returns a text on one line without control or bidirectional characters and lone surrogates, however long.
 
-    Documents clean what enters them (`clean`); formats ask once more for all that they write, so that a text which came
+    Documents clean what enters them (`clean`); formats do it again for all that they write, so that a text which came
     in another way cannot move a terminal's cursor or turn the order of a line round.
     """
     if text.isprintable():
         return text
-    spaced = "".join(" " if c in "\t\n\r\v\f\x85\u2028\u2029" else c for c in text)
-    return "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
+    letters = []
+    for letter in text:
+        if letter in "\t\n\r\v\f\x85\u2028\u2029":
+            letters.append(" ")
+        elif unicodedata.category(letter) not in _DROPPED:
+            letters.append(letter)
+    return "".join(letters)
 
 
 def short_data(data: str) -> str:
-    """What data ran, without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
+    """Returns a data source without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
     kind, _, path = data.partition(": ")
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+    if not path:
+        return f"{data} data"
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}"
 
 
 def percent(fraction: float, decimals: int = 1) -> str:
-    """A fraction as text, e.g. ``83.1 %``."""
+    """Returns a fraction as text, e.g. ``83.1 %``."""
     return _joined(_hundredths(fraction, "%", decimals))
 
 
 def points(fraction: float) -> str:
-    """A share of efficiency as text, e.g. ``17.2 points``."""
+    """Returns a share of efficiency as text, e.g. ``17.2 points``."""
     return number_text(fraction, POINTS)
 
 
 def lost_value(figure: Estimate) -> str:
-    """A lost share without its interval, e.g. ``12.3 points``."""
+    """Returns a lost share without its interval, e.g. ``12.3 points``."""
     return value_text(figure.in_unit(POINTS))
 
 
 def lost_text(figure: Estimate) -> str:
-    """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
+    """Returns a lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
     return figure_text(figure.in_unit(POINTS))
 
 
@@ -121,36 +134,45 @@ def _joined(parts: tuple[str, str]) -> str:
 
 
 def _number_parts(value: float, unit: str) -> tuple[str, str]:
-    """The number in the form that suits its unit, and the unit if it is printed: those of rates stand in headers."""
-    if unit in ("fraction", POINTS):
-        return _hundredths(value, "%" if unit == "fraction" else POINTS)
+    """Returns a number in the form that suits its unit, and the unit if it is printed: table headers name rates."""
+    if unit == "fraction":
+        return _hundredths(value, "%")
+    if unit == POINTS:
+        return _hundredths(value, POINTS)
     if unit == "s":
-        return seconds_parts(value) if value else ("0", "s")
+        if not value:
+            return "0", "s"
+        return seconds_parts(value)
     if unit == "bytes":
         return bytes_parts(value)
     if unit in ("samples", "count"):
         return f"{value:,.0f}", ""
     if unit == "messages":
         return f"{value:,.4g}", ""
-    return format_number(value, 3 if unit in ("GB/s", "epochs") else 4), ""
+    if unit in ("GB/s", "epochs"):
+        return format_number(value, 3), ""
+    return format_number(value), ""
 
 
 def number_text(value: float, unit: str) -> str:
-    """One number in the form that suits its unit, without the names of rates."""
+    """Returns a number in the form that suits its unit, without the names of rates."""
     return _joined(_number_parts(value, unit))
 
 
-def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
-    """Value, interval and unit of an estimate as text, in every format the same.
+def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
+    """Returns value, interval and unit of an estimate as text, the same in every format.
 
-    The digits follow the interval: its half width has two significant digits where these are at most 35, else one (the
+    The digits follow the interval: its half width has two significant digits if these are at most 35, else one (the
     rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3; of a ratio its lower end
-    where that is less), but at least all before the decimal point and at most `_MOST_DIGITS`; value and ends stop at
-    that decimal place, and have one unit. Without an interval, and where its ends do not differ in these digits, a
-    number has the digits of its unit.
-    `decimals` are those of a factor, where the interval does not say; None: those of its unit. The interval is ``[low,
-    high]`` where it has a level, ``(low to high)`` for a mere range, empty for none; the unit empty where headers name
-    it.
+    if that is less), but at least all before the decimal point and at most `_MOST_DIGITS`. Value and ends have the same
+    decimals and one unit. Without an interval, or if its ends are equal in these digits, the unit decides.
+
+    The interval is ``[low, high]`` if it has a level, ``(low to high)`` for a range, empty if there is none; the unit
+    is empty if table headers name it.
+
+    Args:
+        figure: The estimate.
+        decimals: Decimals of a factor without an interval; None: those of its unit.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):
@@ -162,95 +184,116 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
     if figure.unit == "ratio" and half > low > 0:
         half = low  # A ratio's end is never 0.
     largest = max(abs(value), half)
+    unit = ""
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
-        # Where the interval alone has hours, these would hide the value's minutes.
-        texts = [clock_text(one, abs(one) if abs(value) < 3600 <= half else largest) for one in (value, low, high)]
-        unit = ""
+        # If the interval alone has hours, these would hide the value's minutes.
+        is_own_scale = abs(value) < 3600 <= half
+        texts = []
+        for seconds in (value, low, high):
+            scale = abs(seconds) if is_own_scale else largest
+            texts.append(clock_text(seconds, scale))
     else:
-        unit = "" if decimals is not None else _number_parts(largest, figure.unit)[1]
+        if decimals is None:
+            _, unit = _number_parts(largest, figure.unit)
         factor = _FACTORS.get(unit, 1.0)
-        places = 0 if figure.unit in ("samples", "count") else _decimals(half * factor, _scale(figure) * factor)
-        texts = [_fixed(one * factor, places) for one in (value, low, high)]
-    first, last = texts[1:]
-    is_range = figure.kind in ("range", "within-run")
-    return texts[0], f"({first} to {last})" if is_range else f"[{first}, {last}]", unit
+        places = 0
+        if figure.unit not in ("samples", "count"):
+            places = _decimals(half * factor, _scale(figure) * factor)
+        texts = [_fixed(number * factor, places) for number in (value, low, high)]
+    value_digits, low_digits, high_digits = texts
+    if figure.kind in ("range", "within-run"):
+        return value_digits, f"({low_digits} to {high_digits})", unit
+    return value_digits, f"[{low_digits}, {high_digits}]", unit
 
 
 def _decimals(half: float, scale: float) -> int:
     exponent = math.floor(math.log10(half))
-    wanted = (1 if half / 10.0**exponent < 3.55 else 0) - exponent
-    return max(0, min(wanted, _MOST_DIGITS - 1 - math.floor(math.log10(scale))))
+    decimals = -exponent
+    if half / 10.0**exponent < 3.55:
+        decimals += 1
+    return max(0, min(decimals, _MOST_DIGITS - 1 - math.floor(math.log10(scale))))
 
 
 def _scale(figure: Estimate) -> float:
-    """The largest number of a figure; 1 for shares, which may be nearly nothing of a whole."""
-    ends = (abs(one) for one in (figure.value, figure.low, figure.high) if one is not None)
-    return max(*ends, 1.0 if figure.unit in ("fraction", POINTS, "ratio") else 0.0)
+    """Returns the largest number of a figure; at least 1 for shares, which may be nearly nothing of a whole."""
+    numbers = [abs(number) for number in (figure.value, figure.low, figure.high) if number is not None]
+    if figure.unit in ("fraction", POINTS, "ratio"):
+        numbers.append(1.0)
+    return max(numbers)
 
 
 def is_point(figure: Estimate) -> bool:
-    """Whether the interval is none: its runs gave equal values, to all digits that are printed."""
+    """Returns whether all runs gave equal values, to all digits that are printed, so that there is no interval."""
     if figure.low is None or figure.high is None:
         return False
     scale = _scale(figure)
     if scale == 0:
         return True
-    last = math.floor(math.log10(scale)) + 1 - _MOST_DIGITS
-    # Whole numbers are printed whole, however long; bytes in larger units.
-    return figure.high - figure.low < 10.0 ** (last if figure.unit == "bytes" else min(0, last))
+    last_place = math.floor(math.log10(scale)) + 1 - _MOST_DIGITS
+    if figure.unit != "bytes":
+        # Whole numbers are printed whole, however long; bytes in larger units.
+        last_place = min(0, last_place)
+    return figure.high - figure.low < 10.0**last_place
 
 
 def value_text(figure: Estimate) -> str:
-    """The value alone, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
-    number, _, unit = shown(figure)
+    """Returns the value without its interval, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
+    number, _, unit = estimate_parts(figure)
     return _joined((number, unit))
 
 
 def interval_text(figure: Estimate) -> str:
-    """The interval alone, in the unit of the value, e.g. ``[81.9, 84.2]``; a range as ``(81.9 to 84.2)``."""
-    return shown(figure)[1]
+    """Returns the interval, in the unit of the value, e.g. ``[81.9, 84.2]``; a range as ``(81.9 to 84.2)``."""
+    return estimate_parts(figure)[1]
 
 
 def basis_text(figure: Estimate, unit: str = "run") -> str:
-    """What the interval is and how many runs (or nights, as `unit` says) stand behind it."""
-    count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
-    if (figure.sessions or 1) > 1:
-        count = f"{figure.sessions} sessions{f' of {count}' * (figure.n > (figure.sessions or 0))}"
+    """Returns the kind of the interval and how many runs (or nights, as `unit` says) it is made of."""
+    count = counted(figure.n, unit)
+    sessions = figure.sessions or 1
+    if sessions > 1 and figure.n > sessions:
+        count = f"{sessions} sessions of {count}"
+    elif sessions > 1:
+        count = f"{sessions} sessions"
     if is_point(figure):
         return f"{count}, all equal"
     level = level_text(figure.level)
     text = {
-        "range": f"range of {count}{level and f', {level}'}",
+        "range": ", ".join(filter(None, (f"range of {count}", level))),
         "single run": f"single {unit}, no interval",
         "by definition": f"baseline by definition, {count}",
         "within-run": "within-run: middle half of the iterations of a single run",
         "fit": f"{level} interval of the fit",
     }.get(figure.kind, f"{level} {figure.kind}, {count}")
     text += within_text(figure)
-    return f"{text}, {figure.unpaired} without a partner left out" if figure.unpaired else text
+    if figure.unpaired:
+        text += f", {figure.unpaired} without a partner left out"
+    return text
 
 
 def within_text(figure: Estimate) -> str:
-    """What an interval over the runs of one session leaves out, e.g. ``, within one session``; empty where nothing."""
+    """Returns the limit of an interval over runs of one session, e.g. ``, within one session``; empty if none."""
     if figure.sessions != 1 or figure.low is None:
         return ""
     if figure.is_across_sessions:
-        return ", one session a side: how far sessions differ is not in it"
+        return ", one session per side: differences between sessions are not included"
     return ", within one session"
 
 
 def level_text(level: float | None) -> str:
-    """The confidence of an interval, e.g. ``95 %``, ``93.8 %``; empty if there is none."""
-    return "" if level is None else f"{round(level * 100, 1):g} %"
+    """Returns the confidence level of an interval, e.g. ``95 %``, ``93.8 %``; empty for None."""
+    if level is None:
+        return ""
+    return f"{round(level * 100, 1):g} %"
 
 
 def figure_text(figure: Estimate) -> str:
-    """Value and interval, e.g. ``83.1 % [81.9, 84.2]``."""
+    """Returns value and interval, e.g. ``83.1 % [81.9, 84.2]``."""
     return f"{value_text(figure)} {interval_text(figure)}".rstrip()
 
 
 def slow_link_text(later: Estimate) -> str:
-    """How a host at a slow link is recognised, with what is not known of it."""
+    """Returns how a host with a slow link is recognised, and what remains unknown."""
     return (
         f"its exchanges end {figure_text(later)} of a step later than the other hosts', which its own work does not "
         "explain (its own link, or that of the host it receives from)"
@@ -258,69 +301,79 @@ def slow_link_text(later: Estimate) -> str:
 
 
 def counts_text(counts: Sequence[int]) -> str:
-    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    """Returns ascending counts as a number or a range, e.g. ``3`` or ``1 to 4``."""
+    if len(counts) == 1:
+        return str(counts[0])
+    return f"{counts[0]} to {counts[-1]}"
 
 
 def runs_text(count: int) -> str:
-    """``1 run``, ``5 runs``."""
-    return f"{count} run" if count == 1 else f"{count} runs"
+    """Returns ``1 run``, ``5 runs``."""
+    return f"{count} {plural('run', count)}"
 
 
 def sessions_text(count: int) -> str:
-    """``1 session``, ``5 sessions``."""
-    return f"{count} session{'' if count == 1 else 's'}"
+    """Returns ``1 session``, ``5 sessions``."""
+    return f"{count} {plural('session', count)}"
 
 
 def units_text(figure: Estimate) -> str:
-    """What a figure's interval is made of: ``5 runs``, or ``2 sessions`` where runs of several are pooled."""
-    return sessions_text(figure.units) if (figure.sessions or 1) > 1 else runs_text(figure.n)
-
-
-def repeat_text(figure: Estimate, wanted: int = MIN_RUNS) -> str:
-    """What makes an interval of N runs, or sessions where runs of several are pooled, as a phrase."""
+    """Returns the sample of a figure's interval: ``5 runs``, or ``2 sessions`` if runs of several are pooled."""
     if (figure.sessions or 1) > 1:
-        more = max(1, wanted - figure.units)
-        return f"repeat in {more} more session{'s' * (more > 1)} (other days, or other Slurm jobs)"
-    return f"repeat with --repeats {wanted}"
+        return sessions_text(figure.units)
+    return runs_text(figure.n)
+
+
+def repeat_text(figure: Estimate, num_wanted: int = MIN_RUNS) -> str:
+    """Returns a phrase that says how to get `num_wanted` runs, or sessions if runs of several are pooled."""
+    if (figure.sessions or 1) > 1:
+        num_further = max(1, num_wanted - figure.units)
+        return f"repeat in {num_further} more {plural('session', num_further)} (other days, or other Slurm jobs)"
+    return f"repeat with --repeats {num_wanted}"
 
 
 def sentence(text: str) -> str:
-    """A phrase with a capital letter and a full stop."""
+    """Returns a phrase with a capital letter and a full stop."""
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def ranks_text(ranks: int) -> str:
-    """``1 rank``, ``2,048 ranks``."""
-    return f"{ranks:,} rank{'' if ranks == 1 else 's'}"
+    """Returns ``1 rank``, ``2,048 ranks``."""
+    return counted(ranks, "rank")
 
 
 def place_text(ranks: int, nodes: int) -> str:
-    """``4 ranks on 2 nodes``; one node is not worth words."""
-    return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
+    """Returns ``4 ranks on 2 nodes``; a single node is not named."""
+    if nodes == 1:
+        return ranks_text(ranks)
+    return f"{ranks_text(ranks)} on {nodes} nodes"
 
 
 def times_text(figure: Estimate) -> str:
-    """A factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
-    number, ends, _ = shown(figure, 2)
-    return f"{number}x {ends}".rstrip()
+    """Returns a factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
+    number, interval, _ = estimate_parts(figure, 2)
+    return f"{number}x {interval}".rstrip()
 
 
 def times_value(factor: Estimate) -> str:
-    """A factor without its interval, e.g. ``1.80x``."""
-    return f"{shown(factor, 2)[0]}x"
+    """Returns a factor without its interval, e.g. ``1.80x``."""
+    return f"{estimate_parts(factor, 2)[0]}x"
 
 
 def reached_text(reached: int, runs: int) -> str:
-    """``3 of 5 runs``."""
+    """Returns ``3 of 5 runs``."""
     return f"{reached} of {runs_text(runs)}"
 
 
 def optional_figure(figure: Estimate | None) -> str:
-    """A figure that may be missing; a dash where it is."""
-    return DASH if figure is None else figure_text(figure)
+    """Returns a figure as text; a dash for None."""
+    if figure is None:
+        return DASH
+    return figure_text(figure)
 
 
 def optional(value: float | None, unit: str) -> str:
-    """A number that may be missing; a dash where it is."""
-    return DASH if value is None else number_text(value, unit)
+    """Returns a number as text; a dash for None."""
+    if value is None:
+        return DASH
+    return number_text(value, unit)

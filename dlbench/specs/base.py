@@ -1,4 +1,4 @@
-"""What all specifications share: frozen, keyword-only, unknown keys refused, no silent coercion."""
+"""Types that all specifications share: frozen, keyword-only models that refuse unknown keys and coerce nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
 class ActsIf:
-    """A condition under which fields of a specification act: that an attribute of the plan is one of some values."""
+    """A condition under which fields of a specification have an effect: an attribute of the plan has one of some
+    values.
+    """
 
     def __init__(self, fields: str, path: str, *values: object, why: str) -> None:
         """`fields`: names with blanks between; of a section, all below it. `path`: what decides, from the plan on.
@@ -65,7 +67,7 @@ class Spec(BaseModel):
 
 
 def size_in_bytes(value: object) -> object:
-    """A text such as ``64MiB`` as a number of bytes; a number as it is. Raises `ValueError`: neither."""
+    """Returns a text such as ``64MiB`` as a number of bytes, and a number unchanged. Raises `ValueError`: neither."""
     if isinstance(value, str):
         return parse_bytes(value)
     if isinstance(value, bool | float):
@@ -79,7 +81,7 @@ Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0, 
 
 @dataclass(frozen=True)
 class Form:
-    """Stands next to a pattern in a type: what a text of it is, in words, as the end of `must be`."""
+    """Describes the texts that a pattern in a type matches; completes the sentence `must be ...`."""
 
     words: str
 

@@ -1,4 +1,4 @@
-"""One workload YAML and one system YAML, with overrides on top, become checked specifications."""
+"""Reads a workload YAML and a system YAML, applies overrides, and checks the result."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
 
 
 class LayoutChoice(Spec):
-    """What may be said about cores before ranks are known."""
+    """Settings of cores that do not depend on the rank count."""
 
-    cores_per_rank: Ranks | None = Field(None, description="Cores of each rank; none: shared out evenly.")
+    cores_per_rank: Ranks | None = Field(None, description="Cores per rank; none: the node's cores divided evenly.")
 
 
 class Choices(Workload):
@@ -59,13 +59,15 @@ class Choices(Workload):
 
 
 class Ladder(Spec):
-    """Optimisations one after the other; the first step is the baseline."""
+    """A list of optimisations that are added one after the other; the first step is the baseline."""
 
-    ladder: tuple[LadderStep, ...] = Field(min_length=2, description="The steps, each on top of those before it.")
+    ladder: tuple[LadderStep, ...] = Field(
+        min_length=2, description="The steps; each adds its settings to those before."
+    )
 
 
 class WorkloadFile:
-    """A workload YAML as read: its base settings and its presets, not yet validated as a whole."""
+    """A workload YAML with its base settings and presets, not yet validated as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,56 +93,60 @@ class WorkloadFile:
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
 
     def preset_on(self, system: SystemSpec) -> str:
-        """The preset where none is asked for, by what the system file says of its nodes."""
+        """Returns the preset to use without --preset, which depends on the GPUs of the system's nodes."""
         return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
 
     def ladder(self, preset: str) -> tuple[LadderStep, ...]:
-        """The steps of a preset, its own or the file's. Raises `UserError`: there are none, or one is wrong."""
-        found = self._ladders.get(preset)
-        if found is None:
+        """Returns the ladder steps of a preset, its own or the file's. Raises `UserError`: none exist, or one is
+        invalid.
+        """
+        content = self._ladders.get(preset)
+        if content is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
         layers = SettingLayers(str(self.path))
-        layers.add({"ladder": found}, f"{self.path} (preset {preset})")
+        layers.add({"ladder": content}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder
         if len({step.name for step in steps}) < len(steps):
             raise UserError(f"{self.path}: ladder: two steps have the same name")
         return tuple(step.model_copy(update={"set": read_sizes(step.set, self.origin(step.name))}) for step in steps)
 
     def origin(self, step: str) -> str:
-        """Who says what a step sets."""
+        """Returns the origin of a ladder step's settings, for messages."""
         return f"{self.path} (ladder, step {step})"
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> SettingLayers:
-        """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are named."""
+        """Returns base and preset, merged. Raises `UserError`: there is no such preset; the nearest names are
+        suggested.
+        """
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
         layers = SettingLayers(str(self.path))
-        named = str(self.base.get("name", self.path.stem))
-        layers.add({"name": named, "title": named, "notice": "", "about": ""}, DEFAULT)
+        workload_name = str(self.base.get("name", self.path.stem))
+        layers.add({"name": workload_name, "title": workload_name, "notice": "", "about": ""}, DEFAULT)
         layers.add(self.base, str(self.path))
         layers.add(self.presets[name], f"{self.path} (preset {name})")
         layers.add({"preset": name}, str(self.path))
         model = layers.values.get("model")
         if "sample_unit" not in layers.values:
-            units = {tag: one.sample_unit for one in FAMILIES for tag in tags_of(one)}
+            units = {tag: family_model.sample_unit for family_model in FAMILIES for tag in tags_of(family_model)}
             family = str(model.get("family")) if isinstance(model, Mapping) else ""
             layers.add({"sample_unit": units.get(family, Model.sample_unit)}, DEFAULT)
         return layers
 
 
 def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
-    """A workload's choices; `overrides` maps dotted keys to a value and to who says so."""
+    """Returns the choices of a workload; `overrides` maps dotted keys to a value and the option that set it."""
     return choose_with_origins(file, preset, overrides)[0]
 
 
 def choose_with_origins(
     file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
 ) -> tuple[Choices, SettingLayers]:
-    """As `choose`, and the layers, which say who set each key."""
+    """Returns the choices of a workload, and the layers, which know the origin of each key."""
     if file.path in BROKEN:
         raise UserError(BROKEN[file.path])
     layers = file.layers(preset)
@@ -152,14 +158,14 @@ def choose_with_origins(
 
 
 def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
-    """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
+    """Makes paths absolute, because ranks start in another folder; those in the YAML are relative to the YAML file."""
     for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
         value = content.get(key) if isinstance(content, dict) else None
-        named = (key == "source" and value == "synthetic") or (
+        is_name = (key == "source" and value == "synthetic") or (
             key == "vocabulary" and "/" not in str(value) and not str(value).endswith(".txt")
         )
-        if isinstance(value, str) and value and not named:
+        if isinstance(value, str) and value and not is_name:
             origin = layers.origin((section, key))
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
             try:
@@ -170,7 +176,7 @@ def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
-    """A system to run on, by name or path, with overrides (keys without the leading ``system.``)."""
+    """Returns a system to run on, by name or path; keys of `overrides` have no ``system.`` prefix."""
     system = choose_system_with_origins(name, overrides)[0]
     if system.modelled:
         raise UserError(
@@ -183,7 +189,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
 def choose_system_with_origins(
     name: str, overrides: Mapping[str, tuple[AxisValue, str]]
 ) -> tuple[SystemSpec, SettingLayers]:
-    """As `choose_system`, also of a modelled one, and the layers, which say who set each key."""
+    """Returns a system, which may be modelled, and the layers, which know the origin of each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
@@ -197,47 +203,47 @@ def choose_system_with_origins(
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
-    """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
-    found: dict[str, Any] = dict(settings)
+    """Returns settings with every size in bytes, so that ``64MiB`` and ``67108864`` are the same setting."""
+    in_bytes: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
     readers["sync.fusion"] = lambda value: str(read_fusion(value))
     for key in readers.keys() & settings.keys():
         try:
-            found[key] = readers[key](settings[key])
+            in_bytes[key] = readers[key](settings[key])
         except ValueError as error:
             raise UserError(f"{option}: {key}: {error}") from None
-    return found
+    return in_bytes
 
 
 @functools.cache
 def _size_keys() -> frozenset[str]:
-    own = (key.name for key in keys_of(Choices, {}) if key.is_size)
-    return frozenset((*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
+    workload_keys = (key.name for key in keys_of(Choices, {}) if key.is_size)
+    return frozenset((*workload_keys, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
 
 
 @functools.cache
 def conditions_of(key: str) -> tuple[ActsIf, ...]:
-    """Returns the conditions under which a key of ``--set`` acts, those of its sections first."""
+    """Returns the conditions under which a key of ``--set`` has an effect, those of its sections first."""
     models: list[Any] = [SystemSpec if key.startswith("system.") else Choices]
-    found: list[ActsIf] = []
+    conditions: list[ActsIf] = []
     for name in key.removeprefix("system.").split("."):
         models = [model for model in models if name in model.model_fields]
         for model in models:
-            found += [condition for condition in model.acting if name in condition.fields]
+            conditions += [condition for condition in model.acting if name in condition.fields]
         models = [below for model in models for below in models_in(model.model_fields[name].annotation)]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(conditions))
 
 
 def why_inert(key: str, *plans: LaunchPlan) -> str:
-    """Returns why a key acts in none of these plans; empty where it acts in one."""
+    """Returns why a key has no effect in any of these plans; empty if it has one."""
     for condition in conditions_of(key):
         if not any(map(condition.holds, plans)):
             return condition.why
     return ""
 
 
-def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
-    """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
-    for key, option in asked:
+def refuse_inert(keys_with_options: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
+    """Raises `UserError` for a key that has no effect in any run; keys come with the options that set them."""
+    for key, option in keys_with_options:
         if why := why_inert(key, *plans):
             raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")

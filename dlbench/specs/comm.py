@@ -1,4 +1,4 @@
-"""One run of the collective benchmark, fully decided, and what is fitted to its results: costs of a network."""
+"""Plans of the collective benchmark, and the network costs that are fitted to its results."""
 
 from __future__ import annotations
 
@@ -67,37 +67,43 @@ DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class CommSpec(Spec):
-    """What is measured."""
+    """Settings of the collective benchmark."""
 
     collective: Collective = Field("allreduce", description="The collective.")
-    algorithms: tuple[str, ...] = Field((), description="dlbench's own algorithms; none: only the references.")
+    algorithms: tuple[str, ...] = Field((), description="Algorithms of dlbench; none: only libraries are timed.")
     backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
-        (), description="Libraries whose own collective is timed as a reference."
+        (), description="Libraries whose collective is timed for comparison."
     )
     sizes: tuple[Count, ...] = Field(
-        min_length=1, description="Sizes of the vector, bytes, ascending: of each rank's buffer, as in nccl-tests."
+        min_length=1, description="Buffer sizes per rank (as in nccl-tests), bytes, ascending."
     )
-    dtype: Precision = Field("fp32", description="Type of an element.")
+    dtype: Precision = Field("fp32", description="Element type.")
     transport: Literal["torch", "mpi"] = Field(
-        "torch", description="What carries the algorithms' messages: torch.distributed (gloo or NCCL), or mpi4py."
+        "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
     )
-    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after the trials for their length.")
+    warmup: CountOrZero = Field(
+        2, description="Untimed iterations of each point, after the trials that find how long one takes."
+    )
     iterations: Count = Field(10, description="Timed iterations of each point.")
-    group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
-    shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
-    pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks that are measured, one at a time.")
-    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send meanwhile, first to second rank.")
-    timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
-    check: Flag = Field(True, description="Compare every result with the sum computed apart.")
+    group_size: Ranks | None = Field(
+        None, description="Ranks per group for grouped algorithms; none: the ranks of a node."
+    )
+    shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
+    pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
+    congestors: tuple[RankPair, ...] = Field(
+        (), description="p2p: pairs that send at the same time, from the first to the second rank."
+    )
+    timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
+    check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
     @model_validator(mode="after")
     def _names_and_sizes(self) -> Self:
-        known = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
+        valid_names = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
         if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
             raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
         for name in self.algorithms:
-            if name not in known:
-                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(known)}")
+            if name not in valid_names:
+                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(valid_names)}")
         if not self.algorithms and not self.backends:
             raise ValueError("nothing to measure: give algorithms, backends, or both")
         width = ELEMENT_BYTES[self.dtype]
@@ -110,16 +116,16 @@ class CommSpec(Spec):
 
 
 class CommSeries(Spec):
-    """Where the run stands in its series."""
+    """Position of the run in its series."""
 
-    id: Name = Field(description="The series: all runs started together.")
-    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Repeats = Field(description="How often each point is run.")
-    position: CountOrZero = Field(description="Order in the series.")
+    id: Name = Field(description="Name of the series: all runs planned together.")
+    repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
+    repeats: Repeats = Field(description="Runs per point.")
+    position: CountOrZero = Field(description="Position in the series, from 0.")
 
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
-    """Returns why ranks do not form groups (of `group_size`, or a node) for a grouped algorithm; None if they do."""
+    """Returns why the ranks cannot form groups for a grouped algorithm; None if they can."""
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
         return None
@@ -129,11 +135,11 @@ def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
 class CommPlan(LaunchPlan):
     """One run of `dlbench comm`."""
 
-    format: Literal["dlbench.comm-plan"] = Field("dlbench.comm-plan", description="What this file is.")
+    format: Literal["dlbench.comm-plan"] = Field("dlbench.comm-plan", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     comm: CommSpec = Field(description="What is measured.")
-    series: CommSeries = Field(description="Where the run stands in its series.")
-    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+    series: CommSeries = Field(description="Position of the run in its series.")
+    stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     @property
     def title(self) -> str:
@@ -190,18 +196,22 @@ class Piece(Spec):
     """Costs of messages up to a size (Hockney's model: alpha + bytes x beta)."""
 
     up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
-    alpha_s: NonNegative = Field(description="Start-up of a message, seconds.")
-    beta_s_per_byte: NonNegative = Field(description="Seconds per byte and direction.")
+    alpha_s: NonNegative = Field(description="Start-up time of a message, seconds.")
+    beta_s_per_byte: NonNegative = Field(description="Time per byte in one direction, seconds.")
     alpha_interval_s: tuple[float, float] | None = Field(
-        None, description="95 % interval of alpha over runs, seconds; none: single runs."
+        None, description="95 % interval of alpha over runs, seconds; none: no repeats."
     )
-    beta_interval_s_per_byte: tuple[float, float] | None = Field(None, description="The same of beta.")
+    beta_interval_s_per_byte: tuple[float, float] | None = Field(
+        None, description="95 % interval of beta over runs, seconds per byte; none: no repeats."
+    )
 
 
 class Level(Spec):
     """One level of the network: inside a group, across groups, or between leaf switches."""
 
-    pieces: tuple[Piece, ...] = Field(min_length=1, description="By message size, ascending; the last has no limit.")
+    pieces: tuple[Piece, ...] = Field(
+        min_length=1, description="Costs by message size, ascending; the last piece has no limit."
+    )
     links: Count | None = Field(
         None,
         description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
@@ -213,8 +223,8 @@ class Level(Spec):
         limits = [piece.up_to_bytes for piece in self.pieces]
         if limits[-1] is not None or any(limit is None for limit in limits[:-1]):
             raise ValueError("the last piece, and only the last, has no up_to_bytes")
-        known = [limit for limit in limits if limit is not None]
-        if known != sorted(set(known)):
+        upper_limits = [limit for limit in limits if limit is not None]
+        if upper_limits != sorted(set(upper_limits)):
             raise ValueError("pieces must ascend by up_to_bytes")
         return self
 
@@ -227,18 +237,18 @@ class Level(Spec):
 
 
 class LineCost(Spec):
-    """A whole collective of one kind as a line: seconds = startup + bytes x per byte, for one layout."""
+    """A line for a whole collective of one layout: seconds = startup + bytes x seconds per byte."""
 
-    name: str = Field(description="What was timed, e.g. ddp gloo all_reduce or hierarchical.")
-    startup_s: NonNegative = Field(description="Seconds of an empty message.")
-    per_byte_s: NonNegative = Field(description="Seconds per byte of the vector.")
-    ranks: Ranks = Field(description="Ranks it holds for.")
+    name: str = Field(description="Name of the timed operation, e.g. ddp gloo all_reduce or hierarchical.")
+    startup_s: NonNegative = Field(description="Time of an empty message, seconds.")
+    per_byte_s: NonNegative = Field(description="Time per byte of the vector, seconds.")
+    ranks: Ranks = Field(description="Rank count to which the line applies.")
     sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
     half_width: NonNegative | None = Field(
-        None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
+        None, description="Half width of the 95 % interval over runs, as a share of the time; none: no repeats."
     )
     launch_bound: tuple[Count, ...] = Field(
-        (), description="Sizes, bytes, whose times on a GPU may hold waits for the host's calls."
+        (), description="Sizes, bytes, whose times on a GPU may contain waits for the host's kernel launches."
     )
 
     def time(self, num_bytes: float) -> float:
@@ -246,50 +256,50 @@ class LineCost(Spec):
 
 
 class FittedRange(Spec):
-    """What the points behind the costs of messages held; anything else is an extrapolation."""
+    """The range of the points in a fit of message costs; predictions outside it are extrapolations."""
 
-    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts, ascending.")
-    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
-    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Groups, ascending.")
-    sizes: tuple[Count, Count] = Field(description="Smallest and largest buffer of a rank, bytes.")
-    runs: Count = Field(description="Runs behind each point, at least.")
+    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Fitted rank counts, ascending.")
+    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Fitted group sizes in ranks, ascending.")
+    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Fitted numbers of groups, ascending.")
+    sizes: tuple[Count, Count] = Field(description="Smallest and largest fitted buffer per rank, bytes.")
+    runs: Count = Field(description="Smallest number of runs of a point.")
 
 
 class SizeBias(Spec):
-    """How far predictions of one size were off."""
+    """The median error of predictions of one buffer size."""
 
-    num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
-    ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
+    num_bytes: Count = Field(description="Size of each rank's buffer, bytes.")
+    ratio: Positive = Field(description="Predicted over measured time, median over algorithms.")
 
 
 class LargestHeldOut(Spec):
-    """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
+    """Errors of a fit without the largest rank count when it predicts that count."""
 
     ranks: Ranks = Field(description="The largest rank count.")
-    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
-    num_points: Count = Field(description="Points predicted.")
-    ratio: Positive = Field(description="Predicted over measured, median over the points.")
+    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts of the fit, ascending.")
+    num_points: Count = Field(description="Number of predicted points.")
+    ratio: Positive = Field(description="Predicted over measured time, median over the points.")
     median_error: NonNegative = Field(description="Median of |predicted / measured - 1|.")
-    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
+    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="Ratio by buffer size, ascending.")
 
 
 class Residual(Spec):
-    """How far the fit is off of what it was fitted to: of one algorithm at one rank count."""
+    """The range of measured over fitted times of one algorithm at one rank count."""
 
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
     ranks: Ranks = Field(description="The rank count.")
-    least: Positive = Field(description="Measured over fitted, the least of its points.")
-    most: Positive = Field(description="Measured over fitted, the largest of its points.")
+    least: Positive = Field(description="Measured over fitted time, minimum over its points.")
+    most: Positive = Field(description="Measured over fitted time, maximum over its points.")
 
 
 class FitError(Spec):
-    """How far predictions of one algorithm were off at points that the fit did not see."""
+    """Errors of predictions of one algorithm at points that were left out of the fit."""
 
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
     median: NonNegative = Field(description="Median of |predicted / measured - 1|.")
-    worst: NonNegative = Field(description="The largest.")
+    worst: NonNegative = Field(description="Maximum of |predicted / measured - 1|.")
 
     @property
     def is_poor(self) -> bool:
@@ -297,40 +307,46 @@ class FitError(Spec):
 
 
 class NetworkModel(Spec):
-    """`*.network.json`: fitted costs of one system."""
+    """Fitted network costs of one system, as in `*.network.json`."""
 
-    format: Literal["dlbench.network"] = Field("dlbench.network", description="What this file is.")
+    format: Literal["dlbench.network"] = Field("dlbench.network", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    system: str = Field(description="Name of the system it was measured on.")
-    transport: str = Field(description="What carried the messages, e.g. torch-gloo or mpi.")
-    inside: Level | None = Field(None, description="Inside a group; none: never measured.")
+    system: str = Field(description="Name of the measured system.")
+    transport: str = Field(description="Transport of the messages, e.g. torch-gloo or mpi.")
+    inside: Level | None = Field(None, description="Costs inside a group; none: not measured.")
     across: Level | None = Field(
-        None, description="Across groups, below one leaf switch where switches are known; none: never measured."
+        None, description="Costs across groups (below one leaf switch, if switches are known); none: not measured."
     )
-    beyond: Level | None = Field(None, description="Between leaf switches; none: never measured.")
-    gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte reduced.")
-    collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
+    beyond: Level | None = Field(None, description="Costs between leaf switches; none: not measured.")
+    gamma_s_per_byte: NonNegative = Field(0.0, description="Time to reduce (add) one byte, seconds.")
+    collectives: tuple[LineCost, ...] = Field((), description="Collectives of libraries, each as a line.")
     median_error: NonNegative | None = Field(
-        None, description="Median of |predicted / measured - 1| over points that the fit did not see."
+        None, description="Median of |predicted / measured - 1| over points left out of the fit."
     )
-    errors: tuple[FitError, ...] = Field((), description="The same by algorithm; none: not known.")
-    num_points: CountOrZero = Field(0, description="Measured points behind the fit.")
+    errors: tuple[FitError, ...] = Field(
+        (), description="Errors at points left out of the fit, by algorithm; none: not known."
+    )
+    num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
     fitted_over: FittedRange | None = Field(
-        None, description="What they held; none: no costs of messages, or costs that were not fitted."
+        None, description="Range of these points; none: no message costs, or costs that were not fitted."
     )
     largest_held_out: LargestHeldOut | None = Field(
-        None, description="Error at the largest rank count; none: the smaller ones do not determine it."
+        None,
+        description="Error at the largest rank count when it is left out of the fit; none: the smaller ones do not "
+        "determine the fit.",
     )
     residuals: tuple[Residual, ...] = Field(
-        (), description="How far the fit is off at its own rank counts; none: costs that were not fitted."
+        (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."
     )
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
-        description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
-        "inside before across before beyond, then gamma; none: single runs.",
+        description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "
+        "order inside, across, beyond, then gamma; none: no repeats.",
     )
-    sources: tuple[str, ...] = Field((), description="Runs or outputs it was fitted to, and what of them was left out.")
-    fitted: str = Field("", description="When, UTC, ISO 8601.")
+    sources: tuple[str, ...] = Field(
+        (), description="Runs or outputs that were fitted, and the parts of them that were left out."
+    )
+    fitted: str = Field("", description="Time of the fit, UTC, ISO 8601.")
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
@@ -341,24 +357,30 @@ class NetworkModel(Spec):
 
     @property
     def levels(self) -> dict[LevelName, Level]:
-        """The levels that were measured, innermost first."""
-        known = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
-        return {name: level for name, level in known if level is not None}
+        """Returns the measured levels, innermost first."""
+        costs_by_level = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
+        return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
-        """Whether the fit misses an algorithm so far that its predictions are no advice."""
+        """Whether predictions of an algorithm are too wrong to recommend it."""
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor
 
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
-        """How far predictions of an algorithm were off; None where that is not known."""
-        return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
+        """Returns the prediction errors of an algorithm; None if they are not known."""
+        return next(
+            (error for error in self.errors if (error.collective, error.algorithm) == (collective, algorithm)), None
+        )
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Returns least and largest of measured over fitted at the nearest fitted rank counts, or of all algorithms."""
-        own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
-        known = own or self.residuals
-        counts = sorted({one.ranks for one in known})
+        """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""
+        same_algorithm = [
+            residual
+            for residual in self.residuals
+            if (residual.collective, residual.algorithm) == (collective, algorithm)
+        ]
+        residuals = same_algorithm or self.residuals
+        counts = sorted({residual.ranks for residual in residuals})
         neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
-        near = [one for one in known if one.ranks in neighbours]
-        return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
+        near = [residual for residual in residuals if residual.ranks in neighbours]
+        return min([1.0, *(one.least for one in near)]), max([1.0, *(residual.most for residual in near)])

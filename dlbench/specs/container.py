@@ -38,37 +38,42 @@ Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as
 
 
 class ContainerSpec(Spec):
-    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
+    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted in it."""
 
-    kind: ContainerKind = Field("none", description="What starts it; pyxis is Slurm's --container-image with enroot.")
+    kind: ContainerKind = Field(
+        "none", description="Container runtime; pyxis is Slurm's --container-image with enroot."
+    )
     image: ImageName | None = Field(
         None,
-        description="apptainer: a file or folder; pyxis: a .sqsh file or a name as enroot takes it; podman: a name in "
-        "its store, or a folder. A name should end in @sha256:DIGEST.",
+        description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
+        "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
     sha256: Sha256 | None = Field(
-        None, description="SHA-256 of the file, or the name's digest; none: taken when a run is planned."
+        None,
+        description="SHA-256 of the image file, or digest of the image name; none: computed when a run is planned.",
     )
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
-        None, description="Bytes and time of change of the file as planned; a node that finds others refuses it."
+        None,
+        description="Size in bytes and modification time of the image file when planned; a node with other values "
+        "refuses it.",
     )
-    python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python in the container.")
-    mount_dlbench: Flag = Field(True, description="Whether dlbench itself comes from outside; off: it is in the image.")
+    python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python interpreter in the container.")
+    mount_dlbench: Flag = Field(True, description="Mount dlbench from the host; off: the image contains it.")
     mounts: Annotated[tuple[Mount, ...], FromText] = Field(
-        (), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas."
+        (), description="Additional mounts: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or text with commas."
     )
     gpu: Literal["none", "nvidia", "amd"] | None = Field(
-        None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
+        None, description="Vendor of the GPUs in the container; by default nvidia if node.gpus is not 0."
     )
     pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
-        (), description="Variables of the host that podman passes in, besides those of Slurm, MPI, NCCL and launch."
+        (), description="Host variables that podman passes in, besides those of Slurm, MPI, NCCL and launch."
     )
     withhold: Annotated[tuple[VariableName, ...], FromText] = Field(
-        _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."
+        _OF_THE_HOST, description="Host variables that are not passed in, unless launch.environment sets them."
     )
-    writable: Flag = Field(False, description="Whether files of the image may be written, into memory or a copy.")
+    writable: Flag = Field(False, description="Allow writing to files of the image; writes go to memory or a copy.")
     args: Annotated[tuple[Argument, ...], FromText] = Field(
-        (), description="Further options of the runtime, each one word: --option=value."
+        (), description="Additional options of the runtime, each one word: --option=value."
     )
 
     @property
@@ -81,14 +86,14 @@ class ContainerSpec(Spec):
 
     @property
     def is_path(self) -> bool:
-        """Whether the image is a file or folder, not a name."""
+        """Whether the image is a file or folder, and not a name."""
         return self.image is not None and self.image.startswith("/")
 
     @property
     def digest(self) -> str | None:
-        """The image's SHA-256, as far as it is known."""
-        named = _DIGEST.search(self.image or "")
-        return self.sha256 or (named[1] if named else None)
+        """The image's SHA-256, if it is known."""
+        in_name = _DIGEST.search(self.image or "")
+        return self.sha256 or (in_name[1] if in_name else None)
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -105,14 +110,14 @@ class ContainerSpec(Spec):
             )
         if self.kind == "pyxis" and self.is_path and not self.image.endswith(".sqsh"):
             raise ValueError(f"image {self.image!r}: pyxis takes a .sqsh file (enroot import), or an image's name")
-        named = _DIGEST.search(self.image)
-        if named and self.sha256 not in (None, named[1]):
-            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {named[1]}")
+        in_name = _DIGEST.search(self.image)
+        if in_name and self.sha256 not in (None, in_name[1]):
+            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {in_name[1]}")
         return self
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
-    """Adds the digest of the image's file, kept in the user's cache, and what nodes know it by."""
+    """Adds the digest of the image file, which is cached, and the size and time by which nodes recognise the file."""
     if not container.is_used or not container.is_path:
         return container
     path = Path(container.image or "")

@@ -1,4 +1,4 @@
-"""How gradients are exchanged: the engine and its settings, by Horovod's and PyTorch's own names."""
+"""Training engines and their settings, under the names that Horovod and PyTorch use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOROVOD_VARIABLES = {
     "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
     "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
 }
-"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+"""Keys that set Horovod's variables, by the variable in lower case without ``HOROVOD_``."""
 
 _OTHER_NAMES = {
     **dict.fromkeys(
@@ -32,17 +32,17 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
-    """What is known of an engine without its library."""
+    """Properties of an engine that are known without importing its library."""
 
-    title: str  # As reports call it.
-    on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
-    synchronises: bool = True  # Whether it takes two ranks or more.
-    fusion: Fusion = UNFUSED  # The size up to which its library fuses messages by default.
-    package: str = ""  # What ranks import for it besides torch.
+    title: str  # Name in reports.
+    on_ranks: str  # `module:class` that ranks import, a `dlbench.node.sync.engine.Engine`.
+    synchronises: bool = True  # Whether it supports two ranks or more.
+    fusion: Fusion = UNFUSED  # Default fusion of its library.
+    package: str = ""  # Package that ranks import besides torch.
     overlaps_compiled: bool = False
-    """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
-    capture_passes: int = 3  # Passes before a CUDA graph is captured, by the documentation of `make_graphed_callables`.
-    contiguous_only: bool = False  # Whether it takes contiguous tensors alone, also to broadcast weights.
+    """Whether gradients leave a compiled backward pass before its end, as torch.compile splits graphs for DDP."""
+    capture_passes: int = 3  # Passes before a CUDA graph is captured, see `make_graphed_callables`.
+    contiguous_only: bool = False  # Whether it supports only contiguous tensors, also to broadcast weights.
 
 
 ENGINES = {
@@ -67,12 +67,14 @@ ENGINES = {
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
-"""Every engine by its name: the one place that a new engine is entered in."""
+"""Every engine by its name; a new engine is registered here."""
 
 
 def engine_title(name: str) -> str:
-    """An engine's name as reports give it; what is no engine stays as it is."""
-    return ENGINES[name].title if name in ENGINES else name
+    """Returns an engine's title for reports; an unknown name is returned unchanged."""
+    if name not in ENGINES:
+        return name
+    return ENGINES[name].title
 
 
 def _known_engine(value: object) -> str:
@@ -86,9 +88,11 @@ EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enu
 
 
 def key_for_name(name: str) -> str | None:
-    """The key, of sizes with an example, for ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
+    """Returns the key for a name such as ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: unknown name."""
     key = (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
-    return f"{key}, e.g. {key}=25MiB" if key == "sync.fusion" else key
+    if key == "sync.fusion":
+        return f"{key}, e.g. {key}=25MiB"
+    return key
 
 
 class HorovodSettings(Spec):
@@ -99,7 +103,7 @@ class HorovodSettings(Spec):
             "cycle_time_ms",
             "engine.autotunes",
             False,
-            why="engine.horovod.autotune searches fusion and cycle time itself",
+            why="engine.horovod.autotune tunes fusion and cycle time",
         ),
         ActsIf(
             "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",
@@ -110,7 +114,7 @@ class HorovodSettings(Spec):
 
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
     autotune: Flag = Field(
-        False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
+        False, description="HOROVOD_AUTOTUNE: Horovod tunes fusion threshold and cycle time during the warm-up steps."
     )
     autotune_warmup_samples: Count = Field(3, description="HOROVOD_AUTOTUNE_WARMUP_SAMPLES.")
     autotune_steps_per_sample: Count = Field(10, description="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE.")
@@ -118,7 +122,7 @@ class HorovodSettings(Spec):
 
     @property
     def autotune_steps(self) -> int:
-        """Steps of the autotuner's search with its categorical parameters pinned, as dlbench pins them.
+        """Steps that the autotuner needs with its categorical parameters fixed, as dlbench fixes them.
 
         Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps
         (parameter_manager.cc of Horovod 0.28).
@@ -128,7 +132,7 @@ class HorovodSettings(Spec):
 
 
 class DdpSettings(Spec):
-    """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own, but for `auto`."""
+    """Settings of torch.nn.parallel.DistributedDataParallel; except for `auto`, the defaults are PyTorch's."""
 
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
@@ -143,21 +147,19 @@ class DdpSettings(Spec):
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
-        "auto",
-        description="Gradients are views of the buckets, which saves copying them back and a second set of them; auto: "
-        "true on GPUs.",
+        "auto", description="Gradients are views of the buckets, which saves a copy and memory; auto: true on GPUs."
     )
-    static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
+    static_graph: Flag = Field(False, description="Assume that every step uses the same parameters in the same order.")
     shard_optimizer: Flag = Field(
         False,
-        description="ZeRO-1: each rank keeps the optimizer state of some parameters, updates those and sends them to "
+        description="ZeRO-1: each rank stores the optimizer state of some parameters, updates these and sends them to "
         "the others (torch's ZeroRedundancyOptimizer).",
     )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
         """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
-        asked = self.gradient_as_bucket_view
-        return on_gpu if asked == "auto" else asked
+        is_view = self.gradient_as_bucket_view
+        return on_gpu if is_view == "auto" else is_view
 
 
 class FsdpSettings(Spec):
@@ -176,30 +178,30 @@ class FsdpSettings(Spec):
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     shard: Literal["parameters", "gradients"] = Field(
         "parameters",
-        description="What stays sharded between forward and backward pass: parameters (ZeRO-3), which are gathered "
-        "again for the backward pass; or gradients and optimizer state alone (ZeRO-2).",
+        description="State that stays sharded between forward and backward pass. parameters: ZeRO-3, parameters are "
+        "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
         "all",
-        description="Ranks that share one copy of the state: all, or those of a node, with gradients all-reduced "
+        description="Ranks that share one copy of the state: all, or the ranks of a node, with gradients all-reduced "
         "across nodes (HSDP).",
     )
     wrap: Literal["blocks", "network"] = Field(
-        "blocks", description="What is gathered at a time: a block of the network, or all of it."
+        "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."
     )
-    prefetch: Count = Field(1, description="Blocks whose parameters are gathered ahead, where gathers overlap (GPUs).")
+    prefetch: Count = Field(1, description="Number of blocks gathered ahead, if gathers overlap with computing (GPUs).")
     tensor_ranks: Ranks = Field(
         1,
-        description="Neighbouring ranks that share each layer's work (tensor parallelism; BERT only). They read the "
-        "same samples; dropout is the same on them but within attention, where each draws that of its heads.",
+        description="Neighbouring ranks that share each layer (tensor parallelism; BERT only). They read the same "
+        "samples and use the same dropout masks, except in attention, where each draws the masks of its heads.",
     )
     offload: Flag = Field(
-        False, description="Parameters, gradients and optimizer state lie in the host's memory (GPUs only)."
+        False, description="Store parameters, gradients and optimizer state in host memory (GPUs only)."
     )
 
 
 class EngineSpec(Spec):
-    """The engine of a run; settings of the engines not chosen are kept at their defaults."""
+    """The engine of a run; settings of the other engines stay at their defaults."""
 
     acting = (
         ActsIf("horovod", "exchanges_by", "horovod", why="only engine horovod with two ranks or more reads it"),
@@ -210,8 +212,8 @@ class EngineSpec(Spec):
 
     name: EngineName = Field(
         "horovod",
-        description="horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single (one rank, no "
-        "exchange).",
+        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single "
+        "(one rank, no exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
@@ -223,10 +225,10 @@ class EngineSpec(Spec):
 
     @property
     def settings(self) -> Spec | None:
-        """The engine's own settings: the field of its name; None where it has none."""
+        """The settings of the chosen engine; None if it has none."""
         return getattr(self, self.name, None)
 
     @property
     def autotunes(self) -> bool:
-        """Whether Horovod searches fusion and cycle time itself."""
+        """Whether Horovod tunes fusion threshold and cycle time."""
         return self.name == "horovod" and self.horovod.autotune

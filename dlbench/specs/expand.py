@@ -1,4 +1,4 @@
-"""A request becomes the ordered list of runs: axes x points x repeats x sides or variants, interleaved."""
+"""Expands a request into the ordered list of runs: axes x points x repeats x sides or variants, interleaved."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ from dlbench.specs.requests import (
 )
 from dlbench.specs.series import (
     acting_part,
-    apart_problem,
     arranged,
     in_order,
     interleaved,
@@ -60,9 +59,11 @@ from dlbench.specs.series import (
     refuse_too_many,
     refuse_uneven,
     series_name,
+    unexchanged_problem,
 )
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
+from dlbench.units import counted
 
 
 def expand(
@@ -72,10 +73,9 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """Returns all runs of a request in order; `lacking`: why this machine cannot do a step of a ladder, or empty."""
+    """Returns all runs of a request in order; `lacking` returns why this machine cannot run a ladder step, or ""."""
     option_of(request)
     refuse_other_options(request)
-    # The same with sizes in bytes, whatever unit they were given in.
     sweep = {}
     for key, values in request.sweep.items():
         sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
@@ -85,7 +85,7 @@ def expand(
         request,
         overrides=read_sizes(request.overrides, "--set"),
         sweep=sweep,
-        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
+        sides={side: read_sizes(settings, f"--ab (side {side})") for side, settings in request.sides.items()},
     )
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
@@ -102,10 +102,10 @@ def expand(
     points = [(place, count) for place in places for count in request.points]
     if request.ladder:
 
-        def tried(place: SeriesSpec, count: int) -> RunPlan:
+        def plan_of(place: SeriesSpec, count: int) -> RunPlan:
             return _plan(request, chosen, place, (0, count), machine_cores, moment)
 
-        points = _ladder_points(request, file, base, tried, lacking)
+        points = _ladder_points(request, file, base, plan_of, lacking)
         refuse_too_many(len(points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[RunPlan] = []
     for repeat, index, (point, count) in interleaved(points, request.repeats):
@@ -120,53 +120,54 @@ def _ladder_points(
     request: Request,
     file: WorkloadFile,
     base: SeriesSpec,
-    tried: Callable[[SeriesSpec, int], RunPlan],
+    plan_of: Callable[[SeriesSpec, int], RunPlan],
     lacking: Callable[[RunPlan], str],
 ) -> list[tuple[SeriesSpec, int]]:
-    """Each step on top of those before it at each count, the steps of a count next to each other."""
-    found: list[tuple[SeriesSpec, int]] = []
+    """Returns the points of a ladder: at each rank or node count, each step added to those before it."""
+    points: list[tuple[SeriesSpec, int]] = []
     steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
     for count in request.points:
-        kept: list[SeriesSpec] = []
+        acting_steps: list[SeriesSpec] = []
         planned: list[LadderStep] = []
         before: RunPlan | None = None
+        axes_before: dict[str, AxisValue] = {}
         for step in steps:
-            axes = {**(kept[-1].axes if kept else {}), **step.set}
+            axes = {**axes_before, **step.set}
             place = base.model_copy(update={"step": step.name, "axes": axes})
-            why = ""
+            reason = ""
             try:
-                plan = tried(place, count)
+                plan = plan_of(place, count)
             except UserError as error:
                 if before is None or not isinstance(error.__cause__, ValidationError):
                     raise
-                why = str(problem_of(RunPlan, error.__cause__))
+                reason = str(problem_of(RunPlan, error.__cause__))
             else:
                 if plan.measure.until == "quality":
                     raise UserError("--ladder: compares throughput; leave out measure.until quality")
                 if before is not None and acting_part(plan) == acting_part(before):
-                    raise UserError(f"{file.origin(step.name)}: changes nothing: all that it sets is so before it")
+                    raise UserError(f"{file.origin(step.name)}: changes nothing: its settings are in force before it")
                 if before is not None:
-                    # A step acts whole, or is not what its name says; of the baseline nothing need act.
-                    whys = [lacking(plan), *(why_inert(key, plan) for key in step.set)]
-                    why = next(filter(None, whys), "")
-            planned.append(step.model_copy(update={"skipped": why}))
-            if not why:
-                kept.append(place)
-                before = plan
-        found += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in kept]
-    if len(found) == len(request.points):
-        left = "; ".join(f"{step.name}: {step.skipped}" for step in found[0][0].ladder if step.skipped)
-        raise UserError(f"--ladder: no step can act here ({left})")
-    return found
+                    # All settings of a step must have an effect, except for those of the baseline.
+                    reasons = [lacking(plan), *(why_inert(key, plan) for key in step.set)]
+                    reason = next(filter(None, reasons), "")
+            planned.append(step.model_copy(update={"skipped": reason}))
+            if not reason:
+                acting_steps.append(place)
+                before, axes_before = plan, axes
+        points += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in acting_steps]
+    if len(points) == len(request.points):
+        skipped = "; ".join(f"{step.name}: {step.skipped}" for step in points[0][0].ladder if step.skipped)
+        raise UserError(f"--ladder: no step has an effect ({skipped})")
+    return points
 
 
 def _refuse(request: Request, plans: list[RunPlan]) -> None:
-    """A setting that acts in no run of the series is a mistake, not a wish."""
+    """Raises `UserError` for settings that have no effect in any run, and for faults on ranks that do not exist."""
     request.refuse_without_effect(plans[0].system)
     refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
     for side, settings in request.sides.items():
-        own = [plan for plan in plans if plan.series.side == side]
-        refuse_inert([(key, f"--ab (side {side})") for key in settings], own)
+        side_plans = [plan for plan in plans if plan.series.side == side]
+        refuse_inert([(key, f"--ab (side {side})") for key in settings], side_plans)
     if request.sides:
         refuse_uneven(plans)
         refuse_equal(request, plans)
@@ -178,19 +179,19 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
                 f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
                 f"has {largest}"
             )
-    for problem in filter(None, map(apart_problem, plans)):
+    for problem in filter(None, map(unexchanged_problem, plans)):
         raise UserError(problem)
 
 
 class _Chosen:
-    """Choices and system of the runs of a request: files are read, and settings checked, once for all repeats."""
+    """Choices and systems of the runs of a request; files are read and settings checked once for all repeats."""
 
     def __init__(self, request: Request, file: WorkloadFile) -> None:
         self._request, self.file = request, file
         self._choices: dict[str, Choices] = {}
         self._systems: dict[str, SystemSpec] = {}
 
-    def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
+    def choices_and_system(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
         settings, of_system = _split_overrides(self._request, place, self.file.origin(place.step))
         system = self._systems.get(repr(of_system))
         if system is None:
@@ -206,7 +207,7 @@ def _plan(
     request: Request, chosen: _Chosen, place: SeriesSpec, point: tuple[int, int], machine_cores: int, moment: datetime
 ) -> RunPlan:
     index, count = point
-    choices, system = chosen.of(place)
+    choices, system = chosen.choices_and_system(place)
     layout = request.layout(system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores)
     workload = choices.workload()
     if workload.train.global_batch is not None:
@@ -214,7 +215,8 @@ def _plan(
     elif request.scaling == "strong":
         workload = _share_out(workload, request, system, layout.ranks)
     name = f"{place.id}-{workload.name}-{workload.preset}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
-    name += f"-{place.side}" if place.side else ""
+    if place.side:
+        name += f"-{place.side}"
     try:
         return RunPlan(
             **_common(request, name, moment, layout, system),
@@ -224,9 +226,10 @@ def _plan(
             **{name: getattr(choices, name) for name in ("engine", "sync", "measure", "checkpoint", "watch", "fault")},
         )
     except ValidationError as error:
-        side = f" (side {place.side} of --ab)" if place.side else ""
-        problem = problem_of(RunPlan, error)
-        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from error
+        origin = f"{chosen.file.path.name} on {system.name}"
+        if place.side:
+            origin += f" (side {place.side} of --ab)"
+        raise UserError(f"{origin}: {problem_of(RunPlan, error)}") from error
 
 
 def _common(
@@ -246,12 +249,17 @@ def _common(
 def _split_overrides(
     request: Request, place: SeriesSpec, step: str
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
-    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
-    given = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
-    given["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
-    given["data.cache"] = ("cold" if request.tiers else None, "--tiers")
-    merged: dict[str, tuple[AxisValue, str]] = {key: one for key, one in given.items() if one[0] is not None}
-    layers = [("--set", request.overrides), (step if place.step else "--sweep", place.axes)]
+    """Returns the settings of a run and those of its system, each with the option that set it; later options win."""
+    merged: dict[str, tuple[AxisValue, str]] = {}
+    for field, key in KEY_OF.items():
+        if (field_value := getattr(request, field)) is not None:
+            merged[key] = (field_value, f"--{field}")
+    if request.to_accuracy:
+        merged["measure.until"] = ("quality", "--to-accuracy")
+    if request.tiers:
+        merged["data.cache"] = ("cold", "--tiers")
+    axes_origin = step if place.step else "--sweep"
+    layers = [("--set", request.overrides), (axes_origin, place.axes)]
     if place.side:
         layers.append((f"--ab (side {place.side})", request.sides[place.side]))
     for option, values in layers:
@@ -259,14 +267,14 @@ def _split_overrides(
             if option != "--set" and (key in request.overrides or (place.step and key in merged)):
                 raise UserError(f"{option} {key}: also given to {merged[key][1]}")
             if key in ("preset", "name"):
-                raise UserError(f"{option} {key}: is chosen by its own option or argument, not here")
+                raise UserError(f"{option} {key}: has its own option or argument")
             merged[key] = (value, option)
     system = {k.removeprefix("system."): v for k, v in merged.items() if k.startswith("system.")}
     return {k: v for k, v in merged.items() if not k.startswith("system.")}, system
 
 
 def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
-    """The global batch that the recipe asks for, over these ranks, in parts of the preset's batch."""
+    """Divides the global batch of the recipe over the ranks, in parts of the preset's batch."""
     train = workload.train
     total, part = train.global_batch or 0, train.batch_per_rank
     if request.scaling == "weak" and len(request.points) > 1:
@@ -278,8 +286,8 @@ def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
         raise UserError("train.global_batch decides train.gradient_accumulation: leave one of them out")
     if total % (ranks * part):
         raise UserError(
-            f"train.global_batch {total:,} over {ranks} rank{'s' * (ranks > 1)} is no number of parts of "
-            f"{part} (train.batch_per_rank); choose them so that it is"
+            f"train.global_batch {total:,} over {counted(ranks, 'rank')} is not a multiple of {part} "
+            "(train.batch_per_rank) per rank; change one of them"
         )
     share = total // ranks
     update = {"batch_per_rank": share, "gradient_accumulation": share // part}
@@ -287,7 +295,7 @@ def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
 
 
 def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:
-    """Strong scaling: the global batch is the preset's batch times the smallest rank count, at every point."""
+    """Divides the global batch of strong scaling over the ranks: the preset's batch times the smallest rank count."""
     smallest = request.ranks(system, min(request.points))
     total = workload.train.batch_per_rank * smallest
     if total % ranks:
@@ -307,108 +315,124 @@ def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: 
 
 @dataclass(frozen=True, kw_only=True)
 class CommRuns:
-    """What a request became."""
+    """The runs of a request of the collective benchmark."""
 
     plans: list[CommPlan]
-    notes: tuple[str, ...]  # What was chosen for the person, or left out, and why; a line each.
+    notes: tuple[str, ...]  # Lines on what was chosen by default or left out, with reasons.
 
 
 def expand_comm(
     request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
 ) -> CommRuns:
-    """Returns all runs of a request in order; `installed`: holds `mpi4py` if this Python has it."""
+    """Returns all runs of a request in order; `installed` contains `mpi4py` if this Python has it."""
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
-    settings: dict[str, tuple[AxisValue, str]] = {}
-    if request.launcher is not None:
-        settings["launch.launcher"] = (request.launcher, "--launcher")
-    for key, value in request.overrides.items():
-        if not key.startswith("system."):
-            raise UserError(f"--set {key}: this benchmark has options of its own; --set changes keys of system. only")
-        settings[key.removeprefix("system.")] = (value, "--set")
-    system = choose_system(request.system, settings)
-    # What another Python has is not known here.
-    spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
+    system = _comm_system(request)
+    if system.python is not None:
+        # The packages of another Python are not known.
+        installed = ()
+    spec, notes = _comm_settings(request, system, frozenset(installed))
     request.refuse_without_effect(system)
     if request.shards is not None and "parameter-server" not in spec["algorithms"]:
-        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
+        raise UserError("--shards: has no effect in any run of this request: only parameter-server has shards")
     if request.transport != "torch" and not spec["algorithms"]:
         raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
     refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
         layout = request.layout(system, count, cores_per_rank=None, machine_cores=machine_cores)
-        # What this number of ranks rules out, in the words of the options.
-        ranks = layout.ranks
-        if ranks == 1:
-            raise UserError("1 rank: a collective needs two ranks or more")
-        if request.group_size is not None and ranks % request.group_size:
-            raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
-        if request.shards is not None and request.shards > ranks:
-            raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
-        chosen = dict(spec)
+        _refuse_layout(request, layout)
+        point_spec = dict(spec)
         if spec["collective"] == PAIRS:
-            chosen |= _pairs(request, layout)
+            point_spec |= _pairs(request, layout)
         problem = group_problem(request.group_size, layout)
         grouped = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
         if request.algorithms == "all" and problem is not None and grouped:
-            # Named ones stay, right or wrong.
-            chosen["algorithms"] = tuple(name for name in spec["algorithms"] if name not in grouped)
-            note = f"{', '.join(grouped)} left out at {ranks} ranks: {problem}; see --group-size"
+            # An algorithm that --algorithms names stays, and its plan is refused.
+            point_spec["algorithms"] = tuple(name for name in spec["algorithms"] if name not in grouped)
+            note = f"{', '.join(grouped)} left out at {layout.ranks} ranks: {problem}; see --group-size"
             if note not in notes:
                 notes.append(note)
-        name = f"{series}-comm-{spec['collective']}-p{index:02d}-n{ranks:04d}-k{repeat:02d}"
+        name = f"{series}-comm-{spec['collective']}-p{index:02d}-n{layout.ranks:04d}-k{repeat:02d}"
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
-        plans.append(_comm_plan(chosen, _common(request, name, moment, layout, system), place))
+        plans.append(_comm_plan(point_spec, _common(request, name, moment, layout, system), place))
     refuse_inert(((key, "--set") for key in request.overrides), plans)
     return CommRuns(plans=plans, notes=tuple(notes))
 
 
-def _one_of(option: str, name: str, known: Iterable[str]) -> str:
-    names = tuple(known)
+def _comm_system(request: CommRequest) -> SystemSpec:
+    settings: dict[str, tuple[AxisValue, str]] = {}
+    if request.launcher is not None:
+        settings["launch.launcher"] = (request.launcher, "--launcher")
+    for key, value in request.overrides.items():
+        if not key.startswith("system."):
+            raise UserError(f"--set {key}: this benchmark has its own options; --set only changes keys of system.")
+        settings[key.removeprefix("system.")] = (value, "--set")
+    return choose_system(request.system, settings)
+
+
+def _refuse_layout(request: CommRequest, layout: LayoutSpec) -> None:
+    """Raises `UserError` for options that this rank count excludes."""
+    ranks = layout.ranks
+    if ranks == 1:
+        raise UserError("1 rank: a collective needs two ranks or more")
+    if request.group_size is not None and ranks % request.group_size:
+        raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
+    if request.shards is not None and request.shards > ranks:
+        raise UserError(f"--shards {request.shards}: needs at least as many ranks, but there are {ranks}")
+
+
+def _one_of(option: str, name: str, valid_names: Iterable[str]) -> str:
+    names = tuple(valid_names)
     if name not in names:
         raise UserError(f"{option}: unknown name {name!r}: {nearest(name, names)}")
     return name
 
 
-def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Names separated by commas, in the given order; `none` for no name."""
+def _some_of(option: str, text: str, valid_names: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """Returns the names in a comma-separated text; ``none`` is no name. Raises `UserError`: an unknown or repeated
+    name.
+    """
     if text == "none":
         return ()
     names = text.split(",")
     for name in names:
-        if name not in known:
-            raise UserError(f"{option}: {name!r} is no {what}: {nearest(name, known)}")
+        if name not in valid_names:
+            raise UserError(f"{option}: {name!r} is not a {kind}: {nearest(name, valid_names)}")
     if len(set(names)) != len(names):
         raise UserError(f"{option} {text[:80]!r}: a name is given twice")
     return tuple(names)
 
 
-def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
+def _comm_settings(
+    request: CommRequest, system: SystemSpec, installed: frozenset[str]
+) -> tuple[dict[str, Any], list[str]]:
     collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))
-    known = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
-    asked = ",".join(known) if request.algorithms == "all" else request.algorithms
-    algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
+    valid_names = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
+    names = request.algorithms
+    if names == "all":
+        names = ",".join(valid_names)
+    algorithms = _some_of("--algorithms", names, valid_names, f"known algorithm of {collective}")
     notes: list[str] = []
     for option, text in (("--victims", request.victims), ("--congestors", request.congestors)):
         if text is not None and collective != PAIRS:
             raise UserError(f"{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
     if collective == PAIRS:
         if request.backends not in ("auto", "none") or not algorithms:
-            raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
+            raise UserError("--collective p2p: uses ping-pong and window over --transport, but no --backends")
         backends: tuple[str, ...] = ()
     elif request.backends == "auto":
         backends, notes = _usual_backends(transport, system, installed)
     else:
-        backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
+        backends = _some_of("--backends", request.backends, BACKENDS, "known back-end")
         for backend in backends:
             removed = removed_key(("backends",), backend)
             if removed is not None:
                 raise UserError(f"--backends {backend} {removed}")
     if not algorithms and not backends:
-        raise UserError("--algorithms none --backends none: nothing is left to measure; name one or more of either")
+        raise UserError("--algorithms none --backends none: there is nothing to measure; name at least one of either")
     return {
         "collective": collective,
         "algorithms": algorithms,
@@ -427,33 +451,37 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
     if system.launch.by_mpi and "mpi4py" in installed:
         chosen.append("mpi")
     elif system.launch.by_mpi:
-        notes.append("back-end mpi left out: mpi4py is not known to be installed where the ranks run")
-    return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
+        notes.append("back-end mpi left out: mpi4py is not installed, or in another Python")
+    return tuple(chosen), [f"libraries for comparison: {', '.join(chosen) or 'none'}", *notes]
 
 
 def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
-    """Pairs inside and across groups; only the latter beside congestors, which are all other ranks, half to half."""
+    """Returns the default pairs: inside and across groups; with congestors, which are all other ranks, only across."""
     ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
     firsts = range(0, ranks, group)
-    inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts
-    across = *zip(firsts[::2], firsts[1::2], strict=False), *[(0, firsts[-1])] * (len(firsts) > 2)
-    victims = parse_pairs(request.victims, "--victims", (*((first, first + 1) for first in inside), *across))
+    default_pairs: list[tuple[int, int]] = []
+    if group > 1 and not (request.congestors and len(firsts) > 1):
+        default_pairs += [(first, first + 1) for first in firsts]
+    default_pairs += zip(firsts[::2], firsts[1::2], strict=False)
+    if len(firsts) > 2:
+        default_pairs.append((0, firsts[-1]))
+    victims = parse_pairs(request.victims, "--victims", tuple(default_pairs))
     free = sorted(set(range(ranks)).difference(*victims))
     half = len(free) // 2
     if request.congestors == "auto" and not half:
         raise UserError(f"--congestors: the victims leave {len(free)} of {ranks} ranks: give each node more ranks")
-    others = tuple(zip(free[:half], free[half:], strict=False))
-    return {
-        "pairs": victims,
-        "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
-    }
+    congestors: tuple[tuple[int, int], ...] = ()
+    if request.congestors is not None:
+        others = tuple(zip(free[:half], free[half:], strict=False))
+        congestors = parse_pairs(request.congestors, "--congestors", others)
+    return {"pairs": victims, "congestors": congestors}
 
 
 def _comm_plan(spec: dict[str, Any], common: dict[str, Any], place: CommSeries) -> CommPlan:
-    # A single iteration may take its whole timeout without a sign of life.
-    patience_s = max(600.0, 2 * spec["timeout_s"])
+    # A single iteration may use its whole timeout without reporting progress.
+    stall_timeout_s = max(600.0, 2 * spec["timeout_s"])
     try:
-        return CommPlan(**common, comm=CommSpec.model_validate(spec), series=place, stall_timeout_s=patience_s)
+        return CommPlan(**common, comm=CommSpec.model_validate(spec), series=place, stall_timeout_s=stall_timeout_s)
     except ValidationError as error:
         kind = CommSpec if error.title == CommSpec.__name__ else CommPlan
         where = f"{common['layout'].ranks} ranks on {common['system'].name}"

@@ -1,7 +1,7 @@
-"""Files that a request names: found by name, read strictly.
+"""Finds the files that a request names, and reads them strictly.
 
-Names become files: an explicit path, then the folders in ``DLBENCH_PATH``, then the bundled ones. YAML text becomes
-plain dictionaries, safely: YAML 1.2, no tags, no duplicate keys, bounded size and depth.
+A name is an explicit path, or is searched in the folders of ``DLBENCH_PATH`` and then in the bundled ones. YAML 1.2 is
+read into plain dictionaries: no tags, no duplicate keys, limited size and depth.
 """
 
 from __future__ import annotations
@@ -22,66 +22,68 @@ from dlbench.opening import file_sha256, read_named, why_unreadable
 
 Kind = Literal["workloads", "systems"]
 
-MAX_BYTES = 1_000_000  # Of a file at most: a larger one is no specification.
+MAX_BYTES = 1_000_000  # Largest size of a specification file.
 MAX_DEPTH = 20
 
 BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that make a terminal or page show another order than the text has."""
+"""Characters that change the order in which a terminal or page shows a text."""
 
 
 def search_path(kind: Kind) -> list[Path]:
-    """Folders searched for a name, in order. A folder of ``DLBENCH_PATH`` holds `workloads/` and `systems/`."""
+    """Returns the folders to search, in order; each folder of ``DLBENCH_PATH`` contains `workloads/` and `systems/`."""
     extra = [Path(part) for part in os.environ.get("DLBENCH_PATH", "").split(os.pathsep) if part]
     return [folder / kind for folder in extra] + [bundled.folder(kind)]
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Every name that resolves, with its file; the first folder that has a name wins."""
-    found: dict[str, Path] = {}
+    """Returns every known name with its file; the first folder with a name wins."""
+    path_by_name: dict[str, Path] = {}
     for folder in search_path(kind):
-        for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
-            found.setdefault(path.stem, path)
-    return found
+        for path in sorted(folder.glob("*.yaml")):
+            path_by_name.setdefault(path.stem, path)
+    return path_by_name
 
 
 def find(kind: Kind, name: str) -> Path:
     """Returns the file of a workload or system by name or, with a slash or ending in ``.yaml``/``.yml``, by path."""
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
-        # A pipe, too: `--system <(m4 machine.yaml)`.
+        # A pipe is allowed: `--system <(m4 machine.yaml)`.
         if not path.is_file() and not path.is_fifo():
             raise UserError(f"{name}: no such {kind[:-1]} file")
         return path
     names = available(kind)
     if name not in names:
-        more = " With --set model.stage_blocks=[3,4,23,3] that has 101 layers" if name.startswith("resnet") else ""
-        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}{more}")
+        problem = f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}"
+        if name.startswith("resnet"):
+            problem += " With --set model.stage_blocks=[3,4,23,3] that has 101 layers"
+        raise UserError(problem)
     return names[name]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Returns the mapping in a YAML file."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
     if path.parent in (bundled.folder("workloads"), bundled.folder("systems"), bundled.folder("reports")):
-        # Parsing takes 0.15 s of CPU before every run. Files of others may hold secrets: none of them is written down.
+        # Parsing takes 0.15 s of CPU before every run. Other files are not cached, because they may contain secrets.
         state = f"{file_sha256(Path(__file__))}\n{text}"
         value = json.loads(kept("yaml", str(path), state, lambda: json.dumps(parse_yaml(text, str(path)))) or "null")
     else:
         value = parse_yaml(text, str(path))
     if not isinstance(value, Mapping):
-        raise UserError(f"{path}: must hold keys and values, holds {type(value).__name__}")
+        raise UserError(f"{path}: must contain keys and values, contains {type(value).__name__}")
     return dict(value)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """A YAML value; used for files and for the values of ``--set key=value``."""
+    """Returns a YAML value, of a file or of ``--set key=value``."""
     return copy.deepcopy(_parsed(text, origin))
 
 
-@functools.lru_cache(maxsize=8)  # A command asks for its workload's file more than once.
+@functools.lru_cache(maxsize=8)  # A command reads its workload file several times.
 def _parsed(text: str, origin: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -92,42 +94,43 @@ def _parsed(text: str, origin: str) -> Any:
         _refuse_features(yaml, text, origin)
         value = yaml.load(text)
     except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark is not None else ""
+        if mark := getattr(error, "problem_mark", None):
+            origin += f":{mark.line + 1}"
         problem = " ".join((getattr(error, "problem", None) or str(error)).split())
-        raise UserError(f"{origin}{where}: not valid YAML: {problem}") from None
+        raise UserError(f"{origin}: not valid YAML: {problem}") from None
     except RecursionError:
         raise UserError(f"{origin}: nested too deeply") from None
     except (ValueError, OverflowError, KeyError, IndexError) as error:
-        # Looks like a number or a date, and is none: 2024-13-45.
+        # The text looks like a number or date but is not one: 2024-13-45.
         raise UserError(f"{origin}: a value cannot be read: {' '.join(str(error).split())}") from None
     _refuse_contents(value, origin)
     return value
 
 
 def text_problem(text: str) -> str:
-    """Returns why a text, newlines and tabs allowed, may stand in no plan and no script; empty if it may."""
+    """Returns why a text cannot be part of a plan or script (newlines and tabs are allowed); empty if it can."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "is not UTF-8: it holds half of a surrogate pair, which no file can hold"
+        return "is not UTF-8: it contains half of a surrogate pair, which files cannot store"
     return control_character(text, allowed="\n\t")
 
 
 def control_character(text: str, allowed: str = "") -> str:
-    """Which control character a text holds, e.g. ``holds the control character U+001B``; empty: none."""
-    for letter in text if not text.isprintable() else "":
+    """Returns e.g. ``holds the control character U+001B``; empty if a text holds none."""
+    if text.isprintable():
+        return ""
+    for letter in text:
         if letter in BIDIRECTIONAL or (letter not in allowed and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
             return f"holds the control character U+{ord(letter):04X}"
     return ""
 
 
 def _refuse_features(yaml: Any, text: str, origin: str) -> None:
-    """What no specification needs.
+    """Refuses YAML features that no specification needs.
 
-    Aliases expand a small file into gigabytes, tags name other types, and a directive would bring
-    YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false. Depth is counted here too, because the
-    scanner's work grows with the square of the open brackets.
+    Aliases can expand a small file into gigabytes, tags name other types, and a directive could select YAML 1.1, in
+    which 12:30:00 is 45000 and `no` is false. Depth is checked here, because scanning takes time quadratic in it.
     """
     from ruamel.yaml import tokens
     from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken
@@ -153,7 +156,8 @@ def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise UserError(f"{origin}: {key}: a key must be a word; put it in quotes if it is meant as one")
-    children = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-    for child in children if isinstance(children, list) else ():
-        _refuse_contents(child, origin, depth + 1)
+                raise UserError(f"{origin}: {key}: a key must be a word; put it in quotes")
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        for child in value:
+            _refuse_contents(child, origin, depth + 1)

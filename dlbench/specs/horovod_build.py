@@ -1,4 +1,4 @@
-"""What a run asks of the Horovod that its ranks load: one rule, for planning and for the ranks."""
+"""Checks whether an installed Horovod supports a run; used for planning and by the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REMEDY = "run `dlbench setup horovod` in the Python environment of the compute n
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodBuild:
-    """What an installed Horovod was built with, as the functions of `horovod.torch` report."""
+    """The features of an installed Horovod, as the functions of `horovod.torch` report them."""
 
     gloo: bool
     mpi: bool
@@ -27,40 +27,38 @@ class HorovodBuild:
         on_gpu: bool,
         exchange: str = "flat",
         way_to_nccl: Callable[[], str] = lambda: f"for one with it, {REMEDY}",
-        who: str = "engine horovod",
-        instead: str = "--engine ddp",
     ) -> DlbenchError | None:
-        """Returns the error with which ranks refuse this build; None where it does all that is asked.
+        """Returns the error with which ranks refuse this build; None if it supports the run.
 
-        `use_mpi`: without it ranks meet by Gloo. `exchange`: flat, or a flag of Horovod, which NCCL's operations alone
-        obey (nccl_operations.cc and operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL;
-        asked only where it is printed. `instead`: what does without Horovod.
+        `use_mpi`: False if ranks use Gloo. `exchange`: flat, or a flag of Horovod, which only NCCL's operations support
+        (nccl_operations.cc and operations.cc of 0.28). `way_to_nccl`: returns a clause on how to get a Horovod with
+        NCCL; called only if it is printed.
         """
         if exchange != "flat":
-            asked = f"sync.exchange {exchange}"
+            setting = f"sync.exchange {exchange}"
             if not self.nccl:
                 return EnvironmentLacksError(
-                    f"{asked}: this Horovod was built without NCCL, and such builds ignore the flag without a word; "
-                    "use sync.exchange=hierarchical, which dlbench itself does on any back-end"
+                    f"{setting}: this Horovod was built without NCCL, and such builds silently ignore the flag; "
+                    "use sync.exchange=hierarchical, which dlbench implements for any back-end"
                 )
             if exchange == "horovod-hierarchical" and not use_mpi:
                 return EnvironmentLacksError(
-                    f"{asked}: Horovod goes across nodes by MPI here and ignores the flag without it; use an MPI "
+                    f"{setting}: Horovod goes across nodes by MPI here and ignores the flag without it; use an MPI "
                     "launcher, or sync.exchange=hierarchical"
                 )
             if nodes == 1 and ranks > 1:
-                return UserError(f"{asked}: Horovod ignores the flag on a single node; use more nodes")
+                return UserError(f"{setting}: Horovod ignores the flag on a single node; use more nodes")
         if use_mpi and not self.mpi:
             return EnvironmentLacksError(
-                f"{who}: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use --launcher "
-                f"srun-gloo (without Slurm: local) or {instead}; for one with MPI, {REMEDY}, with Open MPI's mpicxx "
-                "on the PATH"
+                "engine horovod: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use "
+                "--launcher srun-gloo (without Slurm: local) or --engine ddp; for one with MPI, "
+                f"{REMEDY}, with Open MPI's mpicxx on the PATH"
             )
         if on_gpu and ranks > 1 and not self.nccl:
             return EnvironmentLacksError(
-                f"{who}: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
-                f"use {instead}"
+                f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; "
+                f"{way_to_nccl()}, or use --engine ddp"
             )
         if not use_mpi and not self.gloo:
-            return EnvironmentLacksError(f"{who}: this Horovod was built without Gloo; {REMEDY}")
+            return EnvironmentLacksError(f"engine horovod: this Horovod was built without Gloo; {REMEDY}")
         return None

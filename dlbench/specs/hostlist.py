@@ -1,4 +1,4 @@
-"""Lists of hosts as Slurm writes them: `n[1-3,7]` for n1, n2, n3 and n7."""
+"""Reads and writes host lists in Slurm's short form: `n[1-3,7]` for n1, n2, n3 and n7."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from dlbench.errors import UserError
 _NUMBERED = re.compile(r"(.+?)([0-9]{1,18})", re.DOTALL)
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_MOST_NAMES = 1 << 16  # More than a cluster has: a slip of the pen must not fill the memory.
+_MOST_NAMES = 1 << 16  # More nodes than any cluster has, so that a typing error cannot fill the memory.
 
 
 def compressed(hosts: Iterable[str]) -> str:
-    """Returns hosts as one short text; only numbers at the end are folded, as every version of Slurm reads them."""
+    """Returns hosts in Slurm's short form; only trailing numbers are folded, which every version of Slurm can read."""
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
     for host in hosts:
-        found = None if "[" in host else _NUMBERED.fullmatch(host)
-        if found is None:
+        match = None if "[" in host else _NUMBERED.fullmatch(host)
+        if match is None:
             words[host] = None
             continue
-        digits = found[2]
-        # n09 and n9 are two hosts; n9 and n10 are written alike, without noughts before them.
+        digits = match[2]
+        # n09 and n9 are different hosts; numbers without leading zeros (n9, n10) have width 0.
         width = len(digits) if len(digits) > 1 and digits.startswith("0") else 0
-        numbers.setdefault((found[1], width), set()).add(int(digits))
+        numbers.setdefault((match[1], width), set()).add(int(digits))
     for prefix, width in [key for key in numbers if key[1]]:
-        # n010 is of n[009-010], though it begins with no nought itself where n100 does not either.
+        # n100 belongs to n[099-100], although it has no leading zero.
         wide = numbers.get((prefix, 0), set())
         same = {number for number in wide if len(str(number)) == width}
         numbers[prefix, width] |= same
         wide -= same
-    texts = [_folded(prefix, width, sorted(found)) for (prefix, width), found in sorted(numbers.items()) if found]
+    texts = [
+        _folded(prefix, width, sorted(host_numbers))
+        for (prefix, width), host_numbers in sorted(numbers.items())
+        if host_numbers
+    ]
     return ",".join([*texts, *words])
 
 
@@ -45,20 +49,25 @@ def _folded(prefix: str, width: int, numbers: list[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = (f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}" for first, last in ranges)
+    texts = []
+    for first, last in ranges:
+        text = f"{first:0{width}d}"
+        if last > first:
+            text += f"-{last:0{width}d}"
+        texts.append(text)
     return f"{prefix}[{','.join(texts)}]"
 
 
 def split_hosts(text: str) -> list[str]:
-    """The parts of a list of hosts: at commas outside of brackets. `text`: as Slurm takes it, e.g. ``n[1-3,7],m5``."""
+    """Returns the parts of a host list, split at commas outside of brackets."""
     parts = re.split(r",(?![^\[\]]*\])", text)
     return [part.strip() for part in parts if part.strip()]
 
 
 def expanded(text: str) -> Iterator[str]:
-    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name."""
+    """Yields every host name of a host list in Slurm's order; brackets may be anywhere in a name."""
     for part in split_hosts(text):
-        pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...
+        pieces = _BRACKETS.split(part)  # text, content of brackets, text, ...
         names = [""]
         for number, piece in enumerate(pieces):
             ends = [piece] if number % 2 == 0 else _numbers(piece, part)
@@ -66,18 +75,20 @@ def expanded(text: str) -> Iterator[str]:
                 raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
             names = [f"{name}{end}" for name in names for end in ends]
         if any(character in "".join(pieces[::2]) for character in "[]"):
-            raise UserError(f"{part!r}: a bracket of it has no other")
+            raise UserError(f"{part!r}: has an unmatched bracket")
         yield from names
 
 
 def _numbers(inside: str, part: str) -> list[str]:
-    found: list[str] = []
-    for one in inside.split(","):
-        ends = _RANGE.fullmatch(one.strip())
+    numbers: list[str] = []
+    for word in inside.split(","):
+        ends = _RANGE.fullmatch(word.strip())
         first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
         if int(last) < int(first):
-            raise UserError(f"{part!r}: {one.strip()!r} is no number and no range; hosts are written as n[1-3,7]")
-        if int(last) - int(first) + len(found) >= _MOST_NAMES:
+            raise UserError(
+                f"{part!r}: {word.strip()!r} is neither a number nor a range; hosts are written as n[1-3,7]"
+            )
+        if int(last) - int(first) + len(numbers) >= _MOST_NAMES:
             raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

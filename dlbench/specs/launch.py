@@ -1,4 +1,4 @@
-"""How ranks are started, the variables they get, and what `sbatch` and `srun` are asked for.
+"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`.
 
 Further options for both are words: what a plan decides by itself is not a site's to give again.
 """
@@ -112,13 +112,13 @@ EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds
 
 
 class VariableSource(Spec):
-    """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
+    """The source of a variable's value, which is read when the ranks start; plans contain only the source."""
 
     variable: VariableName | None = Field(
-        None, description="A variable of the environment in which dlbench, or the batch job, runs."
+        None, description="A variable in the environment of dlbench, or of the batch job."
     )
     file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
-        None, description="A file that holds the value; its path from / or ~/, read where the ranks are started."
+        None, description="A file that contains the value; a path from / or ~/, read on the host that starts the ranks."
     )
 
     @model_validator(mode="after")
@@ -129,8 +129,8 @@ class VariableSource(Spec):
 
 
 def _referenced(value: object) -> object:
-    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return {"variable": found[1]} if found else value
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return {"variable": match[1]} if match else value
 
 
 Variable = Annotated[
@@ -141,7 +141,7 @@ Variable = Annotated[
 
 
 class LaunchSpec(Spec):
-    """How ranks are started."""
+    """Launcher and environment of the ranks."""
 
     acting = (
         ActsIf("interface", "uses_interface", why="ranks of one node meet on loopback, and MPI chooses its own"),
@@ -149,21 +149,24 @@ class LaunchSpec(Spec):
         ActsIf("mpi_plugin", "system.launch.launcher", "srun-mpi", why="only launcher srun-mpi reads it"),
     )
 
-    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
+    launcher: LauncherName = Field(
+        "local", description="Launcher: local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI)."
+    )
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(
-        None, description="Network interface for Gloo, and for NCCL's start-up; none: the one that routes."
+        None,
+        description="Network interface for Gloo and for NCCL's start-up; none: the interface of the default route.",
     )
-    pin: Flag = Field(True, description="Bind every rank to cores of its own.")
+    pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
         None,
-        description="Whether Open MPI yields the core while it waits, instead of spinning; none: only where the ranks "
-        "of a node need more cores than it has.",
+        description="Let Open MPI yield the core while it waits, instead of spinning; none: only if the ranks of a "
+        "node need more cores than it has.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,
-        description="Variables set for the ranks; a secret as env:NAME, {variable: NAME} or {file: PATH}, where its "
-        "value is.",
+        description="Variables set for the ranks. A secret is given by where its value is: env:NAME, {variable: NAME} "
+        "or {file: PATH}.",
     )
 
     @property
@@ -172,9 +175,11 @@ class LaunchSpec(Spec):
 
     @property
     def referenced(self) -> frozenset[str]:
-        """Names of the variables whose values are given by reference, and of those that they are taken from."""
-        given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}
-        return frozenset(given) | {one.variable for one in given.values() if one.variable is not None}
+        """Names of the variables that are given by reference, and of the variables they refer to."""
+        references = {name: source for name, source in self.environment.items() if isinstance(source, VariableSource)}
+        return frozenset(references) | {
+            source.variable for source in references.values() if source.variable is not None
+        }
 
     @field_validator("environment", mode="before")
     @classmethod
@@ -196,10 +201,10 @@ class LaunchSpec(Spec):
     @field_validator("environment", mode="after")
     @classmethod
     def _values(cls, value: dict[str, Variable]) -> dict[str, Variable]:
-        for key, given in value.items():
-            if isinstance(given, str) and "\0" in given:
+        for key, text in value.items():
+            if isinstance(text, str) and "\0" in text:
                 raise ValueError(f"the value of {key} holds a NUL character")
-            if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
+            if isinstance(text, str) and text and (is_secret_name(key) or is_secret_value(text)):
                 raise ValueError(
                     f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
                     f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
@@ -208,7 +213,7 @@ class LaunchSpec(Spec):
 
 
 def words_of(value: object) -> object:
-    """A list as it is; a text as its words, as a shell would divide it; dashes before a name are left away."""
+    """Splits a text into words like a shell, without leading dashes; a list is only cleaned of them."""
     if isinstance(value, str):
         try:
             value = shlex.split(value)
@@ -218,17 +223,17 @@ def words_of(value: object) -> object:
 
 
 def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the words, `name` or `name=value`, if none is among the `denied`, which have the reason."""
+    """Returns the words (`name` or `name=value`); raises `ValueError` if one is in `denied`, which has the reasons."""
     for word in words:
         name = word.partition("=")[0]
         if not _OPTION.fullmatch(word):
             raise ValueError(
                 f"{word!r} is no option by its long name: write --name, or --name=value as one word, e.g. --switches=1"
             )
-        found = name if name in denied else next((option for option in denied if option.startswith(name)), None)
-        if found is not None:
-            short = "" if found == name else f", which is short for --{found},"
-            raise ValueError(f"--{name}{short} is not taken: {denied[found]}")
+        denied_name = name if name in denied else next((option for option in denied if option.startswith(name)), None)
+        if denied_name is not None:
+            short = "" if denied_name == name else f", which is short for --{denied_name},"
+            raise ValueError(f"--{name}{short} is not taken: {denied[denied_name]}")
         _printable(word)
     return words
 
@@ -240,7 +245,7 @@ def _printable(text: str) -> str:
 
 
 def _hosts(value: object) -> object:
-    """A list, or a text with commas, of any length, as Slurm's short form of it."""
+    """Converts a list, or a text with commas, to Slurm's short form."""
     if isinstance(value, str):
         value = split_hosts(value)
     if isinstance(value, list | tuple) and all(isinstance(host, str) for host in value):
@@ -278,7 +283,7 @@ SrunWords = Annotated[
 
 
 class SlurmSpec(Spec):
-    """What `sbatch` and `srun` are asked for."""
+    """Options of `sbatch` and `srun`."""
 
     acting = (
         ActsIf(
@@ -293,62 +298,64 @@ class SlurmSpec(Spec):
     qos: Argument | None = Field(None, description="--qos.")
     reservation: Argument | None = Field(None, description="--reservation.")
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
-    nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
-    exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
+    nodelist: Hosts = Field(None, description="--nodelist; a list, or text with commas.")
+    exclude: Hosts = Field(None, description="--exclude; a list, or text with commas.")
     time_limit: TimeLimit = Field(
-        "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
+        "00:30:00", description="--time per run, if no earlier runs give an estimate, e.g. 00:30:00."
     )
     max_time: TimeLimit = Field(
-        "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
+        "1-00:00:00", description="Maximum --time of a job with several runs; a longer job is split; 0: no limit."
     )
-    exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
+    exclusive: Flag = Field(True, description="--exclusive; if off, jobs of others on the node affect the figures.")
     mem: Memory | None = Field(
-        None, description="--mem; 0: all of a node's; none: 0 on exclusive nodes, else not given; site: not given."
+        None, description="--mem; 0: all memory of a node; none: 0 on exclusive nodes, else not given; site: not given."
     )
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
-        "none", description="How this site wants GPUs asked for."
+        "none", description="Slurm option with which GPUs are requested."
     )
     gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(
         None, description="GPU type in the request, e.g. a100."
     )
     gpu_count: Literal["ranks", "node"] = Field(
-        "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
+        "ranks", description="GPUs to request per node: one per rank, or all of node.gpus."
     )
     gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
-    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, in place of mem.")
-    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, in place of --cpus-per-task.")
-    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
+    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, instead of mem.")
+    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, instead of --cpus-per-task.")
+    cpus_per_task: Flag = Field(True, description="Pass --cpus-per-task; off for sites that forbid it.")
     hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = Field(
         None, description="--hint of sbatch and srun."
     )
     threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
     warn_before_s: CountOrZero | None = Field(
         None,
-        description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
-        "at which a job's ranks are asked to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
+        description="Seconds before the time limit (or before the end of the grace time after a preemption signal) at "
+        "which ranks are asked to stop and write a checkpoint; 0: no warning; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
-        False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
+        False,
+        description="Let Slurm requeue a job that was interrupted, preempted or lost a node; it continues from its "
+        "checkpoint.",
     )
-    max_requeues: Count = Field(3, description="How often a job asks to be started again after an interruption.")
+    max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
     extra: SbatchWords = Field(
-        (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
+        (), description="Additional options of sbatch, e.g. --switches=1; a list, or text with spaces."
     )
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
-        description="Variables of the submitting shell that a job gets besides HOME, USER, LOGNAME, SHELL, a plain "
-        "PATH and what launch.environment refers to; [ALL]: all of them.",
+        description="Variables of the submitting shell that are passed to a job, besides HOME, USER, LOGNAME, SHELL, a "
+        "plain PATH and the variables named in launch.environment; [ALL]: all variables.",
     )
-    login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
+    login_shell: Flag = Field(False, description="Run the job script in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
     gpu_bind: Argument = Field(
         "none",
-        description="srun --gpu-bind, e.g. single:1; none: ranks reach all GPUs that the job has on their node; site: "
-        "Slurm's default, which binds under gpus-per-task.",
+        description="srun --gpu-bind, e.g. single:1; none: ranks see all GPUs of the job on their node; site: Slurm's "
+        "default, which binds with gpus-per-task.",
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
-    srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
+    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text with spaces.")
 
     @property
     def asks_for_gpus(self) -> bool:
@@ -356,9 +363,9 @@ class SlurmSpec(Spec):
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """What `extra` names by --clusters, where a site has several; empty: the one that answers."""
-        named = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
-        return tuple(named[-1].split(",")) if named else ()
+        """The clusters that `extra` names by --clusters; empty: Slurm's default."""
+        cluster_lists = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
+        return tuple(cluster_lists[-1].split(",")) if cluster_lists else ()
 
     @property
     def exports_all(self) -> bool:
@@ -366,14 +373,14 @@ class SlurmSpec(Spec):
 
     @property
     def warning_s(self) -> int:
-        """Seconds before the end of a job's time at which its ranks are warned; 0: they are not."""
+        """Seconds before the end of a job at which its ranks are warned; 0: no warning."""
         if self.warn_before_s is not None:
             return self.warn_before_s
         return WARNING_S if self.requeue else 0
 
     @property
     def memory(self) -> str | None:
-        """What --mem is given; None for nothing."""
+        """The value of --mem; None: not given."""
         if self.mem is not None:
             return None if self.mem == "site" else self.mem
         return "0" if self.exclusive and not (self.mem_per_gpu or self._per_cpu) else None
@@ -384,7 +391,7 @@ class SlurmSpec(Spec):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """sbatch(1), srun(1): which options exclude each other."""
+        """Checks options that exclude each other; see sbatch(1) and srun(1)."""
         if self.mem not in (None, "site") and self.mem_per_gpu is not None:
             raise ValueError("mem and mem_per_gpu exclude each other")
         if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):

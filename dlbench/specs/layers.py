@@ -1,7 +1,7 @@
-"""The layers of a network as front ends know them: elements, weights and multiply-adds of one sample, without torch.
+"""The layers of a network without torch: elements, weights and multiply-adds per sample.
 
-A layer is a module that computes; names are those of the torch half. Dropout, reshaping, sums and what is called as a
-function (activations within blocks) are not listed.
+Names are those of the modules in torch. Dropout, reshaping, sums, and activations that are called as functions are not
+listed.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ Divided = Literal["", "column", "row", "head"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One layer; x, y and w are the letters of Kahira et al., HPDC 2021, table 3: elements per sample."""
+    """A layer; x, y and w follow Kahira et al., HPDC 2021, table 3: elements per sample."""
 
-    name: str  # Of the module, with `scores` and `mixture` for the two products of attention.
+    name: str  # Name of the module; `scores` and `mixture` are the two products of attention.
     kind: str  # conv2d, conv3d, linear, embedding, attention, norm, activation, pool.
-    block: int  # Number of the block it belongs to: a pipeline may be cut between blocks.
+    block: int  # Number of its block; a pipeline can be divided between blocks.
     inputs: int  # x
     outputs: int  # y; 0 for attention's scores, which a fused kernel does not store.
     weights: int = 0  # w: parameters.
-    shared_weights: int = 0  # Parameters of an earlier layer that it uses as well.
+    shared_weights: int = 0  # Parameters of an earlier layer that this layer uses too.
     macs: int = 0  # Multiply-adds of the forward pass.
-    channels: int = 0  # C: input channels or features; 0 where there are none to divide.
+    channels: int = 0  # C: input channels or features; 0 if there are none.
     filters: int = 0  # F: output channels or features.
-    extents: Extents = ()  # Of the input, without channels; empty where it is no image or volume.
-    kernel: int = 1  # Edge of the window that an output element sees.
-    stride: int = 1  # Input elements between two windows, along each extent.
+    extents: Extents = ()  # Extents of the input without channels; empty if it is not an image or volume.
+    kernel: int = 1  # Edge length of the window of an output element.
+    stride: int = 1  # Input elements between neighbouring windows, in each dimension.
     tensor: Divided = ""
-    """How tensor parallelism divides it: its outputs, its inputs, or head by head (Shoeybi et al., Megatron-LM (2019),
-    section 3); empty: not at all."""
-    heads: int = 0  # Of attention.
-    has_gradient: bool = True  # Whether anybody computes the gradient of its input.
+    """Division by tensor parallelism: by outputs, inputs or heads (Shoeybi et al., Megatron-LM (2019), section 3);
+    empty: none."""
+    heads: int = 0  # Attention heads.
+    has_gradient: bool = True  # Whether the gradient of its input is computed.
 
     @property
     def is_product(self) -> bool:
-        """Whether it has weights that its filters or channels divide."""
+        """Whether the layer has weights that can be divided by filters or channels."""
         return self.kind in ("conv2d", "conv3d", "linear")
 
     def passes(self, *, backward: bool) -> int:
-        return self.macs * ((1 + self.has_gradient) if backward else 1)
+        """Returns multiply-adds of the forward or backward pass; backward has one product or two."""
+        if backward and self.has_gradient:
+            return 2 * self.macs
+        return self.macs
 
 
 class Layers(list[Layer]):
-    """A network in the making: each call appends a layer, and takes the output of the one before for its input."""
+    """A list of layers under construction: each call appends a layer, whose input is the output of the one before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class Layers(list[Layer]):
     def conv(
         self, name: str, channels: int, filters: int, extents: Extents, kernel: int, stride: int = 1, bias: bool = False
     ) -> Extents:
-        """A convolution whose padding keeps the extents but for the stride; returns those of its output."""
+        """Appends a padded convolution and returns the extents of its output, which only the stride changes."""
         out = tuple(-(-extent // stride) for extent in extents)
         weights = kernel ** len(extents) * channels * filters
         self.append(
@@ -86,8 +89,9 @@ class Layers(list[Layer]):
     def linear(
         self, name: str, channels: int, filters: int, rows: int = 1, *, tied: bool = False, tensor: Divided = ""
     ) -> None:
-        """A dense layer on `rows` vectors of a sample; `tied`: its matrix is an earlier layer's, its bias its own."""
+        """Appends a dense layer on `rows` vectors per sample; `tied`: its matrix belongs to an earlier layer."""
         matrix = channels * filters
+        shared = matrix if tied else 0
         self.append(
             Layer(
                 name=name,
@@ -95,8 +99,8 @@ class Layers(list[Layer]):
                 block=self.block,
                 inputs=rows * channels,
                 outputs=rows * filters,
-                weights=filters + (0 if tied else matrix),
-                shared_weights=matrix if tied else 0,
+                weights=filters + matrix - shared,
+                shared_weights=shared,
                 macs=rows * matrix,
                 channels=channels,
                 filters=filters,
@@ -105,6 +109,7 @@ class Layers(list[Layer]):
         )
 
     def other(self, name: str, kind: str, inputs: int, outputs: int | None = None, **form: Any) -> None:
-        """Any other layer; `outputs`: None for as many elements as it takes; `form`: further fields of `Layer`."""
-        outputs = inputs if outputs is None else outputs
+        """Appends any other layer; `outputs`: None if equal to `inputs`; `form`: further fields of `Layer`."""
+        if outputs is None:
+            outputs = inputs
         self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))

@@ -1,7 +1,6 @@
-"""Layers of settings become one: base, preset, overrides. Remembers which layer set which key.
+"""Merges layers of settings (base, preset, overrides) and remembers which layer set each key.
 
-A wrong key is found in the layer that holds it, a wrong value is traced back to the layer that set
-it, so that the message names the file (or the option) a person has to change.
+Error messages about keys and values therefore name the file or option that has to be changed.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
 
 
 class SettingLayers:
-    """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
+    """Nested settings that are merged layer by layer. `values` is the result; `origin(path)` names who set a key."""
 
     def __init__(self, base: str, prefix: str = "") -> None:
-        """`base` is blamed where no layer set a key; `prefix` is what options write before a key."""
+        """`base` is the origin of keys that no layer set; `prefix` is what options write before a key."""
         self.values: dict[str, Any] = {}
         self.prefix = prefix
         self._base = base
         self._origins: dict[tuple[str, ...], str] = {}
 
     def add(self, layer: Mapping[str, Any], origin: str) -> None:
-        """Merges a nested mapping over what is there; mappings merge, everything else replaces."""
+        """Merges a nested mapping into the settings; mappings are merged, all other values are replaced."""
         self._merge(self.values, layer, origin, ())
 
     def set(self, dotted: str, value: Any, origin: str) -> None:
@@ -44,14 +43,16 @@ class SettingLayers:
         self.add(nested, origin)
 
     def value(self, path: Sequence[str]) -> Any:
-        """Returns what a key is set to; None: nobody set it."""
+        """Returns the value of a key; None if no layer set it."""
         value: Any = self.values
         for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
+            if not isinstance(value, dict):
+                return None
+            value = value.get(key)
         return value
 
     def origin(self, path: tuple[str, ...]) -> str:
-        """Who set this key, or the nearest key above it."""
+        """Returns the origin of a key, or of the nearest key above it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self._origins:
                 return self._origins[path[:length]]
@@ -59,13 +60,13 @@ class SettingLayers:
 
     def _merge(self, target: dict[str, Any], layer: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> None:
         for key, value in layer.items():
-            here = (*path, str(key))
-            self._origins[here] = origin
+            key_path = (*path, str(key))
+            self._origins[key_path] = origin
             if isinstance(value, Mapping):
                 below = target.get(key)
                 if not isinstance(below, dict):
                     below = target[key] = {}
-                self._merge(below, value, origin, here)
+                self._merge(below, value, origin, key_path)
             else:
                 target[key] = value
 
@@ -77,26 +78,40 @@ def validate(model: type[ModelT], layers: SettingLayers, elsewhere: Iterable[str
     except ValidationError as error:
         problem = problem_of(model, error)
         path, origin = problem.path, layers.origin(problem.path)
-        prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
+        prefix = ""
+        if origin.startswith("--"):
+            prefix = layers.prefix
+        else:
+            # A file cannot set keys of the other files.
+            elsewhere = ()
         removed = removed_key(path, layers.value(path))
         if removed is not None:
             problem = replace(problem, what=removed)
         elif problem.known:
-            own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
+            setting_key = None
             if path[-1] == "depth" and "stage_blocks" in problem.known:
-                own = _DEPTH
-            meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
-            problem = replace(problem, what=f"unknown key; {meant}")
-        raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None
+                setting_key = _DEPTH
+            elif len(path) == 1 or path[0] in ("engine", "sync"):
+                setting_key = key_for_name(path[-1])
+            remedy = f"use {setting_key}" if setting_key else _suggestion(model, problem, layers, prefix, elsewhere)
+            problem = replace(problem, what=f"unknown key; {remedy}")
+        if not path:
+            prefix = ""
+        raise UserError(f"{origin}: {prefix}{problem}") from None
 
 
-def _meant(
+def _suggestion(
     model: type[BaseModel], problem: Problem, layers: SettingLayers, prefix: str, elsewhere: Iterable[str]
 ) -> str:
-    """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
-    path, here = problem.path, problem.known
-    everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
-    same = list(dict.fromkeys(name for name in everywhere if name.rpartition(".")[2] == path[-1]))[:3]
-    alike = [prefix + ".".join((*path[:-1], name)) for name in close_names(path[-1], here)]
-    close = (same if len(path) == 1 else [*same, *alike][:3]) or alike or close_names(path[-1], everywhere)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(here)}"
+    """Returns the valid keys nearest to an unknown one: the same name in another section, or a similar name."""
+    *section, wrong_name = problem.path
+    all_keys = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
+    same_name = list(dict.fromkeys(key for key in all_keys if key.rpartition(".")[2] == wrong_name))[:3]
+    similar = [prefix + ".".join((*section, name)) for name in close_names(wrong_name, problem.known)]
+    suggestions = same_name
+    if section:
+        suggestions = [*same_name, *similar][:3]
+    suggestions = suggestions or similar or close_names(wrong_name, all_keys)
+    if suggestions:
+        return f"did you mean {' or '.join(suggestions)}?"
+    return f"known: {', '.join(problem.known)}"

@@ -1,4 +1,4 @@
-"""Out-of-core training: `train.recompute`, `train.swap`, `train.memory`; a network as a chain of modules; and plans.
+"""Settings of out-of-core training, the network as a chain of modules, and memory plans.
 
 All of it is measured (`dlbench.node.out_of_core.profile`). A pass is the forward and the backward pass over one part
 of a rank's batch (`train.gradient_accumulation` parts per step).
@@ -37,7 +37,7 @@ same, and the input is swapped."""
 
 
 class MemorySpec(Spec):
-    """What a plan of recomputing and swapping may use."""
+    """Limits for the plan of recomputing and swapping."""
 
     acting = (
         ActsIf("capacity", "workload.train.is_planned", why="neither train.recompute nor swap is planned"),
@@ -47,22 +47,20 @@ class MemorySpec(Spec):
 
     capacity: Capacity | None = Field(
         None,
-        description="What a rank's training may hold on its device: parameters, gradients, optimizer state and "
-        "activations, e.g. 8GiB, or a share of what it holds in core, e.g. 50%; for planned.",
+        description="Device memory that a rank's training may use (parameters, gradients, optimizer state and "
+        "activations), e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%; for planned.",
     )
     blocks: Annotated[tuple[str, ...], FromText] = Field(
         (),
-        description="Names of the modules with which blocks begin, as a list, or as text: layers.0,layers.8; none: the "
-        "plan chooses (planned), or every module of the chain is a block (blocks, offload, streamed).",
+        description="Modules with which blocks begin, a list, or text: layers.0,layers.8; none: chosen by the plan "
+        "(planned), or every module of the chain is a block (blocks, offload, streamed).",
     )
     swap_folder: FolderOfNode | None = Field(
         None,
         description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
         "tensors are swapped to page-locked host memory.",
     )
-    verify: Flag = Field(
-        False, description="Compare a checksum of every tensor that comes back with that of what went out."
-    )
+    verify: Flag = Field(False, description="Compare the checksum of every swapped tensor before and after.")
 
     @field_validator("capacity", mode="after")
     @classmethod
@@ -90,7 +88,7 @@ class MemorySpec(Spec):
 
 
 class PlannedBlock(Spec):
-    """Consecutive units, treated alike."""
+    """Consecutive units with the same decision."""
 
     first: CountOrZero = Field(description="Number of its first unit in the chain, from 0.")
     last: CountOrZero = Field(description="Number of its last unit.")
@@ -98,125 +96,141 @@ class PlannedBlock(Spec):
 
 
 class Prediction(Spec):
-    """A pass as the simulator sees it."""
+    """Time and memory of a pass, as the simulator predicts them."""
 
-    pass_s: NonNegative = Field(description="Forward and backward pass over one part of the batch, seconds.")
-    useful_s: NonNegative = Field(description="The same without recomputing and waiting, seconds.")
-    recompute_s: NonNegative = Field(description="Of it: recomputing, seconds.")
-    stall_s: NonNegative = Field(description="Of it: computing stands still for a transfer or for room, seconds.")
-    occupancy: Fraction = Field(description="Share of the pass in which something is computed, recomputing included.")
-    efficiency: Fraction = Field(description="Useful time over the pass.")
-    peak_bytes: CountOrZero = Field(description="The most that is held at a time, state and workspace included.")
-    swapped_bytes: CountOrZero = Field(description="Bytes that leave the device, and come back, in a pass.")
+    pass_s: NonNegative = Field(
+        description="Duration of forward and backward pass over one part of the batch, seconds."
+    )
+    useful_s: NonNegative = Field(description="Duration of the pass without recomputing and waiting, seconds.")
+    recompute_s: NonNegative = Field(description="Time of the pass spent recomputing, seconds.")
+    stall_s: NonNegative = Field(
+        description="Time of the pass in which computing waits for a transfer or for free memory, seconds."
+    )
+    occupancy: Fraction = Field(description="Share of the pass spent computing, including recomputing.")
+    efficiency: Fraction = Field(description="useful_s over pass_s.")
+    peak_bytes: CountOrZero = Field(description="Peak memory of the pass, including state and workspace, bytes.")
+    swapped_bytes: CountOrZero = Field(description="Bytes that are swapped out, and back in, per pass.")
 
 
 class BlockPlan(Spec):
-    """What is done with every block."""
+    """The decision for every block of the chain."""
 
-    blocks: tuple[PlannedBlock, ...] = Field(min_length=1, description="All units, in order, each in one block.")
-    capacity_bytes: CountOrZero | None = Field(description="What it was planned for; null: no limit.")
-    predicted: Prediction = Field(description="What a pass takes and holds.")
-    planner: str = Field(description="How it was found, e.g. greedy.")
+    blocks: tuple[PlannedBlock, ...] = Field(min_length=1, description="Blocks in order; every unit is in one block.")
+    capacity_bytes: CountOrZero | None = Field(description="Memory limit of the plan, bytes; null: no limit.")
+    predicted: Prediction = Field(description="Predicted time and memory of a pass.")
+    planner: str = Field(description="Algorithm that made the plan, e.g. greedy.")
 
 
 class Unit(Spec):
-    """One link of the chain: a module that is called once per forward pass; never divided."""
+    """A link of the chain: a module that is called once per forward pass and never divided."""
 
     name: str = Field(description="Name of the module in the network.")
-    forward_s: NonNegative = Field(description="Forward pass, seconds.")
-    backward_s: NonNegative = Field(description="Backward pass, seconds.")
+    forward_s: NonNegative = Field(description="Duration of the forward pass, seconds.")
+    backward_s: NonNegative = Field(description="Duration of the backward pass, seconds.")
     saved_bytes: CountOrZero = Field(
-        description="Bytes that its forward pass keeps for its backward pass: each storage once; without its input and "
-        "its output, and without parameters, buffers and casts of them."
+        description="Bytes that the forward pass saves for the backward pass, each storage once; without input and "
+        "output of the unit, parameters, buffers, and casts of them."
     )
     saved_count: CountOrZero = Field(
-        0, description="Storages that they lie in: each moves by itself. Earlier records have none: blocks move whole."
+        0,
+        description="Number of storages of saved_bytes; each is moved separately. 0 in earlier records: blocks are "
+        "moved as a whole.",
     )
     input_bytes: CountOrZero = Field(
-        description="Bytes of its input, which the unit before makes; 0 for the first if others hold that anyway."
+        description="Bytes of the unit's input, the output of the unit before; 0 for the first unit if its input is "
+        "kept anyway."
     )
     input_saved: Flag = Field(
-        description="Whether the backward pass in core needs its input: this unit's own, or that of the unit before."
+        description="Whether a backward pass without swapping needs the unit's input: in this unit, or in the unit "
+        "before."
     )
     joins: Flag = Field(
-        True, description="Whether it may be in one block with the unit before; not where others use its input as well."
+        True,
+        description="Whether the unit may be in one block with the unit before; false if other modules also use its "
+        "input.",
     )
     input_shared: Flag = Field(
-        True, description="Where it does not join: whether others hold its input as well, which then never moves."
+        True, description="If joins is false: whether other modules keep its input, which then is never swapped."
     )
     gradient_bytes: CountOrZero = Field(
-        0, description="Gradients of its parameters that its backward pass leaves; 0 where they outlast a pass."
+        0,
+        description="Bytes of parameter gradients that the backward pass allocates; 0 if gradients persist between "
+        "passes.",
     )
     forward_working_bytes: CountOrZero = Field(
-        0, description="The most that its forward pass holds besides its input, what it saves and its output."
+        0, description="Peak memory of the forward pass beyond its input, saved tensors and output, bytes."
     )
     backward_working_bytes: CountOrZero = Field(
         0,
-        description="The most that its backward pass holds besides its input and what it saved: gradients, workspace, "
-        "and its output where it saved that.",
+        description="Peak memory of the backward pass beyond its input and saved tensors, bytes: gradients, workspace, "
+        "and the output if it was saved.",
     )
     passing_working_bytes: CountOrZero = Field(
-        0, description="The most that its forward pass holds besides its input and its output where nothing stays."
+        0, description="Peak memory of a forward pass that saves nothing, beyond its input and output, bytes."
     )
     recomputing_working_bytes: CountOrZero = Field(
         0,
-        description="The most that its forward pass holds besides its input and what it saves, up to the last that it "
-        "saves: there recomputing it ends.",
+        description="Peak memory of the forward pass beyond its input and saved tensors, until the last tensor is "
+        "saved, where recomputing ends; bytes.",
     )
     piecemeal_bytes: CountOrZero = Field(
-        0, description="The most that its backward pass holds where what it saved comes back tensor by tensor."
+        0, description="Peak memory of the backward pass if saved tensors are swapped in one by one, bytes."
     )
 
 
 class Chain(Spec):
-    """The chain of a network for one batch, and what is around it."""
+    """The chain of a network for one batch size, with the costs outside the chain."""
 
-    units: tuple[Unit, ...] = Field(min_length=1, description="In the order of the forward pass.")
-    batch: Count = Field(description="Samples of a pass.")
+    units: tuple[Unit, ...] = Field(min_length=1, description="Units in the order of the forward pass.")
+    batch: Count = Field(description="Samples per pass.")
     output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
-    before_s: NonNegative = Field(0.0, description="Forward pass of what comes before the chain, seconds.")
+    before_s: NonNegative = Field(0.0, description="Duration of the forward pass before the chain, seconds.")
     turn_s: NonNegative = Field(
-        0.0, description="From the end of the chain's forward pass to the start of its backward pass (head, loss), s."
+        0.0,
+        description="Time between the end of the chain's forward pass and the start of its backward pass (head, loss), "
+        "seconds.",
     )
-    after_s: NonNegative = Field(0.0, description="Backward pass of what comes before the chain, seconds.")
+    after_s: NonNegative = Field(0.0, description="Duration of the backward pass before the chain, seconds.")
     state_bytes: CountOrZero = Field(
-        0, description="Parameters, buffers, optimizer state, and gradients that outlast a pass, on the device."
+        0, description="Parameters, buffers, optimizer state and persistent gradients on the device, bytes."
     )
     exchange_bytes: CountOrZero = Field(
         0,
-        description="Buffers of the gradients' exchange on the device: DDP's buckets, Horovod's fusion buffer, or the "
-        "messages of dlbench's own exchange.",
+        description="Buffers of the gradient exchange on the device, bytes: DDP's buckets, Horovod's fusion buffer, or "
+        "dlbench's messages.",
     )
-    outside_bytes: CountOrZero = Field(0, description="Batch, and what modules before the chain keep, bytes.")
+    outside_bytes: CountOrZero = Field(
+        0, description="The batch, and activations kept by modules before the chain, bytes."
+    )
     turn_bytes: CountOrZero = Field(
-        0, description="The most that head and loss hold besides the chain's output, in both passes."
+        0, description="Peak memory of head and loss in both passes, beyond the chain's output, bytes."
     )
-    turn_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
-    after_bytes: CountOrZero = Field(0, description="The most that the backward pass before the chain takes.")
-    after_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
+    turn_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
+    after_bytes: CountOrZero = Field(0, description="Peak memory of the backward pass before the chain, bytes.")
+    after_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
     update_bytes: CountOrZero = Field(
-        0, description="The most that the optimizer's update holds besides parameters, gradients and its state."
+        0, description="Peak memory of the optimizer's update beyond parameters, gradients and its state, bytes."
     )
 
     @property
     def fixed_bytes(self) -> int:
-        """What is held all the time: a capacity must hold this before anything of a pass."""
+        """Memory that is used during the whole pass, bytes; a capacity must at least hold it."""
         return self.state_bytes + self.exchange_bytes + self.outside_bytes
 
     @property
     def useful_s(self) -> float:
-        """A pass in core, seconds: nothing recomputed, nothing waited for."""
+        """Duration of a pass without recomputing and waiting, seconds."""
         within = sum(unit.forward_s + unit.backward_s for unit in self.units)
         return self.before_s + within + self.turn_s + self.after_s
 
 
 class TransferRates(Spec):
-    """How fast activations leave the device and come back."""
+    """Rates at which activations leave the device and come back."""
 
-    tier: str = Field(description="Where they are meanwhile, in words, e.g. page-locked host memory.")
-    out_bytes_per_s: Positive = Field(description="From the device, bytes per second.")
-    in_bytes_per_s: Positive = Field(description="To the device, bytes per second.")
-    latency_s: NonNegative = Field(0.0, description="Fixed time of each transfer, one a storage, seconds.")
+    tier: str = Field(description="Destination of swapped tensors, in words, e.g. page-locked host memory.")
+    out_bytes_per_s: Positive = Field(description="Rate from the device, bytes per second.")
+    in_bytes_per_s: Positive = Field(description="Rate to the device, bytes per second.")
+    latency_s: NonNegative = Field(0.0, description="Fixed time per transfer, seconds; each storage is one transfer.")
     drag: NonNegative = Field(
-        0.0, description="Seconds that computing takes longer for each second in which a transfer runs next to it."
+        0.0, description="Slowdown of computing by concurrent transfers: extra seconds per second of transfer."
     )

@@ -1,4 +1,4 @@
-"""`RunPlan`: one run, fully decided. Nothing is looked up after it; the compute nodes read only this."""
+"""`RunPlan`: all decisions of one run. Compute nodes read only this and look nothing up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files 
 
 
 def value_text(key: str, value: AxisValue) -> str:
-    """A value as ``--set`` and ``--sweep`` take it, e.g. ``[2, 2]``, or ``64MiB`` for a key that ends in ``_bytes``."""
+    """Returns a value as ``--set`` takes it, e.g. ``[2, 2]``, or ``64MiB`` for a key that ends in ``_bytes``."""
     if isinstance(value, bool | tuple) or value is None:
         return json.dumps(value)
     if isinstance(value, int) and key.endswith("_bytes"):
@@ -43,8 +43,8 @@ def value_text(key: str, value: AxisValue) -> str:
     return str(value)
 
 
-def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
-    """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; a digest where values do not fit."""
+def job_label(prefix: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
+    """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; long values are replaced by a digest."""
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = []
     for key, value in axes.items():
@@ -55,7 +55,7 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
             text = key.rpartition(".")[2].partition("_")[0] + separator + text
         texts.append(text)
     swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)
-    around = f"{what[:24]}-{nodes}-{ranks}-{last}"
+    around = f"{prefix[:24]}-{nodes}-{ranks}-{last}"
     room = MAX_JOB_NAME - len(around) - 1
     plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", text) for text in texts) and not (
         len(texts) > 1 and "-" in "".join(texts)
@@ -63,17 +63,17 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
     if texts and (not plain or len(swept) > room):
         digest = hashlib.sha256(repr(list(axes.items())).encode()).hexdigest()[:6]
         swept = f"{swept[: room - 7]}-{digest}".lstrip("-")
-    return "-".join(part for part in (what[:24], nodes, ranks, swept, last) if part)
+    return "-".join(part for part in (prefix[:24], nodes, ranks, swept, last) if part)
 
 
 class LayoutSpec(Spec):
-    """Ranks, nodes, cores."""
+    """Numbers of ranks, nodes and cores."""
 
     nodes: Ranks = Field(description="Nodes of the run.")
     ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
-    cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; the same all over a series.")
+    cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; equal in all runs of a series.")
     node_cores: Ranks | None = Field(
-        None, description="Cores of a node that a job may use, as known when the run was planned; null: not known."
+        None, description="Cores per node that a job may use, as known when the run was planned; null: not known."
     )
 
     @property
@@ -101,20 +101,22 @@ class LayoutSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """When the state of training is kept, and where it begins."""
+    """Writing of checkpoints, and initial state."""
 
     acting = (ActsIf("keep", "checkpoint.is_on", why="no checkpoint is written: give checkpoint.every_steps"),)
 
-    every_steps: Count | None = Field(None, description="Steps between two checkpoints; none: no checkpoint.")
-    every_epochs: Positive | None = Field(None, description="The same in epochs, instead of every_steps.")
-    keep: Count = Field(2, description="Newest checkpoints kept in the run's folder.")
+    every_steps: Count | None = Field(None, description="Steps between checkpoints; none: no checkpoint.")
+    every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
+    keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
     resume_from: str | None = Field(
-        None, min_length=1, description="A checkpoint, or a run's folder with some, from which to go on."
+        None,
+        min_length=1,
+        description="Checkpoint, or folder of a run with checkpoints, from which training continues.",
     )
     initialize_from: str | None = Field(
         None,
         min_length=1,
-        description="Weights to begin with: safetensors with BERT's public names, or a checkpoint of dlbench.",
+        description="File of initial weights: safetensors with BERT's public names, or a checkpoint of dlbench.",
     )
 
     @property
@@ -138,89 +140,89 @@ class CheckpointSpec(Spec):
 
 
 class Published(Spec):
-    """What somebody published of a step; nothing is stored here that is not in the source."""
+    """A published figure for a step; the source contains everything that is stored here."""
 
-    value: Positive = Field(description="The figure, in its unit.")
+    value: Positive = Field(description="The published figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
-        description="gain: throughput over the step before; efficiency: share of linear scaling, from what `what` says."
+        description="gain: throughput over that of the step before; efficiency: share of linear scaling, over the "
+        "range given in `what`."
     )
-    what: str = Field(description="Of what, in words: network, machine, batch.")
+    what: str = Field(description="Network, machine and batch of the figure, in words.")
     source: str = Field(description="Where it is published.")
 
 
 class LadderStep(Spec):
-    """One optimisation on top of those before it."""
+    """An optimisation that is added to those before it."""
 
-    name: str = Field(min_length=1, max_length=32, description="What it is called.")
-    set: dict[str, AxisValue] = Field(description="Keys that it sets, as --set takes them.")
-    published: Published | None = Field(None, description="What it gained elsewhere; null: no source says it.")
-    skipped: str = Field("", description="In plans: why it cannot act at this rank count; empty: it runs.")
+    name: str = Field(min_length=1, max_length=32, description="Name of the step.")
+    set: dict[str, AxisValue] = Field(description="Keys and values that the step sets, as in --set.")
+    published: Published | None = Field(None, description="Published gain of the step; null: no source.")
+    skipped: str = Field("", description="In plans: reason why the step cannot act at this rank count; empty: it runs.")
 
 
 class SeriesSpec(Spec):
-    """Where the run stands in its series."""
+    """Position of the run in its series."""
 
-    id: Name = Field(description="The series: all runs started together.")
+    id: Name = Field(description="Name of the series: all runs planned together.")
     scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch per rank; strong: fixed global batch.")
-    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Repeats = Field(description="How often each point is run.")
-    position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
+    repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
+    repeats: Repeats = Field(description="Runs per point.")
+    position: CountOrZero = Field(description="Position in the series, from 0; repeats are interleaved over points.")
     axes: dict[str, AxisValue] = Field(
-        default_factory=dict, description="Values of the swept keys; of a ladder those of its steps so far."
+        default_factory=dict, description="Values of the swept keys; with a ladder, the settings of its steps so far."
     )
     step: str = Field("", description="Name of the ladder's step (run --ladder); empty: no ladder.")
     ladder: tuple[LadderStep, ...] = Field((), description="All steps of the ladder, in order.")
     variant: Variant = Field(
         "plain",
-        description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
-        "--decompose). cached-input: the same with the data set in the page cache (io --tiers). unwatched: the same "
-        "without watching, in series of an earlier dlbench.",
+        description="plain: as requested. synthetic-input, no-exchange: control runs without real input or without "
+        "exchange (run --decompose). cached-input: with the data set in the page cache (io --tiers). unwatched: "
+        "without monitoring, in series of an earlier dlbench.",
     )
     side: Literal["", "a", "b"] = Field(
-        "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."
+        "", description="Side of a paired comparison (run --ab A B) with interleaved runs; empty: no comparison."
     )
     sides: dict[Side, dict[str, AxisValue]] = Field(
-        default_factory=dict,
-        description="What each side of a paired comparison sets, key by key; empty: no comparison.",
+        default_factory=dict, description="Settings of each side of a paired comparison, by key; empty: no comparison."
     )
 
     @property
     def named(self) -> dict[str, AxisValue]:
-        """What tells the run from others of its series: the swept values, or the name of its step."""
+        """The settings that distinguish the run from others of its series: swept values, or the name of its step."""
         return {"step": self.step} if self.step else self.axes
 
 
 class LaunchPlan(Spec):
-    """What launching needs of any plan: who, where, how many."""
+    """The part of any plan that launching needs: id, layout and system."""
 
     run_id: RunName = Field(description="Name of the run and of its folder.")
-    created: str = Field(description="When the plan was made, UTC, ISO 8601.")
+    created: str = Field(description="Time at which the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
     dlbench_code: str = Field(
-        "", description="Its commit, in a checkout, or a digest of its installed files; empty: not known."
+        "", description="Commit of dlbench in a checkout, else a digest of its installed files; empty: not known."
     )
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
-    system: SystemSpec = Field(description="Where it runs.")
-    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
+    system: SystemSpec = Field(description="System on which the run is executed.")
+    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="Settings given by --set, by key.")
 
     @property
     def title(self) -> str:
-        """What runs, in a few words of safe characters."""
+        """A short description of the run in safe characters."""
         raise NotImplementedError
 
     @property
     def word(self) -> str:
-        """What runs, in one word of safe characters."""
+        """A word of safe characters for the kind of run."""
         raise NotImplementedError
 
     @property
     def job_name(self) -> str:
-        """The name of its Slurm job, of safe characters; no other run of the series has it."""
+        """The name of the run's Slurm job in safe characters, unique in its series."""
         raise NotImplementedError
 
     @property
     def uses_interface(self) -> bool:
-        """Whether ranks meet on a network interface that dlbench chooses."""
+        """Whether ranks communicate over a network interface that dlbench chooses."""
         raise NotImplementedError
 
     @property
@@ -230,9 +232,9 @@ class LaunchPlan(Spec):
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
-        asked = self.system.launch.oversubscribe_yield
-        return self.system.launch.by_mpi and (self.layout.shares_cores if asked is None else asked)
+        """Whether Open MPI yields the core while it waits; by default only if ranks share cores."""
+        is_set = self.system.launch.oversubscribe_yield
+        return self.system.launch.by_mpi and (self.layout.shares_cores if is_set is None else is_set)
 
     @model_validator(mode="after")
     def _launcher_reaches(self) -> Self:
@@ -245,26 +247,24 @@ class LaunchPlan(Spec):
 
 
 class RunPlan(LaunchPlan):
-    """One training run, fully decided."""
+    """The plan of one training run."""
 
-    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="What this file is.")
+    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    workload: Workload = Field(description="What is trained.")
-    engine: EngineSpec = Field(description="Who exchanges gradients.")
+    workload: Workload = Field(description="Network, data and recipe.")
+    engine: EngineSpec = Field(description="Engine that exchanges gradients.")
     sync: SyncSpec = Field(SyncSpec(), description="How gradients are exchanged, beyond the engine's own settings.")
     measure: MeasureSpec = Field(description="What is measured.")
-    checkpoint: CheckpointSpec = Field(
-        CheckpointSpec(), description="When the state of training is kept, and where it begins."
-    )
+    checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="Writing of checkpoints, and initial state.")
     watch: WatchSpec | None = Field(
-        None, description="How the run is watched; null: not at all, as in plans from before there was watching."
+        None, description="Monitoring of the run; null: none, as in plans of early versions."
     )
-    fault: FaultSpec | None = Field(None, description="A fault planted on purpose; null: none.")
-    series: SeriesSpec = Field(description="Where the run stands in its series.")
+    fault: FaultSpec | None = Field(None, description="Injected fault; null: none.")
+    series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(
         default_factory=dict,
-        description="Words of the person about the run (--tag), key by key; `commit` is what was tested. They change "
-        "nothing and never keep runs apart.",
+        description="Labels of the run (--tag), by key; `commit` is the tested commit. They do not affect the run or "
+        "its comparability.",
     )
 
     @property
@@ -277,24 +277,26 @@ class RunPlan(LaunchPlan):
 
     @property
     def job_name(self) -> str:
-        """Workload, nodes, ranks, swept values and repeat; `ab` for a paired comparison, whose runs share a job."""
+        """Returns workload, nodes, ranks, swept values and repeat; `ab` for paired runs, which share a job."""
         last = "ab" if self.series.side else f"r{self.series.repeat + 1}"
         return job_label(self.word, self.layout, self.series.named, last)
 
     @property
     def engine_words(self) -> str:
-        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients, and `fsdp with
-        parameters sharded over all ranks` where ranks hold shares.
+        """The engine with its own buckets or sharding, e.g. `horovod with own buckets of 64 MiB`, `fsdp with parameters
+        sharded over all ranks`.
         """
         is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
-        own = self.sync.own_words if is_own else ""
-        words = ", ".join(filter(None, (own, sharing_words(self.engine, self.sync, ranks=self.layout.ranks))))
+        exchange_words = self.sync.own_words if is_own else ""
+        words = ", ".join(
+            filter(None, (exchange_words, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)))
+        )
         return f"{self.engine.name} with {words}" if words else self.engine.name
 
     @property
     def engine_title(self) -> str:
-        """Who exchanges and how state is shared, e.g. `Horovod`, `own buckets of 64 MiB over Horovod` where dlbench
-        groups gradients, `PyTorch FSDP, parameters sharded over all ranks`.
+        """The title of engine and sharding, e.g. `Horovod`, `own buckets of 64 MiB over Horovod`, `PyTorch FSDP,
+        parameters sharded over all ranks`.
         """
         kind, words = self.engine.kind, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
         title = f"{self.sync.own_words} over {kind.title}" if self.sync.is_own and kind.synchronises else kind.title
@@ -304,49 +306,49 @@ class RunPlan(LaunchPlan):
 
     @property
     def most_loader_workers(self) -> int:
-        """Reader processes per rank, or the most that their automatic choice tries: one per core of the rank."""
-        asked = self.workload.data.loader_workers
-        return self.layout.cores_per_rank if asked == "auto" else asked
+        """Reader processes per rank; with `auto` the largest number that is tried: one per core of the rank."""
+        workers = self.workload.data.loader_workers
+        return self.layout.cores_per_rank if workers == "auto" else workers
 
     @property
     def most_prefetch_batches(self) -> int:
-        """Batches that each reader process reads ahead, or the most that the automatic choice tries."""
-        asked = self.workload.data.prefetch_batches
-        return MOST_PREFETCH_BATCHES if asked == "auto" else asked
+        """Batches that each reader process reads ahead; with `auto` the largest number that is tried."""
+        batches = self.workload.data.prefetch_batches
+        return MOST_PREFETCH_BATCHES if batches == "auto" else batches
 
     @property
     def group_size(self) -> int:
-        """Ranks of a group of a grouped exchange."""
+        """Ranks per group of a grouped exchange."""
         return self.sync.group_size or self.layout.ranks_per_node
 
     @property
     def strategy(self) -> str:
-        """How the training is shared out over ranks, e.g. data, fsdp, zero-1."""
+        """The parallelisation strategy, e.g. data, fsdp, zero-1."""
         return strategy_of(self.workload.train, self.engine, self.sync, ranks=self.layout.ranks)
 
     @property
     def ranks_per_replica(self) -> int:
-        """Neighbouring ranks that read the same samples; each accounts for its share of them."""
+        """Number of neighbouring ranks that read the same samples; each counts its share of them."""
         return ranks_per_replica(self.engine)
 
     @property
     def redraws_dropout(self) -> bool:
-        """Whether random numbers of dropout are others than those of replicas on one rank each."""
+        """Whether dropout uses other random numbers than replicas of one rank each."""
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
     def replicas(self) -> int:
-        """Ranks, one of each replica, that samples are shared out to."""
+        """Number of replicas between which samples are divided."""
         return self.layout.ranks // self.ranks_per_replica
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all ranks."""
+        """Samples per step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
 
     @property
     def goal(self) -> QualitySpec | None:
-        """The quality section in force: where the recipe is longer at this global batch, its limits are as well."""
+        """The target quality; its limits grow with the recipe if that is longer at this global batch."""
         quality, ratio = self.workload.quality, self.workload.train.lengthened(self.global_batch)
         if quality is None or ratio == 1.0:
             return quality
@@ -356,12 +358,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def recipe(self) -> TrainSpec:
-        """The recipe in force at this global batch."""
+        """The recipe for this global batch."""
         return self.workload.train.at_batch(self.global_batch)
 
     @property
     def rate_row(self) -> RatePoint | None:
-        """The row of the table of learning rates that is in force; None without a table."""
+        """The row of the learning rate table that applies; None without a table."""
         place = self.workload.train.optimizer.place(self.global_batch)
         return None if place is None else place.row
 
@@ -374,12 +376,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def exchanges_by(self) -> str:
-        """The engine that carries gradients; empty for one rank, or for an engine that exchanges nothing."""
+        """The engine that exchanges gradients; empty if nothing is exchanged (one rank, or engine single)."""
         return self.engine.name if self.engine.kind.synchronises and not self.layout.is_one_rank else ""
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether ranks gather parameters from each other under engine fsdp."""
+        """Whether ranks gather parameters from each other with engine fsdp."""
         return self.layout.ranks > self.ranks_per_replica
 
     @property
@@ -398,17 +400,17 @@ class RunPlan(LaunchPlan):
 
     @property
     def has_padding(self) -> bool:
-        """Whether padding may be left out of all layers; synthetic text has none."""
+        """Whether padding can be removed from all layers; synthetic text has none."""
         return not self.workload.data.is_synthetic or self.workload.model.padding != "unpadded"
 
     @property
     def has_room_for_window(self) -> bool:
-        """Whether the watched steps, if there are any, have warm-up steps to lie in."""
+        """Whether there are warm-up steps for the profiled steps, if any are wanted."""
         return self.measure.warmup_steps > 0 or self.watch is None or not self.watch.window_steps
 
     @property
     def least_training_s(self) -> float:
-        """Seconds that its steps last at least, by `measure` and by whether the system's nodes have GPUs."""
+        """Minimum duration of the steps, seconds; it depends on whether the nodes have GPUs."""
         return sum(self.measure.wanted_seconds(on_gpu=self.system.node.gpus > 0))
 
     @model_validator(mode="after")
@@ -476,7 +478,9 @@ class RunPlan(LaunchPlan):
         return self
 
     def configuration_digest(self) -> str:
-        """A digest of everything that decides what is computed, without ids, times, tags and places in the series."""
+        """Returns a digest of all settings that affect the computation; without ids, times, tags and series
+        position.
+        """
         content = self.model_dump(
             mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
         )

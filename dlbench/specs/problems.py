@@ -1,7 +1,8 @@
-"""Every key of a specification by its dotted name, with the field that says what it means."""
+"""Lists every key of a specification by its dotted name, and explains validation errors."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import types
 import typing
@@ -16,50 +17,51 @@ from pydantic_core import ErrorDetails
 from dlbench.errors import nearest
 from dlbench.specs.base import MAX_COUNT, Form, size_in_bytes
 
-_SHOWN = 80  # Characters of a wrong value that are repeated.
-_MOST_OTHERS = 8  # Further wrong places that are named with what would be right.
+_SHOWN = 80  # Largest number of characters of a wrong value in a message.
+_MOST_OTHERS = 8  # Largest number of further problems in a message.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key that holds a value, not further keys."""
+    """A key that has a value, not further keys."""
 
     path: tuple[str, ...]
     field: FieldInfo
 
     @property
     def name(self) -> str:
-        """As ``--set`` takes it, e.g. ``train.batch_per_rank``."""
+        """The dotted name as in ``--set``, e.g. ``train.batch_per_rank``."""
         return ".".join(self.path)
 
     @property
     def is_size(self) -> bool:
-        """Whether its value is a number of bytes, which may be given with a unit."""
-        said = branches(self.field.annotation, tuple(self.field.metadata))
-        return any(is_size_reader(one) for _, metadata in said for one in metadata)
+        """Whether the value is a number of bytes, which may be given with a unit."""
+        types = branches(self.field.annotation, tuple(self.field.metadata))
+        return any(is_size_reader(annotation) for _, metadata in types for annotation in metadata)
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yields the keys of a specification in the order of its fields; of a union those that `values` choose."""
+    """Yields the keys of a specification in the order of its fields; `values` select branches of unions."""
     for name, field in model.model_fields.items():
         value = values.get(name)
-        below = value if isinstance(value, Mapping) else {}
-        # A mapping has keys of the site's own choice (``launch.environment``).
-        models = [] if typing.get_origin(field.annotation) is dict else chosen(models_in(field.annotation), below)
-        if not models:
+        below: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+        models = chosen(models_in(field.annotation), below)
+        # The keys of a mapping such as ``launch.environment`` are not fixed.
+        if not models or typing.get_origin(field.annotation) is dict:
             yield Key(path=(*path, name), field=field)
+            continue
         for inner in models:
             yield from keys_of(inner, below, (*path, name))
 
 
 def chosen(models: list[type[BaseModel]], values: Mapping[str, Any]) -> list[type[BaseModel]]:
-    """Those branches of a union that the values' ``family`` or ``format`` chooses; all where it chooses none."""
-    found = [m for m in models if any(values.get(name) in tags_of(m) for name in ("family", "format"))]
-    return found or models
+    """Returns the branches of a union that ``family`` or ``format`` in the values select; all if none does."""
+    tags = {values.get("family"), values.get("format")}
+    return [model for model in models if not tags.isdisjoint(tags_of(model))] or models
 
 
 def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
-    """The literals that choose a union's branch (``family: resnet``); none for other models."""
+    """Returns the literals that select a union's branch (``family: resnet``); none for other models."""
     for name in ("family", "format"):
         field = model.model_fields.get(name)
         if field is not None and typing.get_origin(field.annotation) is typing.Literal:
@@ -68,72 +70,79 @@ def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:
-    """The specification classes an annotation names, through unions, mappings and `Annotated`."""
+    """Returns the specification classes in an annotation, through unions, mappings and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
-        return [m for part in typing.get_args(annotation) for m in models_in(part)]
+        parts = map(models_in, typing.get_args(annotation))
+        return list(itertools.chain.from_iterable(parts))
     return []
 
 
 def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[tuple[object, tuple[object, ...]]]:
-    """What an annotation allows, one by one, each with what `Annotated` says of it."""
+    """Yields the types that an annotation allows, each with its metadata from `Annotated`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from branches(arguments[0], (*metadata, *arguments[1:]))
     elif origin in (typing.Union, types.UnionType):
-        for one in arguments:
-            yield from branches(one, metadata)
+        for argument in arguments:
+            yield from branches(argument, metadata)
     else:
-        flat = (part for one in metadata for part in (one.metadata if isinstance(one, FieldInfo) else (one,)))
+        flat: list[object] = []
+        for entry in metadata:
+            flat += entry.metadata if isinstance(entry, FieldInfo) else [entry]
         yield annotation, tuple(flat)
 
 
 def is_size_reader(metadata: object) -> bool:
-    """Whether it is what makes a number of bytes of 64MiB."""
+    """Whether a validator reads sizes such as 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with some settings: the first thing by itself, the others as text."""
+    """The first problem of some settings in parts, and the others as text."""
 
-    path: tuple[str, ...]  # Keys that lead to it, and numbers of entries of a list; empty: the whole.
-    what: str  # What would be right.
-    known: tuple[str, ...]  # Of an unknown key: those that may stand there; else empty.
-    others: tuple[str, ...]  # Further places where something is wrong, each with what would be right.
+    path: tuple[str, ...]  # Keys and list indices that lead to the wrong value; empty: the whole.
+    what: str  # The problem and its remedy, e.g. ``must be 1 or more``.
+    known: tuple[str, ...]  # For an unknown key the valid keys of its section; else empty.
+    others: tuple[str, ...]  # Further problems as text.
 
     def __str__(self) -> str:
-        places = [_said(self.path, self.what), *self.others[:_MOST_OTHERS]]
-        left = len(self.others) - _MOST_OTHERS
-        return "; ".join(places) + (f" (and {left} more)" if left > 0 else "")
+        text = "; ".join([_problem_text(self.path, self.what), *self.others[:_MOST_OTHERS]])
+        if len(self.others) > _MOST_OTHERS:
+            text += f" (and {len(self.others) - _MOST_OTHERS} more)"
+        return text
 
 
-def _said(path: tuple[str, ...], what: str) -> str:
-    return f"{'.'.join(path)}: {what}" if path else what
+def _problem_text(path: tuple[str, ...], words: str) -> str:
+    return ": ".join(filter(None, (".".join(path), words)))
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
-    """Returns what is wrong with the settings that `model` refused; a misspelt key comes before one that is missing."""
-    found = error.errors(include_url=False)
-    first = min(found, key=lambda item: item["type"] != "extra_forbidden")
-    said: dict[tuple[str, ...], str] = {}
-    for item in (first, *found):
+    """Returns the problems of settings that `model` refused; a misspelt key comes before a missing one."""
+    details = error.errors(include_url=False)
+    first = min(details, key=lambda item: item["type"] != "extra_forbidden")
+    words_by_path: dict[tuple[str, ...], str] = {}
+    for item in (first, *details):
         place = _place(model, item)
-        for key in _required(place) if item["type"] == "missing" else [place]:
-            said.setdefault(key.path, _what(item, key))
-    path, *others = said
-    known = _known(_place(model, first)) if first["type"] == "extra_forbidden" else ()
-    return Problem(path, said[path], known, tuple(_said(other, said[other]) for other in others))
+        keys = _required(place) if item["type"] == "missing" else [place]
+        for key in keys:
+            words_by_path.setdefault(key.path, _explanation(item, key))
+    valid_keys: tuple[str, ...] = ()
+    if first["type"] == "extra_forbidden":
+        valid_keys = _valid_keys(_place(model, first))
+    (path, words), *others = words_by_path.items()
+    return Problem(path, words, valid_keys, tuple(itertools.starmap(_problem_text, others)))
 
 
-def _known(place: _Place) -> tuple[str, ...]:
-    return tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
+def _valid_keys(place: _Place) -> tuple[str, ...]:
+    return tuple(sorted({name for model in models_in(place.annotation) for name in model.model_fields}))
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in a specification: the keys that lead there, and what may stand there."""
+    """A position in a specification: the keys that lead there, and the types allowed there."""
 
     path: tuple[str, ...]
     annotation: object
@@ -142,11 +151,13 @@ class _Place:
 
 
 def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
-    """Where it went wrong. What pydantic puts between keys, such as the tag of a union, is no key of the file."""
+    """Returns the position of an error, without the tags of unions, which pydantic inserts between keys."""
     place = _Place((), model)
-    # A list that is too short lacks an entry: what is wrong is the list.
-    in_list = error["type"] == "missing" and isinstance(error["loc"][-1], int)
-    for part in error["loc"][:-1] if in_list else error["loc"]:
+    location = error["loc"]
+    if error["type"] == "missing" and isinstance(location[-1], int):
+        # A list is too short: the problem is that of the list, not of the missing entry.
+        location = location[:-1]
+    for part in location:
         place = _below(place, part)
     if error["type"] == "extra_forbidden":
         return _Place((*place.path, str(error["loc"][-1])), place.annotation)
@@ -156,12 +167,16 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
 
 
 def _required(place: _Place) -> Iterator[_Place]:
-    """Yields the keys without a default in a section that is missing, of a union its tag; else the place itself."""
+    """Yields the keys without a default in a missing section (in a union, its tag), or the position itself."""
     models = models_in(place.annotation)
-    names = [name for one in models[:1] for name, field in one.model_fields.items() if field.is_required()]
+    names: list[str] = []
+    if models:
+        names = [name for name, field in models[0].model_fields.items() if field.is_required()]
+    if len(models) > 1:
+        names = names[:1]
     if not names:
         yield place
-    for name in names if len(models) == 1 else names[:1]:
+    for name in names:
         yield from _required(_below(place, name))
 
 
@@ -174,26 +189,33 @@ def _below(place: _Place, part: int | str) -> _Place:
         if origin is dict:
             return _Place(path, arguments[1])
         if origin is tuple and isinstance(part, int):
-            return _Place(path, arguments[0 if Ellipsis in arguments else part])
-    fields = [one.model_fields[str(part)] for one in models_in(place.annotation) if part in one.model_fields]
+            if Ellipsis in arguments:
+                part = 0
+            return _Place(path, arguments[part])
+    models = models_in(place.annotation)
+    fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
     if fields:
-        # Of a union before its tag is known: the tag's own values of all branches.
-        annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(one.annotation for one in fields)]
+        # Several fields are the tag of a union, whose value is not known yet.
+        types_allowed: object = fields[0].annotation
+        if len(fields) > 1:
+            types_allowed = typing.Union[*(field.annotation for field in fields)]
         default = fields[0].get_default(call_default_factory=True)
-        return _Place(path, annotation, tuple(fields[0].metadata), default)
-    tagged = [one for one in models_in(place.annotation) if part in tags_of(one)]
-    return _Place(place.path, tagged[0]) if tagged else place
+        return _Place(path, types_allowed, tuple(fields[0].metadata), default)
+    for model in models:
+        if part in tags_of(model):
+            return _Place(place.path, model)
+    return place
 
 
-def _what(error: ErrorDetails, place: _Place) -> str:
+def _explanation(error: ErrorDetails, place: _Place) -> str:
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
-        return f"unknown key; {nearest(place.path[-1], _known(place))}"
+        return f"unknown key; {nearest(place.path[-1], _valid_keys(place))}"
     if kind in ("value_error", "assertion_error"):
         message = error["msg"].partition(", ")[2]
         return message[:1].lower() + message[1:]
     if kind == "json_invalid":
-        return "is no JSON"
+        return "is not JSON"
     if kind == "union_tag_invalid":
         value = value[place.path[-1]] if isinstance(value, Mapping) else getattr(value, place.path[-1])
     right = _right(place, value, is_too_large=kind.startswith("less_than"))
@@ -207,15 +229,17 @@ def _shown(value: object) -> str:
         return "keys and values"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"[:_SHOWN]
-    return json.dumps(value) if isinstance(value, bool | None) else repr(value)[:_SHOWN]
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    return repr(value)[:_SHOWN]
 
 
 def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -> str:
-    """What may stand there, as the end of `must be`; `value` is what stands there now."""
+    """Returns the end of the sentence `must be ...`; `value` is the present value."""
     words: list[str] = []
     literals: list[str] = []
     for annotation, metadata in branches(place.annotation, place.metadata):
-        form = next((one.words for one in metadata if isinstance(one, Form)), "")
+        form = next((entry.words for entry in metadata if isinstance(entry, Form)), "")
         arguments = typing.get_args(annotation)
         if form or any(map(is_size_reader, metadata)):
             words.append(form or "a number of bytes such as 67108864 or 64MiB")
@@ -228,45 +252,77 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
         elif annotation in (int, float):
             words.append(_number_words(annotation, metadata, is_too_large))
         elif annotation is str:
-            most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
-            form = " of the form that `dlbench show` gives" if _bound(metadata, "pattern") is not None else ""
-            form += f" of at most {most} characters" if most else ""
-            words.append(f"a text{form}{' that is not empty' if least else ''}")
+            words.append(_text_words(metadata))
         elif annotation is not type(None):
-            keys = [name for one in models_in(annotation) if one is annotation for name in one.model_fields]
-            words.append(f"keys and values{': ' if keys else ''}{', '.join(keys[:3])}{', ...' if keys[3:] else ''}")
-    chosen = " or ".join(filter(None, (", ".join(literals[:-1]), *literals[-1:])))
-    null = "null" if any(annotation is type(None) for annotation, _ in branches(place.annotation)) else ""
-    return ", or ".join(dict.fromkeys(filter(None, (*words, chosen, null))))
+            words.append(_keys_words(annotation))
+    if literals:
+        words.append(" or ".join(filter(None, (", ".join(literals[:-1]), literals[-1]))))
+    if any(annotation is type(None) for annotation, _ in branches(place.annotation)):
+        words.append("null")
+    return ", or ".join(dict.fromkeys(words))
+
+
+def _keys_words(annotation: object) -> str:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "keys and values"
+    keys = list(annotation.model_fields)
+    text = f"keys and values: {', '.join(keys[:3])}"
+    if len(keys) > 3:
+        text += ", ..."
+    return text
+
+
+def _text_words(metadata: tuple[object, ...]) -> str:
+    words = "a text"
+    if _bound(metadata, "pattern") is not None:
+        words += " of the form that `dlbench show` prints"
+    if max_length := _bound(metadata, "max_length"):
+        words += f" of at most {max_length} characters"
+    if _bound(metadata, "min_length"):
+        words += " that is not empty"
+    return words
 
 
 def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
-    """Of a list, e.g. the default; of a value without brackets, the same in brackets."""
-    count = "" if Ellipsis in arguments else f" of {len(arguments)}"
-    least = _bound(metadata, "min_length")
-    each = _right(_Place((), arguments[0]))
-    example = _shown(place.default) if isinstance(place.default, tuple) and place.default else ""
-    is_number = type(value) is int and value > 0 and Ellipsis in arguments and each.startswith("a whole number")
+    """Returns an example of a list, e.g. its default; for a value without brackets, the same in brackets."""
+    element = _right(_Place((), arguments[0]))
+    words = "a list"
+    if Ellipsis not in arguments:
+        words += f" of {len(arguments)}"
+    if min_length := _bound(metadata, "min_length"):
+        words += f" of {min_length} or more"
+    words += f" in brackets, each {element}"
+    example = ""
+    if isinstance(place.default, tuple) and place.default:
+        example = _shown(place.default)
+    is_number = type(value) is int and value > 0 and Ellipsis in arguments and element.startswith("a whole number")
     if is_number or (isinstance(value, str) and "," in value):
         example = f"[{value}]"
-    shown = f", e.g. {example}" if example and " e.g. " not in each else ""
-    return f"a list{count}{f' of {least} or more' if least else ''} in brackets, each {each}{shown}"
+    if example and " e.g. " not in element:
+        words += f", e.g. {example}"
+    return words
 
 
 def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:
-    what = "a whole number" if kind is int else "a number"
-    least, above, most = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
+    noun = "a whole number" if kind is int else "a number"
+    minimum, above, maximum = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
     if kind is int and above is not None:
-        least, above = above + 1, None
+        minimum, above = above + 1, None
     if kind is int and (below := _bound(metadata, "lt")) is not None:
-        most = below - 1
-    if most is None or (most == MAX_COUNT and not is_too_large):  # which nobody comes near to
-        if least is not None:
-            return f"{what} of {least:,} or more"
-        return what if above is None else f"{what} above {above:g}"
-    return f"{what} above {above:g}, at most {most:,}" if least is None else f"{what} from {least:,} to {most:,}"
+        maximum = below - 1
+    # MAX_COUNT is mentioned only if the value exceeds it.
+    is_limited = maximum is not None and (maximum != MAX_COUNT or is_too_large)
+    if minimum is not None and is_limited:
+        return f"{noun} from {minimum:,} to {maximum:,}"
+    if minimum is not None:
+        return f"{noun} of {minimum:,} or more"
+    if is_limited:
+        return f"{noun} above {above:g}, at most {maximum:,}"
+    if above is not None:
+        return f"{noun} above {above:g}"
+    return noun
 
 
 def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:
-    found = [value for one in metadata if (value := getattr(one, name, None)) is not None]
-    return found[-1] if found else None
+    values = [getattr(entry, name, None) for entry in metadata]
+    return next((value for value in reversed(values) if value is not None), None)

@@ -1,4 +1,4 @@
-"""What was asked for on the command line, as text, becomes typed requests: --set, --sweep, --ab, --tag, --sizes."""
+"""Parses command line texts (--set, --sweep, --ab, --tag, --sizes) into typed requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dlbench.specs.system import SystemSpec
 from dlbench.units import parse_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")  # A comma outside of brackets.
+_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")  # Matches a comma outside of brackets.
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 PLAIN = "plain"  # A side of ``--ab`` that sets nothing.
 
-# A value in quotes, as YAML takes them, may hold anything; any other ends before the comma that a next KEY= follows.
+# A YAML value in quotes may contain anything; any other ends before a comma with another KEY=.
 _SETTING = re.compile(
     rf"""(?P<key>{_KEY.pattern})=(?P<value>'(?:[^']|'')*'|"(?:[^"\\]|\\.)*"|(?!['"]).*?)"""
     rf"""(?:,\s*(?={_KEY.pattern}=)|\Z)""",
@@ -34,16 +34,16 @@ KEY_OF = {
     "resume": "checkpoint.resume_from",
     "launcher": "system.launch.launcher",
 }
-"""Keys that fields of a request, and options of these names, stand for."""
+"""Keys that are set by a field of a request, and by the option of the same name."""
 
-STEP = 4  # Factor between two sizes of a range that names no count.
-MAX_COUNT = 1000
-MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
+STEP = 4  # Factor between two sizes of a range without a count.
+MAX_COUNT = 1000  # Sizes of a range.
+MAX_BYTES = 2**44  # More memory than any rank has: a larger size has a wrong unit.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRequest:
-    """Where and how often something is run: what requests of all kinds share."""
+    """The part that all requests share: system, points and repeats."""
 
     system: str = "local"
     launcher: str | None = None
@@ -55,29 +55,31 @@ class SeriesRequest:
     series: str | None = None
 
     def ranks(self, system: SystemSpec, count: int) -> int:
-        return count if self.points_are == "ranks" else count * self._per_node(system)
+        if self.points_are == "nodes":
+            return count * self._per_node(system)
+        return count
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
+        """Returns the layout of one point; cores per rank are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
             raise UserError(
-                f"{shown_count(ranks)} ranks: a run may have up to {MAX_RANKS:,}, each writes its own files"
+                f"{shown_count(ranks)} ranks: the limit is {MAX_RANKS:,}, because each rank writes its own files"
             )
         if ranks % nodes:
             raise UserError(
                 f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"
             )
-        densest = max(self.ranks(system, value) // self._nodes(system, value) for value in self.points)
+        most_per_node = max(self.ranks(system, value) // self._nodes(system, value) for value in self.points)
         cores = system.node.cores
         if cores is None and system.scheduler == "slurm":
-            raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
-        known = cores or machine_cores
-        share = max(1, known // densest)
-        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
+            raise UserError(f"system {system.name}: node.cores: is missing; the cores per rank depend on it")
+        node_cores = cores or machine_cores
+        share = max(1, node_cores // most_per_node)
+        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=node_cores)
 
     def refuse_without_effect(self, system: SystemSpec) -> None:
-        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
+        """Raises `UserError` if --ranks-per-node is given for a single machine, where it has no effect."""
         if self.ranks_per_node and self.points_are == "ranks" and system.scheduler == "none":
             raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
 
@@ -87,12 +89,14 @@ class SeriesRequest:
     def _nodes(self, system: SystemSpec, count: int) -> int:
         if self.points_are == "nodes":
             return count
-        return -(-count // self._per_node(system)) if system.scheduler == "slurm" else 1
+        if system.scheduler != "slurm":
+            return 1
+        return math.ceil(count / self._per_node(system))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(SeriesRequest):
-    """Everything that makes a series of trainings, before anything is resolved."""
+    """A request for a series of training runs, before anything is resolved."""
 
     workload: str
     preset: str | None = None
@@ -102,17 +106,16 @@ class Request(SeriesRequest):
     resume: str | None = None
     scaling: Literal["weak", "strong"] = "weak"
     sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
-    decompose: bool = False  # Each run also with synthetic input, and without all-reduce.
-    tiers: bool = False  # Each run with a cold page cache, also with a warm one, and with synthetic input.
-    sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
-    """What each side of a paired comparison sets; empty: no comparison."""
-    ladder: bool = False  # Each step of the workload's ladder, on top of those before it.
+    decompose: bool = False  # Run also with synthetic input, and without exchange.
+    tiers: bool = False  # Run with a cold and a warm page cache, and with synthetic input.
+    sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)  # Settings; empty: no comparison.
+    ladder: bool = False  # Run the steps of the workload's ladder.
     tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest(SeriesRequest):
-    """Everything that makes a series of the collective benchmark, before anything is resolved; options as text."""
+    """A request for a series of the collective benchmark, before anything is resolved; options as text."""
 
     points: tuple[int, ...] = (2,)
     collective: str = "allreduce"
@@ -131,12 +134,14 @@ class CommRequest(SeriesRequest):
 
 
 def shown_count(count: int) -> str:
-    """A count with separators; of a monstrous one its size."""
-    return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
+    """Returns a count with separators; of a very large one only a lower bound."""
+    if count < 10**12:
+        return f"{count:,}"
+    return f"more than {10**12:,}"
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
+    """Parses ``key=value`` texts; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
     result: dict[str, AxisValue] = {}
     for item in items:
         key, value = _split(item, "--set")
@@ -147,7 +152,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``."""
+    """Parses ``key=a,b,c`` texts; commas in brackets do not separate: ``key=[2,2],[4,4]``."""
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
         key, text = _split(item, "--sweep")
@@ -163,16 +168,16 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
 def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
     """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them.
 
-    A comma divides only where another ``KEY=`` follows; a value in quotes may hold anything.
+    A comma separates settings only before another ``KEY=``; a value in quotes may contain anything.
     """
     if texts is None:
         return {}
     sides: dict[Side, dict[str, AxisValue]] = {"a": _side(texts[0], "a"), "b": _side(texts[1], "b")}
-    # Python takes 1, 1.0 and true for equal; a plan does not.
+    # In Python 1, 1.0 and true are equal; in a plan they are not.
     first, second = (repr(sorted(settings.items())) for settings in sides.values())
     if sides["a"] and first == second:
         raise UserError(
-            f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and what both share to "
+            f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and common settings by "
             "--set"
         )
     return sides
@@ -185,22 +190,22 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
     result: dict[str, AxisValue] = {}
     position = 0
     while position < len(text) or not result:
-        found = _SETTING.match(text, position)
-        if found is None:
+        match = _SETTING.match(text, position)
+        if match is None:
             raise UserError(
                 f"{option} {text[position : position + 80]!r}: must be {PLAIN}, or settings KEY=VALUE with commas "
                 "between them, e.g. engine.name=ddp,sync.fusion=own:single"
             )
-        key = found["key"]
+        key = match["key"]
         if key in result:
             raise UserError(f"{option} {key}: given twice")
-        result[key] = _value(found["value"], f"{option} {key}")
-        position = found.end()
+        result[key] = _value(match["value"], f"{option} {key}")
+        position = match.end()
     return result
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one."""
+    """Parses ``key=value`` texts of ``--tag``; values stay text, so that a commit ``0012e4`` is not a number."""
     result: dict[str, str] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -216,18 +221,18 @@ def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
 
 
 def tag_value(value: str, origin: str) -> str:
-    """A tag's value, if it may be one. Raises `UserError`: it is empty, too long or not printable."""
+    """Returns a tag's value. Raises `UserError`: it is empty, too long or not printable."""
     if not value.strip():
         raise UserError(f"{origin}: the value is empty")
     if len(value) > MAX_TAG_VALUE:
         raise UserError(f"{origin}: must be up to {MAX_TAG_VALUE} characters, has {len(value)}")
     if not value.isprintable():
-        raise UserError(f"{origin}: {value[:80]!a} holds characters that cannot be printed")
+        raise UserError(f"{origin}: {value[:80]!a} has characters that cannot be printed")
     return value
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
-    """``1,2,4`` as ascending positive numbers. Raises `UserError`: not whole numbers above zero, or one given twice."""
+    """Parses ``1,2,4`` into ascending counts. Raises `UserError`: one is not a whole number above zero, or repeated."""
     if not re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*", text):
         raise UserError(f"{option} {text[:80]!r}: must be whole numbers separated by commas, e.g. 1,2,4")
     counts = [int(part) for part in text.split(",")]
@@ -239,12 +244,13 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def parse_pairs(text: str | None, option: str, auto: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """``0:1,0:2`` as pairs of ranks; those of `auto` by that word, or none. Raises `UserError`: anything else."""
+    """Parses ``0:1,0:2`` into pairs of ranks; without a text or with ``auto`` the `auto` pairs. Raises `UserError`."""
     if text in (None, "auto"):
         return auto
     if not re.fullmatch(r"[0-9]{1,7}:[0-9]{1,7}(,[0-9]{1,7}:[0-9]{1,7})*", text):
         raise UserError(f"{option} {text[:80]!r}: must be auto or pairs of ranks separated by commas, e.g. 0:1,0:2")
-    return tuple((int(first), int(second)) for first, second in (pair.split(":") for pair in text.split(",")))
+    pairs = (pair.split(":") for pair in text.split(","))
+    return tuple((int(first), int(second)) for first, second in pairs)
 
 
 def _split(item: str, option: str) -> tuple[str, str]:
@@ -264,40 +270,41 @@ def _value(text: str, origin: str) -> AxisValue:
             raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
         if part is not None and not isinstance(part, str | int | float | bool):
             raise UserError(
-                f"{origin}: must be one value, or a list of such in brackets, got {text[:80]!r}; what is nested takes "
-                "a workload file, and text in brackets quotes of its own: '\"[...]\"'"
+                f"{origin}: must be one value, or a list of values in brackets, got {text[:80]!r}; nested values need "
+                "a workload file, and a text in brackets needs quotes: '\"[...]\"'"
             )
-    return tuple(parts) if isinstance(value, list) else parts[0]
+    if isinstance(value, list):
+        return tuple(parts)
+    return value  # type: ignore[no-any-return]
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
-    """Returns bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm) or `A,B,C`, ascending."""
-    shown = f"--sizes {text[:80]!r}"
+    """Returns sizes in bytes, ascending, of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (logarithmic) or `A,B,C`."""
+    option = f"--sizes {text[:80]!r}"
     parts = text.split(":")
     if len(parts) == 1:
         sizes = [_message_size(part, dtype) for part in text.split(",")]
         if len(set(sizes)) != len(sizes):
-            raise UserError(f"{shown}: a size is given twice")
+            raise UserError(f"{option}: a size is given twice")
         return tuple(sorted(sizes))
     if len(parts) > 3:
-        raise UserError(f"{shown}: must be LOW:HIGH, LOW:HIGH:COUNT or A,B,C, e.g. 1KiB:64MiB")
+        raise UserError(f"{option}: must be LOW:HIGH, LOW:HIGH:COUNT or A,B,C, e.g. 1KiB:64MiB")
     low, high = _message_size(parts[0], dtype), _message_size(parts[1], dtype)
     if low >= high:
-        raise UserError(f"{shown}: a range must begin below its end")
+        raise UserError(f"{option}: a range must begin below its end")
     if len(parts) == 2:
         sizes = []
         while low < high:
             sizes.append(low)
             low *= STEP
         return (*sizes, high)
-    count = int(parts[2]) if re.fullmatch(r"[0-9]{1,9}", parts[2]) else 0
-    if not 2 <= count <= MAX_COUNT:
-        raise UserError(f"{shown}: the count must be a whole number from 2 to {MAX_COUNT}")
+    if not re.fullmatch(r"[0-9]{1,9}", parts[2]) or not 2 <= (count := int(parts[2])) <= MAX_COUNT:
+        raise UserError(f"{option}: the count must be a whole number from 2 to {MAX_COUNT}")
     width = ELEMENT_BYTES[dtype]
     between = (int(low * (high / low) ** (i / (count - 1))) // width * width for i in range(1, count - 1))
     spaced = (low, *between, high)
     if len(set(spaced)) != count:
-        raise UserError(f"{shown}: holds fewer than {count} sizes of whole {dtype} elements")
+        raise UserError(f"{option}: has fewer than {count} sizes of whole {dtype} elements")
     return spaced
 
 
@@ -310,9 +317,9 @@ def _message_size(text: str, dtype: Precision) -> int:
         raise UserError(f"--sizes: {error}") from None
     width = ELEMENT_BYTES[dtype]
     if size == 0:
-        raise UserError("--sizes: a message of 0 bytes has nothing to carry; give one element or more")
+        raise UserError("--sizes: a message of 0 bytes is empty; give one element or more")
     if size > MAX_BYTES:
-        raise UserError(f"--sizes: {text[:40]!r} is more than a rank can hold")
+        raise UserError(f"--sizes: {text[:40]!r} is more than the memory of any rank")
     if size % width:
-        raise UserError(f"--sizes: {size} bytes are no whole number of {dtype} elements of {width} bytes")
+        raise UserError(f"--sizes: {size} bytes are not a whole number of {dtype} elements of {width} bytes")
     return size

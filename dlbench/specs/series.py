@@ -1,10 +1,8 @@
-"""The points of a series: its name, the order of its runs, their nodes and cores; sides of a comparison; variants.
+"""Builds the points of a series: its name, the order of its runs, sides of a comparison, and variants.
 
-Sides of a paired comparison are two plans of every point and repeat, which run one right after the other. Even repeats
-run side a first, odd ones side b (a b, b a, a b, ...): a machine that grows slower over the series is slower for both
-alike, to first order.
-
-A variant of a run is the same plan with one thing taken away, so that the difference shows what that thing costs.
+The two sides of a comparison run directly after each other in every point and repeat. Even repeats begin with side a,
+odd ones with side b (a b, b a, a b, ...), so that a machine that slows down over time affects both equally, to first
+order. A variant is a plan without one part (input or exchange); the difference shows what that part costs.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from dlbench.specs.launch import OF_SRUN
 from dlbench.specs.plan import RunPlan, Side, Variant, value_text
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import KEY_OF, PLAIN, Request, shown_count
+from dlbench.units import plural
 
 PointT = TypeVar("PointT")
 
@@ -32,101 +31,103 @@ SUFFIXES: dict[Variant, str] = {
     "cached-input": "-cached",
     "no-exchange": "-apart",
 }
-"""What a run's name ends with."""
+"""Suffixes of run names by variant."""
 
 
 def refuse_too_many(runs: int, option: str) -> None:
-    """Refuses a series that nobody can plan, run or read."""
+    """Raises `UserError` for a series with too many runs to plan, run or read."""
     if runs > MAX_RUNS:
         raise UserError(
-            f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
+            f"{option}: makes a series of {shown_count(runs)} runs; the limit is {MAX_RUNS:,}, because all are planned "
             "before the first starts: split it into several --series"
         )
 
 
-def series_name(asked: str | None, now: datetime) -> str:
-    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
-    if asked is None:
+def series_name(name: str | None, now: datetime) -> str:
+    """Returns the name given by `--series`, or a new one of UTC time and four random hexadecimal digits."""
+    if name is None:
         return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
-        raise UserError(
-            f"--series {asked!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"
-        )
-    return asked
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise UserError(f"--series {name!a}: must have up to 64 letters, digits and . _ -, the first a letter or digit")
+    return name
 
 
 def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, int, PointT]]:
-    """Repeat, index and point of each run, in the order in which they should run."""
+    """Yields repeat, index and point of each run in the order of execution."""
     for repeat in range(repeats):
-        # There and back again: a drift of the machine falls on all points alike.
         order = list(enumerate(points))
-        for index, point in order if repeat % 2 == 0 else reversed(order):
+        if repeat % 2:
+            # In alternating order, a drift of the machine affects all points equally.
+            order.reverse()
+        for index, point in order:
             yield repeat, index, point
 
 
 def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
-    """The sides of one point in this repeat, in the order in which they run; one of no name without a comparison."""
+    """Returns the sides of one point in this repeat in the order of execution; one empty name without a comparison."""
     if not request.sides:
         return ("",)
     return ("a", "b") if repeat % 2 == 0 else ("b", "a")
 
 
 def refuse_other_options(request: Request) -> None:
-    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace."""
+    """Raises `UserError` for options that cannot be combined with --ab or --ladder."""
     if not request.sides and not request.ladder:
         return
     option = "--ab" if request.sides else "--ladder"
-    given = {
+    excluded = {
         "--ladder": (request.ladder and option == "--ab", "run one after the other"),
-        "--sweep": (bool(request.sweep), "compares settings of its own; sweep in a series of its own"),
+        "--sweep": (bool(request.sweep), "compares its own settings; use a separate series for the sweep"),
         "--decompose": (request.decompose, "run one after the other"),
         "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
-    for other, (is_given, why) in given.items():
+    for other, (is_given, why) in excluded.items():
         if is_given:
-            raise UserError(f"{option}: does not go with {other}: {why}")
-    for field, key in KEY_OF.items() if request.sides else ():
+            raise UserError(f"{option}: cannot be combined with {other}: {why}")
+    if not request.sides:
+        return
+    for field, key in KEY_OF.items():
         if getattr(request, field) is not None and all(key in settings for settings in request.sides.values()):
             raise UserError(f"--{field}: has no effect: both sides of --ab set {key}")
 
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
-    """Refuses sides that are not two ways of doing the same thing in the same place."""
-    for one, other in pairs(plans):
-        for what, left, right in (
-            ("ranks", one.layout.ranks, other.layout.ranks),
-            ("nodes", one.layout.nodes, other.layout.nodes),
-            ("system.scheduler", one.system.scheduler, other.system.scheduler),
+    """Raises `UserError` if the sides differ in layout, goal or recording, so that they cannot be compared."""
+    for plan_a, plan_b in pairs(plans):
+        for quantity, value_a, value_b in (
+            ("ranks", plan_a.layout.ranks, plan_b.layout.ranks),
+            ("nodes", plan_a.layout.nodes, plan_b.layout.nodes),
+            ("system.scheduler", plan_a.system.scheduler, plan_b.system.scheduler),
         ):
-            if left != right:
+            if value_a != value_b:
                 raise UserError(
-                    f"--ab: both sides of a pair need the same {what}: side a has {left}, side b {right}; rank counts "
-                    "are compared in a series of --ranks or --nodes"
+                    f"--ab: both sides of a pair need the same {quantity}: side a has {value_a}, side b {value_b}; "
+                    "compare rank counts by --ranks or --nodes"
                 )
-        if "quality" in (one.measure.until, other.measure.until):
+        if "quality" in (plan_a.measure.until, plan_b.measure.until):
             raise UserError("--ab: compares throughput; leave out measure.until quality")
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
-    """Refuses settings that leave no difference between the sides in any pair."""
-    asked = [key for settings in request.sides.values() for key in settings]
-    if not asked:
+    """Raises `UserError` for settings that leave no difference between the sides in any pair."""
+    side_keys = [key for settings in request.sides.values() for key in settings]
+    if not side_keys:
         return
-    keys = ", ".join(dict.fromkeys(asked))
-    if all(one.configuration_digest() == other.configuration_digest() for one, other in pairs(plans)):
+    keys = ", ".join(dict.fromkeys(side_keys))
+    if all(plan_a.configuration_digest() == plan_b.configuration_digest() for plan_a, plan_b in pairs(plans)):
         raise UserError(
-            f"--ab: both sides come to the same plan: {keys} is what it is without being set; for two equal sides give "
-            f"--ab {PLAIN} {PLAIN}"
+            f"--ab: both sides give the same plan: {keys} is set to its present value; for two equal sides use --ab "
+            f"{PLAIN} {PLAIN}"
         )
-    if all(acting_part(one) == acting_part(other) for one, other in pairs(plans)):
+    if all(acting_part(plan_a) == acting_part(plan_b) for plan_a, plan_b in pairs(plans)):
         raise UserError(
-            f"--ab: {keys}: changes nothing in what the ranks of either side do, nor in how they are started: both "
-            "sides run on the nodes of one Slurm job, or on one machine"
+            f"--ab: {keys}: has no effect on the ranks or on how they are started: both sides run on the nodes of one "
+            "Slurm job, or on one machine"
         )
 
 
 def acting_part(plan: RunPlan) -> dict[str, Any]:
-    """Returns what of a plan its ranks read, and what starts them; sides have the rest in common."""
+    """Returns the part of a plan that ranks or the launcher read."""
     content = plan.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "layout"})
     system = content["system"]
     for key in ("name", "title", "node"):
@@ -140,15 +141,13 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
 
 
 def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
-    """The plans of a comparison two by two, side a first, in the order in which they run."""
-    found = []
-    for first, second in zip(plans[::2], plans[1::2], strict=True):
-        found.append((first, second) if first.series.side == "a" else (second, first))
-    return found
+    """Returns the plans of a comparison in pairs, side a first, in the order of execution."""
+    two_by_two = zip(plans[::2], plans[1::2], strict=True)
+    return [(first, second) if first.series.side == "a" else (second, first) for first, second in two_by_two]
 
 
 def side_words(plan: RunPlan) -> str:
-    """What a plan's side sets, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; empty without a side."""
+    """Returns the settings of a plan's side, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; or ""."""
     if not plan.series.side:
         return ""
     settings = plan.series.sides.get(plan.series.side, {})
@@ -156,69 +155,75 @@ def side_words(plan: RunPlan) -> str:
 
 
 def option_of(request: Request) -> str:
-    """The option that asks for variants; empty where none does.
+    """Returns the option that asks for variants; empty if none does.
 
-    Raises `UserError`: it does not go with another option of the request.
+    Raises `UserError`: it cannot be combined with another option of the request.
     """
-    option = "--decompose" if request.decompose else ""
-    option = "--tiers" if request.tiers else option
+    option = ""
+    if request.tiers:
+        option = "--tiers"
+    elif request.decompose:
+        option = "--decompose"
     if option and request.to_accuracy:
         raise UserError(f"{option}: measures throughput; leave out --to-accuracy")
     if option and request.sweep:
-        raise UserError(f"{option}: does not go with --sweep; give one value at a time with --set")
+        raise UserError(f"{option}: cannot be combined with --sweep; give one value at a time with --set")
     if request.tiers and "data.cache" in request.overrides:
-        raise UserError("--set data.cache: --tiers runs everything with a cold and with a warm cache")
+        raise UserError("--set data.cache: has no effect: --tiers runs with a cold and with a warm cache")
     return option
 
 
 def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """Returns all runs in their order, each next to its variants, in every second repeat in the opposite order."""
+    """Returns all runs in order, each next to its variants; every second repeat has the opposite order."""
     option = option_of(request)
     if option:
         _refuse(request, option, plans)
     result: list[RunPlan] = []
     for plan in plans:
-        group = [plan, *(_variant(plan, which, option) for which in _variants_of(request, plan))]
-        for one in group if plan.series.repeat % 2 == 0 else reversed(group):
-            series = one.series.model_copy(update={"position": len(result)})
-            result.append(one.model_copy(update={"series": series}))
+        group = [plan, *(_variant(plan, variant, option) for variant in _variants_of(request, plan))]
+        if plan.series.repeat % 2:
+            group.reverse()
+        for member in group:
+            series = member.series.model_copy(update={"position": len(result)})
+            result.append(member.model_copy(update={"series": series}))
     return result
 
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
-    """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
-    found = [f"--ladder: {text}" for text in idle_steps(plans)]
+    """Returns sentences on the variants of `--decompose` and ladder steps that a series leaves out, with reasons."""
+    lines = [f"--ladder: {text}" for text in idle_steps(plans)]
     if not request.decompose:
-        return found
+        return lines
     if all(plan.workload.data.is_synthetic for plan in plans):
-        found.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
+        lines.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
     if any(plan.layout.ranks == 1 for plan in plans):
-        found.append("--decompose: one rank exchanges nothing: no runs without exchange there")
-    return found
+        lines.append("--decompose: one rank exchanges nothing: no runs without exchange there")
+    return lines
 
 
 def idle_steps(plans: Sequence[RunPlan]) -> list[str]:
-    """Which steps of a ladder cannot act at which rank counts, and why, in sentences."""
+    """Returns sentences on the ladder steps that cannot act at some rank counts, with reasons."""
     steps: dict[tuple[str, str], set[int]] = {}
     for plan in plans:
         for step in plan.series.ladder:
             steps.setdefault((step.name, step.skipped), set()).add(plan.layout.ranks)
     return [
-        f"{name} is left out at {' and '.join(map(str, sorted(counts)))} rank{'s' * (max(counts) > 1)}: {why}"
+        f"{name} is left out at {' and '.join(map(str, sorted(counts)))} {plural('rank', max(counts))}: {why}"
         for (name, why), counts in steps.items()
         if why
     ]
 
 
-def apart_problem(plan: RunPlan) -> str | None:
-    """Why a run without exchange cannot do what the plan asks, in one sentence; None if it can."""
+def unexchanged_problem(plan: RunPlan) -> str | None:
+    """Returns why a run without exchange contradicts the plan, in one sentence; None if it does not."""
     if plan.sync.exchange != "none" or plan.layout.ranks == 1:
         return None
     if plan.measure.until == "quality":
-        return "sync.exchange none: ranks drift apart and reach no target; leave out --to-accuracy"
+        return "sync.exchange none: ranks diverge and reach no target; leave out --to-accuracy"
     if plan.checkpoint.is_on:
         return (
-            "sync.exchange none: ranks drift apart, so that rank 0's state is not the training's; leave out checkpoints"
+            "sync.exchange none: ranks diverge, so that rank 0's state is not that of the training; leave out "
+            "checkpoints"
         )
     if plan.measure.noise_scale:
         return "sync.exchange none: measure.noise_scale needs averaged gradients; leave it out"
@@ -230,54 +235,56 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
         raise UserError(f"{option}: measures throughput; leave out measure.until quality")
     if request.tiers:
         if any(plan.workload.data.is_synthetic for plan in plans):
-            raise UserError("--tiers: synthetic data is read from nowhere; give --data")
+            raise UserError("--tiers: synthetic data is not read from storage; give --data")
         if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
-            raise UserError("--tiers: does not go with checkpoints: synthetic data trains something else")
+            raise UserError(
+                "--tiers: cannot be combined with checkpoints: runs with synthetic data train another model"
+            )
         return
     if any(plan.sync.exchange == "none" for plan in plans):
-        raise UserError("--decompose: sync.exchange none leaves no exchange to take away")
+        raise UserError("--decompose: sync.exchange none has no exchange that could be left out")
     if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
-        raise UserError("--decompose: does not go with checkpoints: variants train something else")
+        raise UserError("--decompose: cannot be combined with checkpoints: variants train another model")
     if not any(_variants_of(request, plan) for plan in plans):
         raise UserError(
-            "--decompose: nothing can be taken away: data is synthetic and one rank exchanges nothing; give --data, or "
+            "--decompose: nothing can be left out: data is synthetic, and one rank exchanges nothing; give --data or "
             "more ranks"
         )
 
 
 def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
-    found: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
+    variants: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
     if request.decompose and not plan.workload.data.is_synthetic:
-        found.append("synthetic-input")
+        variants.append("synthetic-input")
     if request.decompose and plan.layout.ranks > 1:
-        found.append("no-exchange")
-    return found
+        variants.append("no-exchange")
+    return variants
 
 
-def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
+def _variant(plan: RunPlan, variant: Variant, option: str) -> RunPlan:
     content: dict[str, Any] = plan.model_dump(mode="json")
-    content["run_id"] += SUFFIXES[which]
-    content["series"]["variant"] = which
-    if which == "synthetic-input":
+    content["run_id"] += SUFFIXES[variant]
+    content["series"]["variant"] = variant
+    if variant == "synthetic-input":
         content["workload"]["data"] |= {"source": "synthetic", "cache": "any", "staging": "none"}
         fault = content["fault"]
         if fault is not None:
-            # An injected delay of batches belongs to the reader, and goes with it.
+            # An injected delay of batches is part of the reader, which synthetic input does not use.
             fault["input_delay_s"] = 0.0
             if not fault["step_delay_s"] and fault["compute_factor"] == 1.0:
                 content["fault"] = None
-    elif which == "cached-input":
+    elif variant == "cached-input":
         content["workload"]["data"]["cache"] = "warm"
     else:
         content["sync"] = {"exchange": "none"}
-        # Its search would never end, as there is no message to time.
+        # Autotuning would never end without messages to time.
         content["engine"]["horovod"]["autotune"] = False
     try:
-        made = RunPlan.model_validate(content)
+        variant_plan = RunPlan.model_validate(content)
     except ValidationError as error:
-        why = str(problem_of(RunPlan, error)).removeprefix("workload: ")  # which names the keys itself
-        raise UserError(f"{option}: a run of variant {which} is not possible: {why}") from None
-    problem = apart_problem(made)
+        reason = str(problem_of(RunPlan, error)).removeprefix("workload: ")  # the message names the keys
+        raise UserError(f"{option}: a run of variant {variant} is not possible: {reason}") from None
+    problem = unexchanged_problem(variant_plan)
     if problem is not None:
-        raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")
-    return made
+        raise UserError(f"{option}: a run of variant {variant} is not possible: {problem}")
+    return variant_plan

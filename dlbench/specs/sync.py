@@ -1,41 +1,50 @@
-"""Which gradients travel together, by which exchange and in which format: the axes of communication, one name each."""
+"""Settings of the gradient exchange: fusion, algorithm and wire format."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
 from dlbench.specs.base import MAX_COUNT, ActsIf, Bytes, Count, CountOrZero, Flag, Ranks, Spec
-from dlbench.units import exact_bytes, format_bytes, parse_bytes
+from dlbench.units import counted, exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
-ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
-GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
+ERROR_FEEDBACK: tuple[Wire, ...] = (
+    "topk",
+    "powersgd",
+)  # Formats that add unsent values to the gradients of the next step.
+GROUPED: tuple[Exchange, ...] = (
+    "hierarchical",
+    "leader",
+    "hybrid",
+)  # Exchanges in two levels: within groups of ranks, and across.
 NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
-"""Those that the engine's library does by itself, and none; all others are made of dlbench's own messages."""
+"""Exchanges of the engine's library, and none; all others consist of dlbench's own messages."""
 UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
-MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
+MGWFBP_STEPS = 4  # Warm-up steps of own:mgwfbp before it merges: one for set-up, three observed.
 
 _RULE_WORDS = {"none": "own message per tensor", "single": "own single message", "mgwfbp": "own buckets by MG-WFBP"}
-OWN_AUTO = "own:25MiB"  # What `auto` is where dlbench itself exchanges: the size of DDP's buckets.
-_LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
+OWN_AUTO = "own:25MiB"  # Meaning of `auto` if dlbench exchanges: the size of DDP's buckets.
+_LEAST_FUSION = 1024  # Bytes; a smaller number is probably in MiB without its unit, as in DDP's bucket_cap_mb.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """How gradients are joined into messages, and who joins them; its text is what plans and records hold."""
+    """A rule for joining gradients into messages, and who applies it; plans and records store its text."""
 
     by: Literal["library", "dlbench"]
     rule: Literal["auto", "none", "size", "single", "mgwfbp"]
-    bytes: int | None = None  # Of rule `size`: the size of a message, or at least so much where dlbench joins.
+    bytes: int | None = None  # For rule `size`: the message size; the minimum size if dlbench joins.
 
     def __str__(self) -> str:
-        text = self.rule if self.bytes is None else exact_bytes(self.bytes)
-        return text if self.by == "library" else f"own:{text}"
+        prefix = "" if self.by == "library" else "own:"
+        size = self.rule if self.bytes is None else exact_bytes(self.bytes)
+        return f"{prefix}{size}"
 
     @property
     def words(self) -> str:
@@ -50,33 +59,33 @@ _BY_NAME = {str(fusion): fusion for fusion in (AUTO, UNFUSED, OWN_NONE, OWN_SING
 
 
 def read_fusion(value: object) -> Fusion:
-    """Reads a fusion, its size in any spelling: 67108864, 65536KiB and 64MiB are 64MiB. Raises `ValueError`."""
+    """Parses a fusion; 67108864, 65536KiB and 64MiB are the same size. Raises `ValueError`."""
     if isinstance(value, Fusion):
         return value
     text = str(value)
     if text in _BY_NAME:
         return _BY_NAME[text]
     if text in _FORMER:
-        raise ValueError(f"{text} is spelt {_FORMER[text]}")
+        raise ValueError(f"{text} was renamed to {_FORMER[text]}")
     prefix = "own:" if text.startswith("own:") else ""
     size = text.removeprefix(prefix).removeprefix("size:")
-    try:
-        num_bytes = -1 if isinstance(value, bool | float) else parse_bytes(size)
-    except ValueError:
-        num_bytes = -1
+    num_bytes = -1
+    if not isinstance(value, bool | float):
+        with contextlib.suppress(ValueError):
+            num_bytes = parse_bytes(size)
     if not 0 <= num_bytes <= MAX_COUNT:
         raise ValueError(
-            "must be auto, none, or a size such as 64MiB, by which Horovod or DDP fuses; or dlbench's own buckets: "
+            "must be auto, none, or a size such as 64MiB for the fusion of Horovod or DDP; or dlbench's own buckets: "
             f"own:64MiB, own:none, own:single or own:mgwfbp; got {value!r}"
         )
     if num_bytes == 0:
         raise ValueError(f"fusion is switched off by {prefix}none, not by {text}")
     if text.startswith("size:"):
-        raise ValueError(f"dlbench's own buckets are spelt own:{size}; {size} is the fusion of Horovod or DDP")
+        raise ValueError(f"dlbench's own buckets are written own:{size}; {size} is the fusion of Horovod or DDP")
     if num_bytes < _LEAST_FUSION:
-        unit = "byte" if num_bytes == 1 else "bytes"
-        raise ValueError(f"{text} is {num_bytes} {unit}: write {prefix}{num_bytes}MiB (least: 1KiB)")
-    return Fusion(by="dlbench" if prefix else "library", rule="size", bytes=num_bytes)
+        raise ValueError(f"{text} is {counted(num_bytes, 'byte')}: write {prefix}{num_bytes}MiB (minimum: 1KiB)")
+    by: Literal["library", "dlbench"] = "dlbench" if prefix else "library"
+    return Fusion(by=by, rule="size", bytes=num_bytes)
 
 
 FusionSetting = Annotated[
@@ -85,7 +94,7 @@ FusionSetting = Annotated[
 
 
 class SyncSpec(Spec):
-    """How gradients are exchanged, beyond the settings of the engine; the defaults leave all to the engine."""
+    """Settings of the gradient exchange; by default the engine's library does everything."""
 
     acting = (
         ActsIf(
@@ -112,31 +121,31 @@ class SyncSpec(Spec):
         "flat",
         description="flat: one all-reduce over all ranks. hierarchical: reduce-scatter in the group, all-reduce across "
         "groups for each local rank, all-gather in the group. leader: reduce to the group's first rank, all-reduce "
-        "among these, broadcast. hybrid: hierarchical below a message size, flat from it on. horovod-hierarchical and "
-        "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
-        "drift apart, only to see what the exchange costs.",
+        "among the first ranks, broadcast. hybrid: hierarchical for messages below a size, flat for larger ones. "
+        "horovod-hierarchical and horovod-torus: Horovod's flags, which only NCCL builds support. none: no gradients "
+        "are exchanged and ranks diverge; only to measure what the exchange costs.",
     )
     fusion: FusionSetting = Field(
         AUTO,
         json_schema_extra={"default": str(AUTO)},
-        description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
-        "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
-        "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
-        "own:none: a message per tensor. own:single: one message, after the backward pass. own:mgwfbp: merged so that, "
-        "in the model of MG-WFBP, all are through earliest.",
+        description="Tensor fusion of Horovod or DDP, as a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
+        "bucket_cap_mb). none: off. auto: the library's default (Horovod 128MiB; DDP 25MiB, after a first bucket of "
+        "1MiB); own:25MiB if dlbench exchanges the gradients itself. own:64MiB: buckets of dlbench of at least this "
+        "size. own:none: one message per tensor. own:single: one message after the backward pass. own:mgwfbp: tensors "
+        "are merged so that, in the model of MG-WFBP, the exchange ends earliest.",
     )
     wire: Wire = Field(
         "fp32",
-        description="Format on the wire: fp32, fp16, bf16; topk: the largest entries with error feedback; powersgd: "
-        "low rank (DDP's hook).",
+        description="Format of gradients on the network: fp32, fp16, bf16; topk: only the largest entries, with error "
+        "feedback; powersgd: low rank (DDP's hook).",
     )
     topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        0.01, description="Share of a bucket's entries that wire topk sends."
+        0.01, description="Share of a bucket's entries that topk sends."
     )
-    powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
-    group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
+    powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
+    group_size: Ranks | None = Field(None, description="Ranks per group; none: the ranks of a node.")
     hybrid_threshold_bytes: Bytes | None = Field(
-        None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
+        None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
     )
     network: str | None = Field(
         None,
@@ -146,20 +155,21 @@ class SyncSpec(Spec):
 
     average_every: Count | None = Field(
         None,
-        description="Local SGD: ranks update apart, and average their parameters after every so many updates; with "
-        "exchange hierarchical, gradients are still averaged inside the node in each. none: gradients are exchanged.",
+        description="Local SGD: ranks update independently and average their parameters every this many updates; with "
+        "exchange hierarchical, gradients are still averaged inside the node in each update. none: gradients are "
+        "exchanged.",
     )
     average_from: CountOrZero = Field(
-        0, description="Post-local SGD: the update, from 0, from which on parameters are averaged instead of gradients."
+        0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
     )
     average_momentum: Flag = Field(
-        True, description="Whether the optimizer's state is averaged along with the parameters; if not, it stays local."
+        True, description="Average the optimizer state along with the parameters; off: it stays local."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _without_former_key(cls, values: Any) -> Any:
-        """Drops the only value of `inside` that plans of earlier versions may still have."""
+        """Drops the only value of `inside` that plans of earlier versions may have."""
         if isinstance(values, dict) and values.get("inside") == "backend":
             return {key: value for key, value in values.items() if key != "inside"}
         return values
@@ -170,45 +180,47 @@ class SyncSpec(Spec):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether messages are arranged or sent by what they cost on the network."""
+        """Whether messages are arranged or routed by network costs."""
         return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether ranks ever exchange gradients, and not parameters alone, or nothing."""
+        """Whether ranks exchange gradients in any step, not only parameters or nothing."""
         is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
         return self.exchange != "none" and not is_averaged
 
     @property
     def is_own(self) -> bool:
-        """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
+        """Whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
         return self.average_every is None and (
             self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
         )
 
     @property
     def fusion_in_force(self) -> Fusion:
-        """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
-        return read_fusion(OWN_AUTO) if self.is_own and self.fusion == AUTO else self.fusion
+        """The fusion, with `auto` resolved if dlbench exchanges; otherwise `auto` means the library's size."""
+        if self.is_own and self.fusion == AUTO:
+            return read_fusion(OWN_AUTO)
+        return self.fusion
 
     @property
     def library_fusion(self) -> Fusion:
-        """What the engine's library is asked to fuse by."""
+        """The fusion that the engine's library is asked for."""
         return AUTO if self.is_own else self.fusion
 
     @property
     def library_wire(self) -> str:
-        """The format that the engine's library is asked for; sparse messages are numbers of fp32 and their places."""
+        """The wire format that the engine's library is asked for; topk messages are fp32 values and indices."""
         return "fp32" if self.wire == "topk" else self.wire
 
     @property
     def own_words(self) -> str:
-        """How dlbench itself groups gradients, e.g. `own buckets of 64 MiB`; empty where the library does."""
+        """The grouping by dlbench, e.g. `own buckets of 64 MiB`; empty if the library groups gradients."""
         return self.fusion_in_force.words if self.is_own else ""
 
 
 def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> str | None:
-    """Returns why these settings cannot act on this layout, and what would be right; None if they can."""
+    """Returns why these settings cannot work on this layout, with a remedy; None if they can."""
     if ranks == 1:
         return None
     if sync.exchange == "none":
@@ -250,5 +262,5 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
             "sync.fusion"
         )
     if sync.wire == "topk" and sync.exchange != "flat":
-        return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
+        return "sync.wire topk: sparse messages need the flat exchange; use sync.exchange flat"
     return None

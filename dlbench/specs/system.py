@@ -1,4 +1,4 @@
-"""Where it runs: one system YAML, written by a site's admin: a node, its tiers of storage, how ranks are started."""
+"""The system YAML, which a site's admin writes: nodes, storage tiers, scheduler and launcher."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ class NodeSpec(Spec):
     """One node of the system."""
 
     cores: Ranks | None = Field(
-        None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
+        None,
+        description="Cores per node that a job may use; required with a scheduler; none: all cores of this machine.",
     )
-    gpus: CountOrZero = Field(0, description="GPUs of a node.")
+    gpus: CountOrZero = Field(0, description="GPUs per node.")
     ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
         default_factory=dict,
-        description="Peak rate of one GPU, or without GPUs of one core, by precision, TFLOP/s; dense, not sparse.",
+        description="Dense peak rate of one GPU (without GPUs: of one core) by precision, TFLOP/s.",
     )
-    peak_source: str | None = Field(None, min_length=1, description="Where peak_tflops is from; printed with each MFU.")
+    peak_source: str | None = Field(None, min_length=1, description="Source of peak_tflops; printed with each MFU.")
 
     @model_validator(mode="after")
     def _peak_has_source(self) -> Self:
@@ -62,76 +63,79 @@ class NodeSpec(Spec):
 
     @property
     def default_ranks(self) -> int:
-        """Ranks per node when nobody says otherwise."""
+        """Ranks per node without --ranks-per-node."""
         return self.ranks or self.gpus or 1
 
 
 class TierSpec(Spec):
-    """A place of the node's own that samples may be staged to."""
+    """A folder on the node to which samples can be staged."""
 
     path: FolderOfNode = Field(
-        description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
-        "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
+        description="Folder on the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
+        "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} is replaced by the node's name."
     )
     capacity_bytes: Bytes | None = Field(
-        None, description="Bytes that samples may take there on each node; none: what the file system has free."
+        None, description="Maximum size of samples in it on each node, bytes; none: the free space of the file system."
     )
 
 
 class StorageSpec(Spec):
-    """Tiers of storage. The shared file system is wherever the data set lies."""
+    """Storage tiers. The shared file system is the one that contains the data set."""
 
     shared_title: str | None = Field(
-        None, min_length=1, description="What the shared file system is, in words, e.g. Lustre, 40 OSTs; for reports."
+        None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
     )
-    local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="A disk of the node's own.")
-    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node: a tmpfs.")  # noqa: S108  (a folder of the user's own is made there)
+    local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="Local disk of the node.")
+    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a folder of the user's own is made there)
 
     def tier(self, name: StagingTier) -> TierSpec:
         return self.local if name == "local" else self.memory
 
 
 class DeviceSpec(Spec):
-    """A GPU, or without GPUs a core, by its data sheet: for projections without runs; no run reads it."""
+    """Data sheet of a GPU (without GPUs: of a core), for projections without runs; runs do not use it."""
 
     name: str | None = Field(
         None,
         min_length=1,
-        description="Its name as the driver gives it, e.g. Tesla V100-SXM2-16GB: a peak or a memory bandwidth that is "
-        "not stated here or in node.peak_tflops is that of the data sheet on file.",
+        description="Name as the driver reports it, e.g. Tesla V100-SXM2-16GB; peak rate and memory bandwidth that are "
+        "not given here or in node.peak_tflops come from dlbench's data sheet of this name.",
     )
-    memory_bytes: Bytes | None = Field(None, description="Bytes of its memory; none: not known.")
+    memory_bytes: Bytes | None = Field(None, description="Memory size, bytes; none: not known.")
     memory_gb_per_s: Positive | None = Field(
-        None, description="Peak rate of its memory, 10^9 bytes per second; none: the data sheet's."
+        None, description="Peak memory bandwidth, 10^9 bytes per second; none: from the data sheet."
     )
-    source: Source = Field(description="Where these values are from, and what in them is an assumption.")
+    source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
 class LinkSpec(Spec):
-    """Links of one level of the network, by data sheet."""
+    """Data sheet of the links of one network level."""
 
-    alpha_s: NonNegative = Field(description="Seconds of an empty message.")
-    gb_per_s: Positive = Field(description="One link in one direction, 10^9 bytes per second.")
+    alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
+    gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
     links: Count | None = Field(
-        None, description="Links that the ranks below share, e.g. adapters of a node; none: a link per rank."
+        None,
+        description="Links that the ranks share at this level, e.g. network adapters of a node; none: one link per "
+        "rank.",
     )
-    source: Source = Field(description="Where these values are from, and what in them is an assumption.")
+    source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
 class NetworkSpec(Spec):
-    """The network by data sheet: for projections to places that were not measured; no run reads it."""
+    """Data sheet of the network, for projections beyond measured layouts; runs do not use it."""
 
-    inside: LinkSpec | None = Field(None, description="Between ranks of a node; none: not known.")
-    across: LinkSpec | None = Field(None, description="Between nodes of a leaf switch; none: not known.")
+    inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
+    across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
     beyond: LinkSpec | None = Field(
-        None, description="From leaf to leaf; none: links such as those across, fewer by leaf_taper."
+        None, description="Links between leaf switches; none: links as in across, reduced by leaf_taper."
     )
-    nodes_per_leaf: Ranks | None = Field(None, description="Nodes below a leaf switch; none: not known.")
+    nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
     leaf_taper: Positive | None = Field(
         None,
-        description="Links of all nodes of a leaf over its links to other leaves, e.g. 2 for 2:1; none: not known.",
+        description="Oversubscription: links of a leaf switch to its nodes over its links to other leaves, e.g. 2 for "
+        "2:1; none: not known.",
     )
-    leaf_source: Source | None = Field(None, description="Where nodes_per_leaf and leaf_taper are from.")
+    leaf_source: Source | None = Field(None, description="Source of nodes_per_leaf and leaf_taper.")
 
     @model_validator(mode="after")
     def _leaf_is_whole(self) -> Self:
@@ -145,7 +149,7 @@ class NetworkSpec(Spec):
 
 
 class SystemSpec(Spec):
-    """One system YAML, validated."""
+    """A validated system YAML."""
 
     acting = (
         ActsIf("slurm", "system.scheduler", "slurm", why="only scheduler slurm reads it"),
@@ -155,33 +159,37 @@ class SystemSpec(Spec):
     )
 
     name: Name = Field(description="Name of the system, as in its file name.")
-    title: str = Field(description="The system, in words.")
-    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
-    slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
+    title: str = Field(description="Description of the system in words.")
+    scheduler: Literal["none", "slurm"] = Field(
+        "none", description="none: run on this machine. slurm: submit with sbatch."
+    )
+    slurm: SlurmSpec = Field(SlurmSpec(), description="Options of sbatch and srun.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
     container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
-    storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
-    device: DeviceSpec | None = Field(None, description="A GPU by its data sheet; none: not stated.")
-    network: NetworkSpec | None = Field(None, description="The network by data sheet; none: not stated.")
-    modelled: Flag = Field(
-        False, description="Whether this machine is there for dlbench project alone, and never ran dlbench."
-    )
+    storage: StorageSpec = Field(StorageSpec(), description="Storage tiers for staged samples.")
+    device: DeviceSpec | None = Field(None, description="Data sheet of a GPU; none: not given.")
+    network: NetworkSpec | None = Field(None, description="Data sheet of the network; none: not given.")
+    modelled: Flag = Field(False, description="This machine is only described for dlbench project; nothing runs on it.")
     modules: Annotated[tuple[Module, ...], FromText] = Field(
-        (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
+        (), description="Environment modules to load, in order; a list, or text: gcc/12.2,openmpi/4.1."
     )
     modules_init: tuple[str, ...] = Field(
         (),
-        description="Shell lines before the modules, e.g. source /etc/profile.d/modules.sh; none: /etc/profile is read "
-        "where there is no command module.",
+        description="Shell lines before the modules are loaded, e.g. source /etc/profile.d/modules.sh; none: "
+        "/etc/profile is read if the command module is missing.",
     )
     modules_reset: Literal["purge", "reset", "none"] = Field(
-        "purge", description="module purge, module reset (Cray), or nothing before the modules are loaded."
+        "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
     )
     setup: tuple[str, ...] = Field(
-        (), description="Shell lines after the modules, before the ranks, as they are; as a list, or as text: one line."
+        (),
+        description="Shell lines between the modules and the start of the ranks, used unchanged; a list, or text: one "
+        "line.",
     )
-    python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+    python: str | None = Field(
+        None, description="Python interpreter on the compute nodes; none: the one that runs dlbench."
+    )
 
     @property
     def binds_gpus(self) -> bool:
@@ -191,7 +199,7 @@ class SystemSpec(Spec):
     @field_validator("setup", "modules_init", mode="before")
     @classmethod
     def _setup_from_text(cls, value: object) -> object:
-        """`--set` and `--ab` take one value: one line, or an empty text for none."""
+        """Accepts a text from `--set` or `--ab`: one line, or an empty text for none."""
         if not isinstance(value, str):
             return value
         return (value,) if value.strip() else ()
@@ -199,7 +207,7 @@ class SystemSpec(Spec):
     @field_validator("python", mode="after")
     @classmethod
     def _python_is_one_path(cls, value: str | None) -> str | None:
-        """It is started as one word, so that its path may hold blanks."""
+        """Refuses commands with arguments; the path is started as one word and may contain spaces."""
         first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(
@@ -212,8 +220,8 @@ class SystemSpec(Spec):
     def _launcher_and_container_fit(self) -> Self:
         if self.scheduler == "slurm" and self.launch.launcher == "local":
             raise ValueError(
-                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
-                "srun-mpi, srun-gloo or mpirun"
+                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use srun-mpi, "
+                "srun-gloo or mpirun"
             )
         kind = self.container.kind
         if kind == "none":

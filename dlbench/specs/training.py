@@ -1,4 +1,4 @@
-"""How it is trained: optimizer, schedule, precision, batch, target quality, and what is measured.
+"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
 
 Rules that scale a rate with the batch hold up to some batch and not beyond it (Goyal et al. 2017, figure 1; You et al.
 2017, table 2). A table of learning rates has what was found to work: its rows, one for each global batch that somebody
@@ -20,11 +20,11 @@ from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 
 Where = Literal["row", "below", "between", "beyond"]
 
-DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Decays with a last step and an end rate.
 
 WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
-seconds, and power is read once a second."""
+"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power is
+read once per second."""
 
 TABLE = "train.optimizer.learning_rate_table"
 
@@ -39,10 +39,10 @@ _PRECISION = "workload.train.precision"
 
 
 class RatePoint(Spec):
-    """One row: the rate of a global batch, and what else differs there. Steps are those of the row's batch."""
+    """A row of the learning rate table; steps are those of the row's batch."""
 
-    batch: Count = Field(description="Global batch, samples.")
-    learning_rate: Positive = Field(description="Peak learning rate at it.")
+    batch: Count = Field(description="Global batch of this row, samples.")
+    learning_rate: Positive = Field(description="Peak learning rate at this batch.")
     warmup_steps: CountOrZero | None = Field(None, description="Replaces schedule.warmup_steps.")
     warmup_epochs: Positive | None = Field(None, description="Replaces schedule.warmup_epochs.")
     total_steps: Count | None = Field(None, description="Replaces schedule.total_steps.")
@@ -54,32 +54,31 @@ class RatePoint(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a global batch lies in a table."""
+    """The position of a global batch in a learning rate table."""
 
     where: Where
-    row: RatePoint  # That batch's row, else the nearest below it; below the first row, the first.
-    above: RatePoint | None  # The next row, where the batch lies between two.
-    learning_rate: float  # As the table has it; see `place_in`.
+    row: RatePoint  # The batch's row, else the nearest below it; below the first row, the first.
+    above: RatePoint | None  # The next row, if the batch is between two.
+    learning_rate: float  # From the table; see `place_in`.
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
-    """The rate of a global batch.
+    """Returns the learning rate of a global batch.
 
-    A row's batch has the row's rate. Between two rows the rate is interpolated linearly in the batch, so it never
-    leaves what was published on either side, and the rest is the lower row's. Below the first row the rate is scaled
-    down from it. Beyond the last one it is the last row's: no published rule holds there.
+    Between two rows the rate is interpolated linearly in the batch, so that it stays between the published rates; all
+    other values are those of the lower row. Below the first row the rate is scaled down from it. Beyond the last row it
+    is constant, because no published rule applies there.
 
-    `batch`: samples of one step over all ranks. `below`: how rates are scaled below the first row: linear (Goyal et al.
-    2017, section 2.1) or with the square root (You et al. 2019, section 4, for LAMB).
+    `batch`: samples per step over all ranks. `below`: scaling below the first row: linear (Goyal et al. 2017, section
+    2.1) or with the square root (You et al. 2019, section 4, for LAMB).
     """
     first, last = table[0], table[-1]
     for row in table:
         if row.batch == batch:
             return Place(where="row", row=row, above=None, learning_rate=row.learning_rate)
     if batch < first.batch:
-        ratio = batch / first.batch
-        rate = first.learning_rate * (ratio if below == "linear" else math.sqrt(ratio))
-        return Place(where="below", row=first, above=None, learning_rate=rate)
+        scale = _batch_scale(batch / first.batch, below)
+        return Place(where="below", row=first, above=None, learning_rate=first.learning_rate * scale)
     for row, above in pairwise(table):
         if row.batch < batch < above.batch:
             share = (batch - row.batch) / (above.batch - row.batch)
@@ -88,15 +87,21 @@ def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear",
     return Place(where="beyond", row=last, above=None, learning_rate=last.learning_rate)
 
 
+def _batch_scale(ratio: float, rule: str) -> float:
+    if rule == "linear":
+        return ratio
+    return math.sqrt(ratio)
+
+
 def table_problem(table: Sequence[RatePoint], reference_batch: int | None) -> str | None:
-    """What is wrong with a table, in one sentence; None if nothing is."""
+    """Returns what is wrong with a table, in one sentence; None if nothing is."""
     batches = [row.batch for row in table]
     if not batches:
         return "learning_rate_scaling table needs learning_rate_table"
     if batches != sorted(set(batches)):
         return "the batches of learning_rate_table must ascend"
     if reference_batch is not None and reference_batch not in batches:
-        return f"reference_batch {reference_batch} is no row of learning_rate_table"
+        return f"reference_batch {reference_batch} is not a row of learning_rate_table"
     for row in table:
         for steps, epochs in (("warmup_steps", "warmup_epochs"), ("total_steps", "total_epochs")):
             if getattr(row, steps) is not None and getattr(row, epochs) is not None:
@@ -122,31 +127,33 @@ class OptimizerSpec(Spec):
     name: Literal["sgd", "adamw", "lars", "lamb"] = Field(description="Update rule.")
     implementation: Literal["foreach", "fused"] = Field(
         "foreach",
-        description="How the update runs: foreach (an operation over all tensors at a time), or fused (torch's fused "
-        "kernel of sgd and adamw; lars and lamb compiled by torch.compile).",
+        description="Implementation of the update: foreach (one operation over all tensors), or fused (torch's fused "
+        "kernel for sgd and adamw; torch.compile for lars and lamb).",
     )
-    learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
+    learning_rate: Positive = Field(description="Peak learning rate after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
-        "none", description="Scale the learning rate with the global batch, with its root, or by learning_rate_table."
+        "none",
+        description="Scale the learning rate with the global batch (linear), with its square root (sqrt), or by "
+        "learning_rate_table (table).",
     )
     reference_batch: Count | None = Field(
-        None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
+        None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
     )
     learning_rate_table: tuple[RatePoint, ...] = Field(
         (),
-        description="Published rows by global batch; interpolated between, constant beyond, where --to-accuracy is "
-        "refused.",
+        description="Published rates by global batch; interpolated between rows; constant beyond the last row, where "
+        "--to-accuracy is refused.",
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
-    weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (adamw, lamb).")
+    weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay rates of the two moments (adamw, lamb).")
     epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
-    trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
-    clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
+    trust_coefficient: Positive = Field(0.001, description="Trust coefficient eta (lars).")
+    clip_norm: Positive | None = Field(None, description="Maximum global gradient norm, applied after the exchange.")
 
     @property
     def slots(self) -> int:
-        """Values that it keeps for each parameter: none, momentum, or two moments."""
+        """Values that the optimizer stores per parameter: none, momentum, or two moments."""
         if self.name == "sgd" and not self.momentum:
             return 0
         return 1 if self.name in ("sgd", "lars") else 2
@@ -156,25 +163,25 @@ class OptimizerSpec(Spec):
         return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
-        """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
+        """Returns the learning rate after warm-up, scaled with the global batch (samples) if that is set.
 
-        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; all of
-        its rates are multiplied with what learning_rate is over that of the row of reference_batch.
+        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; its rates
+        are scaled so that the row of reference_batch has learning_rate.
         """
         if self.learning_rate_scaling == "none" or self.reference_batch is None:
             return self.learning_rate
         place = self.place(global_batch)
         if place is not None:
-            own = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
-            return place.learning_rate * (self.learning_rate / own.learning_rate)
-        ratio = global_batch / self.reference_batch
-        return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
+            reference_row = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
+            return place.learning_rate * (self.learning_rate / reference_row.learning_rate)
+        return self.learning_rate * _batch_scale(global_batch / self.reference_batch, self.learning_rate_scaling)
 
     def place(self, global_batch: int) -> Place | None:
-        """Where a global batch lies in the table; None where no table acts."""
+        """Returns the position of a global batch in the table; None without a table."""
         if self.learning_rate_scaling != "table":
             return None
-        return place_in(self.learning_rate_table, global_batch, below="sqrt" if self.name == "lamb" else "linear")
+        below: Literal["linear", "sqrt"] = "sqrt" if self.name == "lamb" else "linear"
+        return place_in(self.learning_rate_table, global_batch, below=below)
 
     @model_validator(mode="after")
     def _scaling_has_reference(self) -> Self:
@@ -207,30 +214,38 @@ class ScheduleSpec(Spec):
     )
 
     warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
-    warmup_epochs: Positive | None = Field(None, description="The same in epochs, instead of warmup_steps.")
+    warmup_epochs: Positive | None = Field(None, description="Epochs of linear warm-up, instead of warmup_steps.")
     warmup_from: Literal["zero", "unscaled"] = Field(
-        "zero", description="Where warm-up begins: at zero, or at the learning rate before scaling."
+        "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
     )
     decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
         "constant", description="Form of the decay."
     )
     decay_from: Literal["warmup", "start"] = Field(
-        "warmup", description="Whether the decay counts from the warm-up's end, or beneath it from step 0."
+        "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
     )
-    power: Positive = Field(2.0, description="Power of the polynomial.")
-    end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
-    total_steps: Count | None = Field(None, description="Steps of a whole training and its decay; not those measured.")
-    total_epochs: Positive | None = Field(None, description="The same in epochs, instead of total_steps.")
-    step_boundaries: tuple[Count, ...] = Field((), description="Steps at which a factor takes over (decay: step).")
-    epoch_boundaries: tuple[Positive, ...] = Field((), description="The same in epochs, instead of step_boundaries.")
-    step_factors: tuple[Positive, ...] = Field((), description="Share of the peak from each boundary on.")
+    power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
+    end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
+    total_steps: Count | None = Field(
+        None, description="Steps of a full training, at whose end the decay ends; not the measured steps."
+    )
+    total_epochs: Positive | None = Field(None, description="Epochs of a full training, instead of total_steps.")
+    step_boundaries: tuple[Count, ...] = Field(
+        (), description="Steps from which each of step_factors applies (decay: step)."
+    )
+    epoch_boundaries: tuple[Positive, ...] = Field(
+        (), description="Epochs from which each of step_factors applies, instead of step_boundaries."
+    )
+    step_factors: tuple[Positive, ...] = Field(
+        (), description="Learning rate from each boundary on, as a share of the peak."
+    )
     epoch_samples: Count | None = Field(
-        None, description="Samples of an epoch, for schedule and goal; none: those of the training data."
+        None, description="Samples per epoch, for schedule and target; none: those of the training data."
     )
 
     @property
     def boundaries(self) -> tuple[float, ...]:
-        """Boundaries of the step decay, in steps or, where those are given, in epochs."""
+        """Boundaries of the step decay, in steps or in epochs."""
         return self.epoch_boundaries or self.step_boundaries
 
     @property
@@ -248,8 +263,8 @@ class ScheduleSpec(Spec):
             ("total_steps", "total_epochs", self.total_steps is not None and self.total_epochs is not None),
             ("step_boundaries", "epoch_boundaries", bool(self.step_boundaries) and bool(self.epoch_boundaries)),
         )
-        for steps, epochs, both in pairs:
-            if both:
+        for steps, epochs, are_both_set in pairs:
+            if are_both_set:
                 raise ValueError(f"{steps} and {epochs} exclude each other")
         if self.decay in DECAYS_TO_AN_END and self.total_steps is None and self.total_epochs is None:
             raise ValueError(f"decay {self.decay} needs total_steps or total_epochs")
@@ -261,7 +276,7 @@ class ScheduleSpec(Spec):
 
 
 class TrainSpec(Spec):
-    """How it is trained."""
+    """The training recipe."""
 
     acting = (
         ActsIf("allow_emulation", _PRECISION, "bf16", "fp16", why="only precisions bf16 and fp16 read it"),
@@ -269,67 +284,70 @@ class TrainSpec(Spec):
         ActsIf("initial_loss_scale loss_scale_growth_steps", _PRECISION, "fp16", why="only precision fp16 scales"),
     )
 
-    batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
+    batch_per_rank: Count = Field(description="Samples per rank and step.")
     global_batch: Count | None = Field(
         None,
-        description="Samples of one step over all ranks, in parts of batch_per_rank; none: batch_per_rank times the "
-        "ranks.",
+        description="Samples per step over all ranks, computed in parts of batch_per_rank; none: batch_per_rank times "
+        "the rank count.",
     )
     gradient_accumulation: Count = Field(
-        1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
+        1,
+        description="Number of parts in which a rank's batch is computed, with one exchange; must divide "
+        "batch_per_rank.",
     )
     precision: Precision = Field(
         "fp32",
-        description="fp32 (without TF32); tf32: fp32 whose matrix products and convolutions use TF32; bf16 or fp16: "
-        "autocast with fp32 weights, fp16 with loss scaling.",
+        description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
+        "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
     allow_emulation: Flag = Field(
-        False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, meaningless speed."
+        False,
+        description="Let a CPU without bf16 or fp16 arithmetic emulate it: results are right, speed is meaningless.",
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(
         2000, description="Steps without overflow after which the loss scale doubles (fp16)."
     )
     optimizer: OptimizerSpec = Field(description="The optimizer.")
-    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
+    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate schedule.")
     recompute: Recompute = Field(
         "none",
-        description="Activations computed again in the backward pass instead of kept: none; blocks: those of every "
-        "block (activation checkpointing); planned: those of the blocks that a plan for train.memory.capacity chooses.",
+        description="Activations that are recomputed in the backward pass. none: keep all. blocks: those of every "
+        "block (activation checkpointing). planned: those of the blocks that a plan for train.memory.capacity chooses.",
     )
     swap: Swap = Field(
         "none",
-        description="Activations moved to the host (GPU) or to a file (CPU) between forward and backward pass: none; "
-        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, during the "
-        "computation, one block ahead; planned: those that a plan for train.memory.capacity chooses.",
+        description="Activations that are moved to the host (GPU) or to a file (CPU) between forward and backward "
+        "pass. none: keep all. offload: all, synchronously (torch's save_on_cpu). streamed: all, overlapped with "
+        "computing, one block ahead. planned: those that a plan for train.memory.capacity chooses.",
     )
-    memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
+    memory: MemorySpec = Field(MemorySpec(), description="Limits for the plan of recomputing and swapping.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
-        description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
-        "during the next forward pass.",
+        description="Memory that holds the optimizer state, and processor that updates the parameters; host: the CPU "
+        "updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none",
-        description="torch.compile of the network, in a mode of its own; block by block where something is recomputed "
-        "or swapped.",
+        description="Mode of torch.compile for the network; blocks are compiled one by one if activations are "
+        "recomputed or swapped.",
     )
     cuda_graphs: Literal["none", "network"] = Field(
-        "none", description="network: forward and backward pass are captured once and replayed as CUDA graphs."
+        "none", description="network: capture forward and backward pass once and replay them as CUDA graphs."
     )
     cudnn_benchmark: Literal["auto", "on", "off"] = Field(
-        "auto", description="cuDNN tries its convolution algorithms in the first step; auto: on on GPUs."
+        "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
     activation_budget: Fraction | None = Field(
         None,
-        description="Share of the activations that torch.compile may keep (its activation memory budget); none: its "
-        "own choice. For compile.",
+        description="Share of the activations that torch.compile may keep (its activation memory budget); none: "
+        "torch's default. Needs compile.",
     )
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
-    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
+    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
-        """Returns the recipe in force at a global batch; steps of a row at another batch are of as many samples.
+        """Returns the recipe for a global batch; steps of another row are converted to the same number of samples.
 
         The learning rate is left to `OptimizerSpec.peak`.
         """
@@ -342,7 +360,8 @@ class TrainSpec(Spec):
         for part in ("warmup", "total"):
             steps, epochs = getattr(row, f"{part}_steps"), getattr(row, f"{part}_epochs")
             if epochs is not None:
-                schedule |= {f"{part}_epochs": epochs, f"{part}_steps": 0 if part == "warmup" else None}
+                no_steps = 0 if part == "warmup" else None
+                schedule |= {f"{part}_epochs": epochs, f"{part}_steps": no_steps}
             elif steps is not None:
                 schedule |= {f"{part}_steps": round(steps * ratio), f"{part}_epochs": None}
         return self.model_copy(
@@ -353,19 +372,23 @@ class TrainSpec(Spec):
         )
 
     def lengthened(self, global_batch: int) -> float:
-        """How many times as many samples the recipe in force trains on as the preset's own, by its decay's end."""
-        own, now = self.schedule, self.at_batch(global_batch).schedule
-        if own.total_epochs and now.total_epochs:
-            return now.total_epochs / own.total_epochs
-        own_samples = self._total_samples(own, self.optimizer.reference_batch or global_batch)
-        samples = self._total_samples(now, global_batch)
-        return samples / own_samples if own_samples and samples else 1.0
+        """Returns the number of samples of this batch's recipe until the decay ends, over that of the preset."""
+        preset_schedule, schedule = self.schedule, self.at_batch(global_batch).schedule
+        if preset_schedule.total_epochs and schedule.total_epochs:
+            return schedule.total_epochs / preset_schedule.total_epochs
+        own_samples = self._total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
+        samples = self._total_samples(schedule, global_batch)
+        if not own_samples or not samples:
+            return 1.0
+        return samples / own_samples
 
     @staticmethod
     def _total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
-        if schedule.total_epochs is not None:
-            return schedule.total_epochs * schedule.epoch_samples if schedule.epoch_samples else None
-        return None if schedule.total_steps is None else float(schedule.total_steps * batch)
+        if schedule.total_epochs is not None and schedule.epoch_samples:
+            return schedule.total_epochs * schedule.epoch_samples
+        if schedule.total_epochs is None and schedule.total_steps is not None:
+            return float(schedule.total_steps * batch)
+        return None
 
     @property
     def is_in_core(self) -> bool:
@@ -377,7 +400,7 @@ class TrainSpec(Spec):
 
     @property
     def is_one_program(self) -> bool:
-        """Whether layers are compiled or captured, so that nothing can look between them."""
+        """Whether layers are compiled or captured, so that nothing can be observed between them."""
         return self.compile != "none" or self.cuda_graphs != "none"
 
     @property
@@ -387,8 +410,8 @@ class TrainSpec(Spec):
     @model_validator(mode="after")
     def _memory_methods_agree(self) -> Self:
         if self.is_planned and self.memory.capacity is None:
-            which = "recompute" if self.recompute == "planned" else "swap"
-            raise ValueError(f"{which} planned needs memory.capacity, e.g. 8GiB or 50%")
+            key = "recompute" if self.recompute == "planned" else "swap"
+            raise ValueError(f"{key} planned needs memory.capacity, e.g. 8GiB or 50%")
         if (self.recompute, self.swap) in (("blocks", "planned"), ("planned", "offload"), ("planned", "streamed")):
             raise ValueError(
                 f"recompute {self.recompute} and swap {self.swap} exclude each other: a plan decides for every block; "
@@ -400,22 +423,24 @@ class TrainSpec(Spec):
 
     @model_validator(mode="after")
     def _graphs_are_possible(self) -> Self:
-        asked = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
+        setting = ""
+        if self.compile in ("reduce-overhead", "max-autotune"):
+            setting = f"compile {self.compile}"
         if self.cuda_graphs != "none":
-            asked = f"cuda_graphs {self.cuda_graphs}"
+            setting = f"cuda_graphs {self.cuda_graphs}"
             if self.compile != "none":
                 raise ValueError(
-                    f"{asked} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
+                    f"{setting} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
                 )
             if self.optimizer_state == "host":
                 raise ValueError(
-                    f"{asked} and optimizer_state host exclude each other: a replay waits for no parameter"
+                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for updated parameters"
                 )
-        if asked and not self.is_in_core:
-            raise ValueError(f"{asked} needs recompute and swap none: a replay frees and brings back nothing")
-        if asked and self.gradient_accumulation > 1:
+        if setting and not self.is_in_core:
+            raise ValueError(f"{setting} needs recompute and swap none: a replay cannot free or restore activations")
+        if setting and self.gradient_accumulation > 1:
             raise ValueError(
-                f"{asked} needs gradient_accumulation 1: each replay writes its gradients over those of the part before"
+                f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients of the part before"
             )
         return self
 
@@ -436,14 +461,18 @@ class TrainSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """Target of training to accuracy: how often it is evaluated, and when to give up. See `measure.until`."""
+    """Target quality of training to accuracy, with the evaluation interval and the limits; see `measure.until`."""
 
     target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
-    evaluate_every_epochs: Positive | None = Field(None, description="Epochs between two evaluations.")
-    evaluate_every_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
-    evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")
-    max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
-    max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
+    evaluate_every_epochs: Positive | None = Field(None, description="Epochs between evaluations.")
+    evaluate_every_samples: Count | None = Field(
+        None, description="Samples between evaluations, instead of evaluate_every_epochs."
+    )
+    evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
+    max_epochs: Positive | None = Field(
+        None, description="Epochs after which training ends even without reaching the target."
+    )
+    max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
         "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
     )
@@ -458,7 +487,7 @@ class QualitySpec(Spec):
 
 
 class MeasureSpec(Spec):
-    """What is measured."""
+    """Settings of the measurement."""
 
     acting = (
         ActsIf(
@@ -468,7 +497,7 @@ class MeasureSpec(Spec):
             why="measure.until quality ends by its target",
         ),
         ActsIf(
-            "noise_scale", "workload.model.computes", why="gradients of a paced network are made up, and have no noise"
+            "noise_scale", "workload.model.computes", why="gradients of a paced network are generated, without noise"
         ),
     )
 
@@ -476,66 +505,67 @@ class MeasureSpec(Spec):
         "steps",
         description="steps: measure throughput over warm-up and measured steps; quality: train to `quality.target`.",
     )
-    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
-    measured_steps: Count = Field(description="Steps that count (until steps).")
+    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
+    measured_steps: Count = Field(description="Measured steps (until steps).")
     warmup_s: NonNegative | None = Field(
-        None, description="The warm-up lasts so long at least, seconds; none: 20 s on GPUs, 0 on CPUs."
+        None, description="Minimum duration of the warm-up, seconds; none: 20 s on GPUs, 0 on CPUs."
     )
     measured_s: NonNegative | None = Field(
-        None, description="The measured steps last so long at least, seconds; none: 60 s on GPUs, 0 on CPUs."
+        None, description="Minimum duration of the measured steps, seconds; none: 60 s on GPUs, 0 on CPUs."
     )
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
-        description="'overlapped' adds no synchronisation to training; 'synchronised' waits for the device after "
-        "each phase, so that phases are exact and the run is slower.",
+        description="overlapped: no synchronisation is added to training. synchronised: wait for the device after each "
+        "phase, so that phase times are exact and the run is slower.",
     )
     noise_scale: Flag = Field(
-        False, description="Estimate the gradient noise scale; reads every gradient once more in each step."
+        False, description="Estimate the gradient noise scale; reads every gradient a second time in each step."
     )
-    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+    stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:
-        """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""
+        """Returns the minimum durations of warm-up and measurement, seconds; both 0 for training to a quality."""
         if self.until != "steps":
             return 0.0, 0.0
         warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
-        return (
-            warmup_s if self.warmup_s is None else self.warmup_s,
-            measured_s if self.measured_s is None else self.measured_s,
-        )
+        if self.warmup_s is not None:
+            warmup_s = self.warmup_s
+        if self.measured_s is not None:
+            measured_s = self.measured_s
+        return warmup_s, measured_s
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
-    """Returns why training to the target is not offered, and what to do; `starts_from`: None: random weights."""
+    """Returns why training to the target is refused, with a remedy; `starts_from` None: random weights."""
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
-            f"this recipe reaches {quality.target:g} from trained weights only: give checkpoint.initialize_from a "
-            "checkpoint of the phase before (a published one as safetensors, or dlbench's own)"
+            f"this recipe reaches {quality.target:g} from trained weights only: set checkpoint.initialize_from to a "
+            "checkpoint of the previous phase (a published one as safetensors, or dlbench's own)"
         )
     place = train.optimizer.place(global_batch)
     if place is not None and place.where == "beyond":
         return (
-            f"a global batch of {global_batch:,} is beyond the last row of {TABLE} ({place.row.batch:,}): no rate is "
-            "published that reaches the target there; use fewer ranks or a smaller train.batch_per_rank"
+            f"a global batch of {global_batch:,} is beyond the last row of {TABLE} ({place.row.batch:,}): no "
+            "published rate reaches the target there; use fewer ranks or a smaller train.batch_per_rank"
         )
     return None
 
 
 def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str | None:
-    """Returns what to know of a global batch that no row of the table has; unless `to_quality`, of one beyond it."""
+    """Returns a note on a global batch without a row in the table; unless `to_quality`, only beyond the last row."""
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):
         return None
     batch, row = f"a global batch of {global_batch:,}", f"{place.row.batch:,}"
     if place.where == "beyond":
         return (
-            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate it keeps: speed is measured, but its "
-            "losses show no recipe that converges"
+            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate is used: speed is measured, but the recipe "
+            "is not known to converge"
         )
     if place.where == "below":
-        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from there, not published"
+        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from that row, and not published"
     assert place.above is not None
     return (
-        f"{batch} lies between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, not "
+        f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "
         "published"
     )

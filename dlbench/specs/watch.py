@@ -1,4 +1,4 @@
-"""How a run is watched while it trains, and the fault that may be injected into it.
+"""Monitoring of a run, and faults that can be injected into it.
 
 Watched: the sampler of each node, and the window in which single layers are seen. A fault of a known size shows whether
 reports find it; never a default.
@@ -22,7 +22,7 @@ less than 50 MB behind."""
 
 
 class WatchSpec(Spec):
-    """Monitoring and profiling besides the phases of every step, which every run records."""
+    """Monitoring and profiling, in addition to the phase times that every run records."""
 
     acting = (
         ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else has a period"),
@@ -36,46 +36,47 @@ class WatchSpec(Spec):
     )
 
     sampler: Flag = Field(
-        True, description="One sampler per node, a process of its own, reads NVML, host counters and clocks."
+        True, description="Run a sampler process on each node, which reads NVML, host counters and clocks."
     )
     period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
-        1.0, description="Seconds between two samples; slow sources are read every tenth time."
+        1.0, description="Sampling interval, seconds; slow sources are read every tenth time."
     )
     window_steps: Annotated[int, Field(strict=True, ge=0, le=MAX_WINDOW_STEPS)] = Field(
         WINDOW_STEPS,
-        description="Warm-up steps in which layers are profiled one by one, before those from which the engine takes "
-        "the times of its exchange where the warm-up has room for both; reading and messages from there to the end of "
-        "the warm-up. 0: none. Measured steps are never profiled.",
+        description="Number of warm-up steps in which layers are profiled one by one; input and messages are profiled "
+        "from there to the end of the warm-up. If the warm-up is long enough, the steps lie before those in which the "
+        "engine times its exchange. 0: none. Measured steps are never profiled.",
     )
-    window_ranks: Ranks = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
+    window_ranks: Ranks = Field(64, description="Number of ranks that are profiled, spread evenly over the run.")
     max_bytes: Bytes = Field(
         MAX_TRACE_BYTES,
-        description="Size limit of all spans and samples of the run, shared out over ranks and nodes; what does not "
-        "fit is counted and left out.",
+        description="Size limit of all spans and samples of the run, bytes, divided over ranks and nodes; entries that "
+        "do not fit are counted and left out.",
     )
     profiler: Flag = Field(
-        False, description="torch.profiler on rank 0 in the window; its trace lies in the run's folder."
+        False,
+        description="Run torch.profiler on rank 0 in the profiled steps; its trace is written to the run's folder.",
     )
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is watched; where not, nothing is written and the record says nothing of it."""
+        """Whether anything is monitored; if not, no files are written and the record has no such entry."""
         return self.sampler or self.window_steps > 0
 
 
 class FaultSpec(Spec):
-    """What is made worse, on which ranks. A run with a fault is compared only with runs of the same fault."""
+    """A fault that slows chosen ranks. A run with a fault is compared only with runs of the same fault."""
 
     ranks: tuple[RankNumber, ...] | None = Field(
-        None, min_length=1, description="Ranks it acts on, as a list or as text: 1, or 0,3; none: all of them."
+        None, min_length=1, description="Ranks with the fault, a list or text: 1, or 0,3; none: all ranks."
     )
     compute_factor: Annotated[float, Field(strict=True, ge=1)] = Field(
         1.0,
-        description="Forward and backward pass together take this many times as long: after each forward pass the rank "
-        "sleeps (factor - 1) x 3 x the time it took, as a backward pass counts as two forward passes.",
+        description="Factor by which forward and backward pass together are slowed: after each forward pass the rank "
+        "sleeps (factor - 1) x 3 x its duration, because a backward pass counts as two forward passes.",
     )
-    input_delay_s: NonNegative = Field(0.0, description="Each batch comes so much later, seconds.")
-    step_delay_s: NonNegative = Field(0.0, description="Each step ends so much later, seconds, outside of all phases.")
+    input_delay_s: NonNegative = Field(0.0, description="Delay of each batch, seconds.")
+    step_delay_s: NonNegative = Field(0.0, description="Delay at the end of each step, outside of all phases, seconds.")
 
     def acts_on(self, rank: int) -> bool:
         return self.ranks is None or rank in self.ranks
@@ -83,7 +84,7 @@ class FaultSpec(Spec):
     @field_validator("ranks", mode="before")
     @classmethod
     def _ranks_from_text(cls, value: object) -> object:
-        """`--set` takes one value: a number, or numbers with commas between them."""
+        """Accepts the forms of `--set`: a number, or numbers separated by commas."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, str):

@@ -1,13 +1,13 @@
-"""What a file of weights holds, by its header alone: whether a network can begin with them, before a rank starts.
+"""Checks by the header of a weights file, before a rank starts, whether a network can start from it.
 
-A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON: name -> type,
-shape and place of each tensor, and what is no tensor under ``__metadata__``.
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header in JSON: type, shape
+and offsets of each tensor by name, and other data under ``__metadata__``.
 
-Of BERT's public parameter names (Devlin et al.'s release, as PyTorch libraries carry it) those with and without the
-prefix ``bert.`` are known, norms as weight and bias or as gamma and beta, dense layers that hold their activation
-(``dense_act``), and ``module.`` in front of all. The decoder of the masked-LM head is tied to the word embeddings: a
-copy of it must be equal to them. Vocabularies are padded to multiples of 8 to 128 for the sake of matrix products, and
-tables of positions may be longer than sequences: rows beyond ours belong to no token and no position.
+BERT's public parameter names (Devlin et al.'s release, as in PyTorch libraries) are known with and without the prefixes
+``bert.`` and ``module.``, norms as weight and bias or as gamma and beta, and dense layers with their activation
+(``dense_act``). The decoder of the masked-LM head is tied to the word embeddings: a copy of it must be equal to them.
+Vocabularies may be padded to multiples of 8 to 128, and tables of positions may be longer than sequences: additional
+rows belong to no token and no position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlbench.opening import open_file, parse_json, why_unreadable
 from dlbench.specs.workload import ModelSpec, Shape
 
 WORDS, POSITIONS, BIAS = "word_embedding.weight", "position_embedding.weight", "mlm_bias"
-MAX_PADDING = 127  # Rows that padding to a multiple of 128 adds to a vocabulary at most.
+MAX_PADDING = 127  # Largest number of rows that padding to a multiple of 128 adds to a vocabulary.
 
 _LAYER = {
     "attention.self.query": "attention.query",
@@ -46,31 +46,31 @@ _OUTSIDE = {
     "cls.seq_relationship": "nsp_classifier",
 }
 _SAME_AS = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": BIAS}
-"""Public names that repeat what stands under another one; that of the bias may also stand alone."""
+"""Public names of tensors that repeat another one; the bias may also be present only under this name."""
 _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
-"""Saved by some libraries: no weights, the same in every file."""
+"""Names that some libraries save: constants, not weights."""
 _LAYER_NAME = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
 KEY = "checkpoint.initialize_from"
-MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
+MOST_HEADER = 100_000_000  # Bytes: the limit of the safetensors library.
 
 
 class UnfitNamesError(ValueError):
-    """Tensors of a file are not those of the network; one line."""
+    """The tensors of a file do not fit the network; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Which tensor of a file becomes which of the network."""
+    """The mapping from tensors of a file to those of the network."""
 
-    source: Mapping[str, str]  # Our name -> the file's; every tensor of the network has one.
-    copies: Mapping[str, str]  # The file's name of a repeated tensor -> our name of what it must equal.
-    constants: tuple[str, ...]  # The file's names of what is no weight.
-    cut: Mapping[str, tuple[int, int]]  # Our name -> rows of the file, rows used, where those differ.
+    source: Mapping[str, str]  # dlbench's name of every tensor of the network -> the file's name.
+    copies: Mapping[str, str]  # The file's name of a repeated tensor -> dlbench's name of the equal tensor.
+    constants: tuple[str, ...]  # The file's names of tensors that are not weights.
+    cut: Mapping[str, tuple[int, int]]  # dlbench's name -> rows in the file and rows used, if they differ.
 
 
 def own_name(public: str) -> str | None:
-    """The name here of a public one; None for a name of something else."""
+    """Returns dlbench's name for a public name; None if the network has no such tensor."""
     name = public.removeprefix("module.").removeprefix("bert.")
     name = name.replace(".dense_act.", ".dense.")
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
@@ -79,25 +79,28 @@ def own_name(public: str) -> str | None:
         return BIAS
     if name in _SAME_AS:
         return _SAME_AS[name]
-    found = _LAYER_NAME.fullmatch(name)
-    if found is not None:
-        part = _LAYER.get(found[2])
-        return f"layers.{int(found[1])}.{part}.{found[3]}" if part else None
+    match = _LAYER_NAME.fullmatch(name)
+    if match is not None:
+        if match[2] not in _LAYER:
+            return None
+        return f"layers.{int(match[1])}.{_LAYER[match[2]]}.{match[3]}"
     stem, _, kind = name.rpartition(".")
-    return f"{_OUTSIDE[stem]}.{kind}" if stem in _OUTSIDE and kind in ("weight", "bias") else None
+    if stem not in _OUTSIDE or kind not in ("weight", "bias"):
+        return None
+    return f"{_OUTSIDE[stem]}.{kind}"
 
 
-def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
-    """Accounts for every tensor of a file (`there`, by shape) and of the network (`here`)."""
+def fit_names(file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape]) -> Fit:
+    """Maps every tensor of a file to one of the network, and raises an error for those that do not fit."""
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
     constants, unknown, twice = [], [], []
-    for name in sorted(there):
+    for name in sorted(file_shapes):
         plain = name.removeprefix("module.").removeprefix("bert.")
         ours = own_name(name)
         if plain in _CONSTANTS:
             constants.append(name)
-        elif ours is None or ours not in here:
+        elif ours is None or ours not in model_shapes:
             unknown.append(name)
         elif plain in _SAME_AS:
             copies[name] = ours
@@ -109,59 +112,63 @@ def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
         if ours == BIAS and ours not in source:
             source[ours] = name
             del copies[name]
-    _refuse("is no tensor of this network", unknown)
+    _refuse("is not a tensor of this network", unknown)
     _refuse("are the same tensor", twice)
-    _refuse("of this network is missing", sorted(here.keys() - source.keys()))
-    cut = _cut(there, here, source)
+    _refuse("of this network is missing", sorted(model_shapes.keys() - source.keys()))
+    cut = _cut(file_shapes, model_shapes, source)
     for name, ours in copies.items():
-        if there[name] != there[source[ours]]:
+        if file_shapes[name] != file_shapes[source[ours]]:
             raise UnfitNamesError(f"{name} repeats {source[ours]}, but has another shape")
     return Fit(source=source, copies=copies, constants=tuple(constants), cut=cut)
 
 
 def _cut(
-    there: Mapping[str, Shape], here: Mapping[str, Shape], source: Mapping[str, str]
+    file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape], source: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """Rows beyond ours of vocabulary and positions; every other shape must be the same."""
+    """Returns the extra rows of vocabulary and positions to cut; all other shapes must be equal."""
     cut, wrong = {}, []
-    for ours, shape in here.items():
-        found = there[source[ours]]
-        if found == shape:
+    for ours, shape in model_shapes.items():
+        file_shape = file_shapes[source[ours]]
+        if file_shape == shape:
             continue
-        more = found[0] - shape[0] if len(found) == len(shape) and found[1:] == shape[1:] else -1
-        if more > 0 and (ours == POSITIONS or (ours in (WORDS, BIAS) and more <= MAX_PADDING)):
-            cut[ours] = (found[0], shape[0])
+        extra_rows = 0
+        if len(file_shape) == len(shape) and file_shape[1:] == shape[1:]:
+            extra_rows = file_shape[0] - shape[0]
+        if extra_rows > 0 and (ours == POSITIONS or (ours in (WORDS, BIAS) and extra_rows <= MAX_PADDING)):
+            cut[ours] = (file_shape[0], shape[0])
         else:
-            wrong.append(f"{source[ours]} has shape {list(found)}, this network's {ours} {list(shape)}")
+            wrong.append(f"{source[ours]} has shape {list(file_shape)}, this network's {ours} {list(shape)}")
     _refuse("", wrong)
     if (WORDS in cut) != (BIAS in cut):
-        raise UnfitNamesError("word embeddings and the bias of the masked-LM head are of different vocabularies")
+        raise UnfitNamesError("word embeddings and the bias of the masked-LM head have different vocabularies")
     return cut
 
 
-def _refuse(what: str, names: list[str]) -> None:
+def _refuse(problem: str, names: list[str]) -> None:
     if names:
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise UnfitNamesError(f"{names[0]} {what}".rstrip() + more)
+        message = f"{names[0]} {problem}".rstrip()
+        if len(names) > 1:
+            message += f" (and {len(names) - 1} more)"
+        raise UnfitNamesError(message)
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:
-    """Proves that a file with public names fits a network; of dlbench's own checkpoints ranks find out themselves."""
+    """Checks that a file with public names fits a network; ranks check dlbench's own checkpoints."""
     if path.is_dir():
         return
     try:
         header = _header(path)
         metadata = header.pop("__metadata__", None) or {}
-        there = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
+        file_shapes = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+        raise IncompleteDataError(f"{KEY} {path}: not a readable safetensors file: {why_unreadable(error)}") from None
     if "dlbench" in metadata:
         return
     shapes = model.public_shapes()
     if shapes is None:
-        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
+        raise UserError(f"{KEY} {path}: is not a checkpoint of dlbench, and public names are only known for BERT")
     try:
-        fit_names(there, shapes)
+        fit_names(file_shapes, shapes)
     except UnfitNamesError as error:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
 
@@ -173,5 +180,5 @@ def _header(path: Path) -> dict[str, Any]:
             raise ValueError("it does not begin with the length of a header")
         content = parse_json(file.read(length))
     if not isinstance(content, dict):
-        raise TypeError("its header holds no object")
+        raise TypeError("its header is not a JSON object")
     return content

@@ -1,4 +1,4 @@
-"""What is trained: network and data. One `Workload` is one preset of one workload YAML, decided.
+"""The workload YAML: network and data. A `Workload` is one preset of it, with all values set.
 
 A network is an object in two halves. What front ends ask of it stands here, without torch: a `Model`, whose fields are
 its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.build.Network`, in the module that
@@ -53,7 +53,7 @@ _READ = "workload.data.is_synthetic"
 
 @dataclass(frozen=True, kw_only=True)
 class MlperfRules:
-    """A rule set of MLPerf logging's checker: the last one that has the network."""
+    """The latest rule set of the MLPerf logging checker that includes the network."""
 
     usage: str
     ruleset: str
@@ -64,12 +64,12 @@ class MlperfRules:
 
     @property
     def command(self) -> str:
-        """How the checker is called; the file comes behind it."""
+        """The checker's command line, without the file."""
         return f"python -m mlperf_logging.compliance_checker --usage {self.usage} --ruleset {self.ruleset}"
 
 
 class Model(Spec):
-    """A network as front ends know it: its keys are fields, `family` first; subclasses override what differs."""
+    """A network without torch: its keys are fields, `family` first; subclasses override the class variables."""
 
     network: ClassVar[str]  # The module that has its torch half as `NETWORK`.
     sample_unit: ClassVar[str] = "samples"  # What a sample is called where the workload file does not say.
@@ -87,16 +87,16 @@ class Model(Spec):
 
     @property
     def order(self) -> MemoryFormat:
-        """Order of its activations, and of its weights where the engine allows it."""
+        """The memory format of activations, and of weights if the engine allows it."""
         return getattr(self, "memory_format", "contiguous")
 
     @property
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
-        """What becomes of padding in a batch: a mask says where it is, always or where there is some; or it goes."""
+        """Treatment of padding: masked always, masked only if there is some, or removed."""
         return "masked"
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Returns multiply-adds of a sample's forward pass: those of a convolution of the input, and the rest."""
+        """Returns multiply-adds of a sample's forward pass: those of the first convolution, and the others."""
         layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
@@ -104,27 +104,29 @@ class Model(Spec):
         return first, sum(layer.macs for layer in layers) - first
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Its layers in the order of the forward pass; none: not known."""
+        """Returns the layers in the order of the forward pass; empty if not known."""
         return ()
 
     def training_flops(self, data: DataSpec) -> int:
-        """Returns FLOPs of training on a sample; the gradient of the sample itself is not computed."""
-        first, rest = self.forward_macs(data)
-        return FLOPS_PER_MAC * (TRAINING_PASSES * rest + (TRAINING_PASSES - 1) * first)
+        """Returns the training FLOPs per sample; the gradient of the input is not computed."""
+        first, other_macs = self.forward_macs(data)
+        return FLOPS_PER_MAC * (TRAINING_PASSES * other_macs + (TRAINING_PASSES - 1) * first)
 
     def sample_bytes(self, data: DataSpec) -> int:
-        """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
+        """Returns the bytes of one sample from `dlbench.node.data`, including a mask or index arrays."""
         raise NotImplementedError
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
-        """Raises ValueError where data or training do not fit this network."""
+        """Raises ValueError if data or training do not fit this network."""
 
     def captured(self, data: DataSpec) -> Self:
-        """The network as a captured step needs it, which is replayed with the same arguments."""
+        """Returns the network with settings under which a captured step has the same arguments in every replay."""
         return self
 
     def public_shapes(self) -> dict[str, Shape] | None:
-        """Name -> shape of every parameter, where files with public names are known of it; see `weights_file`."""
+        """Returns the shape of every parameter by name, if weights files with public names exist; see
+        `weights_file`.
+        """
         return None
 
 
@@ -141,38 +143,42 @@ class ResNetModel(Model):
     epoch_samples = (1_281_167, "ImageNet-2012, as published")
     """The training images (Russakovsky et al. 2015, table 2)."""
 
-    family: Literal["resnet"] = Field(description="Chooses this network.")
+    family: Literal["resnet"] = Field(description="Selects this network.")
     image_size: Count = Field(224, description="Height and width of the input, pixels.")
-    num_classes: Count = Field(1000, description="Classes of the classifier.")
+    num_classes: Count = Field(1000, description="Number of classes.")
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
-    zero_init_residual: Flag = Field(True, description="Start each block's last batch-norm scale at 0 (Goyal 2017).")
+    zero_init_residual: Flag = Field(
+        True, description="Initialize the scale of each block's last batch norm with 0 (Goyal 2017)."
+    )
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCHW) or "
+        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCHW) or "
         "channels-last (NHWC).",
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """A bottleneck's output has 4 times the channels of its inner convolutions; it is a block."""
-        found = Layers()
+        """Returns the layers; a bottleneck is a block, and its output has 4 times the channels of its inner
+        convolutions.
+        """
+        layers = Layers()
 
         def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
             conv, norm = name.split()
-            (edge, _) = found.conv(conv, channels, filters, (edge, edge), kernel, stride)
-            found.other(norm, "norm", filters * edge**2, weights=2 * filters, extents=(edge, edge))
+            (edge, _) = layers.conv(conv, channels, filters, (edge, edge), kernel, stride)
+            layers.other(norm, "norm", filters * edge**2, weights=2 * filters, extents=(edge, edge))
             return edge
 
         channels = self.base_width
         edge = normed("stem_conv stem_norm", 3, channels, self.image_size, 7, 2)
-        found.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
+        layers.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
         square, edge = (edge, edge), -(-edge // 2)
         pooled = channels * edge**2
-        found.other("stem_pool", "pool", channels * square[0] ** 2, pooled, extents=square, kernel=3, stride=2)
+        layers.other("stem_pool", "pool", channels * square[0] ** 2, pooled, extents=square, kernel=3, stride=2)
         for stage, blocks in enumerate(self.stage_blocks):
             width = self.base_width * 2**stage
             for number in range(blocks):
-                found.block += 1
+                layers.block += 1
                 name, stride = f"stages.{stage}.{number}", 2 if number == 0 and stage > 0 else 1
                 normed(f"{name}.conv1 {name}.norm1", channels, width, edge, 1)
                 inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: it has the stride
@@ -180,10 +186,10 @@ class ResNetModel(Model):
                 if number == 0:
                     normed(f"{name}.shortcut.0 {name}.shortcut.1", channels, width * 4, edge, 1, stride)
                 channels, edge = width * 4, inner
-        found.block += 1
-        found.other("mean", "pool", channels * edge**2, channels)
-        found.linear("classifier", channels, self.num_classes)
-        return tuple(found)
+        layers.block += 1
+        layers.other("mean", "pool", channels * edge**2, channels)
+        layers.linear("classifier", channels, self.num_classes)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 3 * self.image_size**2 + 8
@@ -200,7 +206,7 @@ class BertModel(Model):
     mlperf = MlperfRules(usage="training", ruleset="5.0.0", benchmark="bert", quality_key="eval_accuracy", init_min=240)
     # No epoch_samples: MLPerf counts its training in samples.
 
-    family: Literal["bert"] = Field(description="Chooses this network.")
+    family: Literal["bert"] = Field(description="Selects this network.")
     vocab_size: Count = Field(30522, description="Entries of the WordPiece vocabulary.")
     hidden_size: Count = Field(1024, description="Width of a layer.")
     num_layers: Count = Field(24, description="Transformer layers.")
@@ -211,8 +217,8 @@ class BertModel(Model):
     dropout: Fraction = Field(0.1, description="Dropout probability.")
     attention: Literal["auto", "masked", "unpadded"] = Field(
         "auto",
-        description="auto: without a mask where a batch has no padding, so that flash attention may act; masked: with "
-        "a mask always; unpadded: padding is left out of all layers.",
+        description="auto: no mask if a batch has no padding, so that flash attention can be used. masked: always with "
+        "a mask. unpadded: padding is removed from all layers.",
     )
 
     @model_validator(mode="after")
@@ -226,35 +232,37 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """An encoder layer is a block; the masked-LM head computes, and is counted for, max_predictions positions."""
+        """Returns the layers; an encoder layer is a block, and the masked-LM head computes max_predictions
+        positions.
+        """
         assert isinstance(data, TextData)  # `formats` holds that
-        found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
+        layers, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
         for name, size in (("word", self.vocab_size), ("position", self.max_positions), ("type", self.type_vocab_size)):
-            found.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
-        found.other("embedding_norm", "norm", width, weights=2 * hidden)
+            layers.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
+        layers.other("embedding_norm", "norm", width, weights=2 * hidden)
         for number in range(self.num_layers):
-            found.block += 1
+            layers.block += 1
             name = f"layers.{number}"
             for part in ("query", "key", "value"):
-                found.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
-            found.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
+                layers.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
+            layers.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
             # Scores read queries and keys, the mixture reads values; scores stay in the kernel.
             by_head: dict[str, Any] = {"macs": tokens * width, "heads": self.num_heads, "tensor": "head"}
-            found.other(f"{name}.attention.scores", "attention", 2 * width, 0, **by_head)
-            found.other(f"{name}.attention.mixture", "attention", width, **by_head)
-            found.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
-            found.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
-            found.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")
-            found.other(f"{name}.output_norm", "norm", width, weights=2 * hidden)
-        found.block += 1
+            layers.other(f"{name}.attention.scores", "attention", 2 * width, 0, **by_head)
+            layers.other(f"{name}.attention.mixture", "attention", width, **by_head)
+            layers.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
+            layers.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
+            layers.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")
+            layers.other(f"{name}.output_norm", "norm", width, weights=2 * hidden)
+        layers.block += 1
         places = data.max_predictions
-        found.linear("mlm_transform", hidden, hidden, places)
-        found.other("mlm_norm", "norm", places * hidden, weights=2 * hidden)
-        found.linear("pooler", hidden, hidden)
-        found.linear("nsp_classifier", hidden, 2)
-        found.linear("mlm_decoder", hidden, self.vocab_size, places, tied=True)
-        return tuple(found)
+        layers.linear("mlm_transform", hidden, hidden, places)
+        layers.other("mlm_norm", "norm", places * hidden, weights=2 * hidden)
+        layers.linear("pooler", hidden, hidden)
+        layers.linear("nsp_classifier", hidden, 2)
+        layers.linear("mlm_decoder", hidden, self.vocab_size, places, tied=True)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         assert isinstance(data, TextData)  # `formats` holds that
@@ -288,7 +296,7 @@ class BertModel(Model):
 
     def public_shapes(self) -> dict[str, Shape]:
         hidden, inner = self.hidden_size, self.intermediate_size
-        found: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "word_embedding.weight": (self.vocab_size, hidden),
             "position_embedding.weight": (self.max_positions, hidden),
             "type_embedding.weight": (self.type_vocab_size, hidden),
@@ -302,10 +310,10 @@ class BertModel(Model):
             linears |= {f"{layer}.expand": (inner, hidden), f"{layer}.reduce": (hidden, inner)}
             norms += [f"{layer}.attention_norm", f"{layer}.output_norm"]
         for name, shape in linears.items():
-            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
         for name in norms:
-            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
-        return found
+            shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+        return shapes
 
 
 class CosmoFlowModel(Model):
@@ -321,16 +329,16 @@ class CosmoFlowModel(Model):
     )
     epoch_samples = (524_288, "cosmoUniverse of MLPerf HPC, as published")  # The training set since v1.0.
 
-    family: Literal["cosmoflow"] = Field(description="Chooses this network.")
-    input_size: Count = Field(128, description="Edge of the cubic input, voxels; halved once per convolution.")
+    family: Literal["cosmoflow"] = Field(description="Selects this network.")
+    input_size: Count = Field(128, description="Edge length of the cubic input, voxels; halved after each convolution.")
     input_channels: Count = Field(4, description="Density maps per sample.")
     conv_channels: tuple[Count, ...] = Field((32, 64, 128, 256, 512), description="Channels of each convolution.")
     dense_sizes: tuple[Count, ...] = Field((128, 64), description="Widths of the hidden dense layers.")
-    dropout: Fraction = Field(0.5, description="Dropout probability behind each hidden dense layer.")
-    num_targets: Count = Field(4, description="Regressed parameters.")
+    dropout: Fraction = Field(0.5, description="Dropout probability after each hidden dense layer.")
+    num_targets: Count = Field(4, description="Number of regressed parameters.")
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCDHW) or "
+        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCDHW) or "
         "channels-last (NDHWC).",
     )
 
@@ -342,37 +350,41 @@ class CosmoFlowModel(Model):
         return self
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Each convolution of edge 3 is followed by a pooling of 2; the two are a block, and so is each dense layer."""
-        found, edge, channels = Layers(), self.input_size, self.input_channels
+        """Returns the layers; a convolution with its pooling is a block, and so is each dense layer."""
+        layers, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):
             cube, elements = (edge,) * 3, filters * edge**3
-            found.block = number
-            found.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
-            found.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
-            found.other(f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2)
+            layers.block = number
+            layers.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
+            layers.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
+            layers.other(
+                f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2
+            )
             edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
         for number, (before, after) in enumerate(pairwise(widths)):
-            found.block = len(self.conv_channels) + number
-            found.linear(f"regressor.{3 * number + 1}", before, after)
+            layers.block = len(self.conv_channels) + number
+            layers.linear(f"regressor.{3 * number + 1}", before, after)
             if number < len(self.dense_sizes):
-                found.other(f"regressor.{3 * number + 2}", "activation", after)
-        return tuple(found)
+                layers.other(f"regressor.{3 * number + 2}", "activation", after)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 4 * self.input_channels * self.input_size**3 + 4 * self.num_targets
 
 
 class PacedLayer(Spec):
-    """One layer of a paced network: what its gradient weighs, and how long its passes pause."""
+    """A layer of a paced network: the size of its gradient and the duration of its passes."""
 
-    bytes: Bytes = Field(description="Bytes of its gradient, fp32: a multiple of 4.")
-    forward_s: NonNegative = Field(description="Its forward pass, seconds per sample.")
-    backward_s: NonNegative = Field(description="Its backward pass, likewise; its gradient is ready at the end.")
+    bytes: Bytes = Field(description="Size of its fp32 gradient, bytes: a multiple of 4.")
+    forward_s: NonNegative = Field(description="Duration of its forward pass, seconds per sample.")
+    backward_s: NonNegative = Field(
+        description="Duration of its backward pass, seconds per sample; its gradient is ready at the end."
+    )
 
 
 class PacedModel(Model):
-    """A rehearsal of a network without its GPUs: passes are pauses, gradients are real tensors and really travel."""
+    """A rehearsal of a network without GPUs: passes are pauses, but gradients are real tensors that are exchanged."""
 
     network = "dlbench.node.models.paced"
     formats = ("none",)
@@ -380,28 +392,31 @@ class PacedModel(Model):
     has_share = False
     computes = False
 
-    family: Literal["paced"] = Field(description="Chooses this network.")
-    layers: tuple[PacedLayer, ...] = Field((), description="Its layers, in the order of the forward pass.")
+    family: Literal["paced"] = Field(description="Selects this network.")
+    layers: tuple[PacedLayer, ...] = Field((), description="The layers, in the order of the forward pass.")
     layers_from: str | None = Field(
         None,
         min_length=1,
-        description="Folder of a run, or its record.json, whose gradients and times are the layers, instead of those; "
-        "in a plan the name of that run.",
+        description="Folder of a run, or its record.json, whose gradient sizes and times replace layers; in a plan the "
+        "name of that run.",
     )
-    speed: Positive = Field(1.0, description="How many times as fast as the layers' seconds it computes.")
+    speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
     rank_jitter: Fraction = Field(
         0.0,
-        description="Spread between ranks: standard deviation of the logarithm of a factor that each rank draws once.",
+        description="Speed difference between ranks: standard deviation of the logarithm of a factor that each rank "
+        "draws once.",
     )
     step_jitter: Fraction = Field(
-        0.0, description="Spread between steps: the same of a factor that each rank draws in each step."
+        0.0,
+        description="Speed difference between steps: standard deviation of the logarithm of a factor that each rank "
+        "draws in each step.",
     )
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         return 0, 0
 
     def sample_bytes(self, data: DataSpec) -> int:
-        """A rank's pace and a target, fp32."""
+        """Returns the bytes of a pace and a target, both fp32."""
         return 4 + 4
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
@@ -412,12 +427,12 @@ class PacedModel(Model):
                 raise ValueError(f"model.layers.{number}.bytes {layer.bytes} is no number of fp32 values of 4 bytes")
         if not data.is_synthetic:
             raise ValueError("data.source: a paced network reads no data; leave it at synthetic")
-        wanted = {"precision": "fp32", "optimizer_state": "device"}
+        required = {"precision": "fp32", "optimizer_state": "device"}
         for key in ("precision", "compile", "cuda_graphs", "recompute", "swap", "optimizer_state"):
-            if (value := getattr(train, key)) != wanted.get(key, "none"):
+            if (value := getattr(train, key)) != required.get(key, "none"):
                 raise ValueError(
                     f"train.{key} {value}: a paced network computes nothing that it could act on; leave it at "
-                    f"{wanted.get(key, 'none')}"
+                    f"{required.get(key, 'none')}"
                 )
 
 
@@ -454,59 +469,69 @@ class _Data(Spec):
 
     kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
 
-    source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
+    source: str = Field(
+        "synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors in memory."
+    )
     synthetic_on: Literal["host", "device"] = Field(
-        "host",
-        description="Where synthetic samples lie: host (copied in each step) or device (a GPU's memory; no copy).",
+        "host", description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy)."
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",
-        description="What decodes samples of training: dlbench's reader, on CPUs; or, for images, NVIDIA's "
-        "nvImageCodec, on the GPU, with the same order, crops and flips.",
+        description="Decoder of training samples. dlbench: on CPUs. nvimagecodec: images are decoded on the GPU by "
+        "NVIDIA's nvImageCodec, with the same order, crops and flips.",
     )
     decode: Literal["region", "full"] = Field(
         "region",
-        description="Images in training. region: without what the crop does not need (after `dlbench setup images`), "
-        "and at the smallest scale that is enough (nvimagecodec: the crop alone); full: whole.",
+        description="region: decode only the cropped part of a training image (after `dlbench setup images`), at the "
+        "smallest sufficient scale (nvimagecodec: the crop alone). full: decode the whole image.",
     )
     device_prefetch: CountOrZero = Field(
-        1, description="Batches copied to the GPU ahead on a stream of its own; 0: copied in the step."
+        1, description="Batches copied to the GPU in advance on a separate stream; 0: copied in the step."
     )
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Data of evaluations, a path; none: `validation`, `val` or `valid` next to `train`.",
+        description="Path of the validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
-        0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."
+        0,
+        description="Reader processes per rank; 0: read in the training process; auto: chosen by a measurement before "
+        "training.",
     )
     prefetch_batches: Count | Literal["auto"] = Field(
-        2, description="Batches that each reader process reads ahead; auto: measured before training."
+        2, description="Batches that each reader process reads ahead; auto: chosen by a measurement before training."
     )
     staging: Staging = Field(
         "none",
-        description="Before training, samples are copied to the node: none; replicate (the whole set to each node); "
-        "shard (each rank's samples to its node); lazy (kept when first read, never evicted).",
+        description="Copying of samples to the nodes before training. none: no copy. replicate: the whole data set to "
+        "each node. shard: each rank's samples to its node. lazy: samples are kept when first read, and never evicted.",
     )
-    staging_tier: StagingTier = Field("local", description="Where to: a tier of the system file's `storage`.")
-    staging_streams: Count = Field(4, description="Files or samples that a node copies at the same time.")
-    keep_staged: Flag = Field(False, description="Leave what was staged for the next run.")
+    staging_tier: StagingTier = Field(
+        "local", description="Destination of staging: a tier of `storage` in the system file."
+    )
+    staging_streams: Count = Field(4, description="Number of files or samples that a node copies at the same time.")
+    keep_staged: Flag = Field(False, description="Keep staged samples for the next run.")
     shuffle: Annotated[
         str, Field(pattern=r"^(global|local|partial:.+)$"), Form("global, local or partial:Q, e.g. partial:0.1")
     ] = Field(
         "global",
-        description="global: a new permutation of the whole data set each epoch, over all ranks. local: each rank "
-        "permutes the samples that it holds. partial:Q: each epoch each rank exchanges the share Q of them.",
+        description="global: a new permutation of the whole data set over all ranks in each epoch. local: each rank "
+        "permutes its own samples. partial:Q: as local, and each rank exchanges the share Q of its samples in each "
+        "epoch.",
     )
     partition: Literal["shuffled", "contiguous"] = Field(
         "shuffled",
-        description="Which samples a rank holds first, under local and partial shuffling: drawn from all, or its part "
-        "of the data set in the order of storage.",
+        description="First samples of a rank with local and partial shuffling. shuffled: drawn from all samples. "
+        "contiguous: its part of the data set in storage order.",
     )
     cache: Literal["any", "cold", "warm"] = Field(
-        "any", description="Page cache when training begins: as it is, emptied of the data set, or filled with it."
+        "any",
+        description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
+        "it. warm: the data set is loaded into it.",
     )
-    on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
+    on_bad_sample: Literal["stop", "skip"] = Field(
+        "stop", description="Reaction to an unreadable sample: stop the run, or skip the sample."
+    )
 
     @property
     def is_synthetic(self) -> bool:
@@ -514,25 +539,25 @@ class _Data(Spec):
 
     @property
     def holds_samples(self) -> bool:
-        """Whether each rank has samples of its own."""
+        """Whether each rank has its own samples."""
         return self.shuffle != "global"
 
     @property
     def exchanged_share(self) -> float:
-        """Q of partial shuffling: the share of its samples that a rank exchanges per epoch; 0 under local, 1 global."""
+        """The share of its samples that a rank exchanges per epoch: Q of partial, 0 for local, 1 for global."""
         if self.shuffle.startswith("partial:"):
             return float(self.shuffle.removeprefix("partial:"))
         return 1.0 if self.shuffle == "global" else 0.0
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
-        """Whether volumes travel to the network as they are stored, on ranks that compute on GPUs, or on CPUs."""
+        """Whether volumes are sent to the device as stored (integer counts)."""
         return on_gpu
 
     @model_validator(mode="after")
     def _reader_and_shuffling_fit(self) -> Self:
         if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
-            what = "synthetic data" if self.is_synthetic else "this format"
-            raise ValueError(f"reader nvimagecodec decodes images, and {what} has none; leave reader at dlbench")
+            source = "synthetic data" if self.is_synthetic else "this format"
+            raise ValueError(f"reader nvimagecodec decodes images, and {source} has none; leave reader at dlbench")
         if self.shuffle.startswith("partial:"):
             try:
                 share = self.exchanged_share
@@ -553,21 +578,21 @@ class _Data(Spec):
 
 
 class ImageData(_Data):
-    """JPEGs of classes: a folder a class, or shards (tar, TFRecord)."""
+    """JPEG images of classes: a folder per class, or shards (tar, TFRecord)."""
 
     kinds = ("images", "image-shards")
 
-    format: Literal["images", "jpeg-tree"] = Field(description="Chooses this kind of data; jpeg-tree: its old name.")
+    format: Literal["images", "jpeg-tree"] = Field(description="Selects this kind of data; jpeg-tree: its old name.")
 
 
 class TextData(_Data):
-    """Raw text, masked on the fly, or samples prepared in HDF5."""
+    """Raw text that is masked during training, or samples prepared in HDF5."""
 
     kinds = ("text", "samples")
 
-    format: Literal["text"] = Field(description="Chooses this kind of data.")
-    sequence_length: Count = Field(512, description="Tokens of one sample.")
-    max_predictions: Count = Field(76, description="Masked positions of one sample at most.")
+    format: Literal["text"] = Field(description="Selects this kind of data.")
+    sequence_length: Count = Field(512, description="Tokens per sample.")
+    max_predictions: Count = Field(76, description="Maximum number of masked positions per sample.")
     masked_lm_probability: Fraction = Field(0.15, description="Share of tokens chosen for prediction.")
     vocabulary: str = Field("english-4096", description="WordPiece vocabulary: a path or the name of a bundled one.")
 
@@ -578,12 +603,12 @@ class DensityData(_Data):
     kinds = ("density",)
 
     format: Literal["density", "hdf5-density"] = Field(
-        description="Chooses this kind of data; hdf5-density: its old name."
+        description="Selects this kind of data; hdf5-density: its old name."
     )
     volumes: Literal["auto", "float32", "int16"] = Field(
         "auto",
-        description="What travels to the network: float32, the logarithm of the counts; int16, the counts, whose "
-        "logarithm is taken where it computes; auto: int16 to GPUs.",
+        description="Type of the volumes sent to the device. float32: the logarithm of the counts. int16: the counts, "
+        "whose logarithm is computed on the device. auto: int16 on GPUs.",
     )
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
@@ -591,18 +616,18 @@ class DensityData(_Data):
 
 
 class NoData(_Data):
-    """Nothing is read: for networks that train on made batches alone, or whose passes are pauses."""
+    """No data, for networks that train only on generated batches, or whose passes are pauses."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
 
-    format: Literal["none"] = Field(description="Chooses to have none.")
+    format: Literal["none"] = Field(description="Selects no data.")
 
 
 DataSpec = Annotated[ImageData | TextData | DensityData | NoData, Field(discriminator="format")]
 
 
 def _of_this_site() -> Iterator[type[Model]]:
-    """Yields networks of DLBENCH_PATH: a module next to the workload file of its name. What fails goes to `BROKEN`."""
+    """Yields networks of DLBENCH_PATH: Python modules next to a workload file of the same name."""
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)
     package.__path__ = [str(folder) for folder in folders]
@@ -616,8 +641,12 @@ def _of_this_site() -> Iterator[type[Model]]:
         except (Exception, SystemExit) as error:  # whatever the module raises
             BROKEN[path.with_suffix(".yaml")] = f"{path}: cannot be loaded: {type(error).__name__}: {error}"
             continue
-        own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-        yield from (one for one in own if issubclass(one, Model))
+        classes = [
+            member
+            for member in vars(module).values()
+            if isinstance(member, type) and member.__module__ == module.__name__
+        ]
+        yield from (class_ for class_ in classes if issubclass(class_, Model))
 
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
@@ -630,21 +659,21 @@ else:
 
 
 class Workload(Spec):
-    """One preset of one workload, decided."""
+    """One preset of one workload, with all values set."""
 
     name: Name = Field(description="Name of the workload, as in its file name.")
-    title: str = Field(description="What it trains, in words.")
-    sample_unit: str = Field(description="What one sample is called: images, sequences, volumes.")
+    title: str = Field(description="Description of the workload in words.")
+    sample_unit: str = Field(description="Name of the samples: images, sequences, volumes.")
     preset: Name = Field(description="Name of the preset.")
-    about: str = Field(description="What the preset changes against the published configuration.")
-    notice: str = Field(description="How results may be called.")
+    about: str = Field(description="Differences of the preset from the published configuration.")
+    notice: str = Field(description="How results may be named when published.")
     meant_for: Literal["any", "gpu"] = Field(
-        "any", description="Machines that the preset is made for; gpu: refused where there is none."
+        "any", description="Machines for which the preset is made; gpu: refused on machines without GPUs."
     )
     model: ModelSpec = Field(description="The network.")
-    data: DataSpec = Field(description="What it is trained on.")
-    train: TrainSpec = Field(description="How it is trained.")
-    quality: QualitySpec | None = Field(None, description="What training is for.")
+    data: DataSpec = Field(description="The training data.")
+    train: TrainSpec = Field(description="The training recipe.")
+    quality: QualitySpec | None = Field(None, description="Target quality of training to accuracy.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -1,24 +1,23 @@
-"""Values of repeated runs become an estimate: a value with an interval that says how it was made.
+"""Estimates over repeated runs: a value with an interval and how the interval was made.
 
-The experimental unit is the run, never the step: steps of one run are not independent, and pooling
-them calls differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3). Where runs come from
-several sessions, and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session:
-its value is the mean (or median) of its runs, and an interval is made of sessions as else of runs. What is estimated
-stays the same over runs, so that all figures of the same runs agree. Intervals of one session hold within it.
+The experimental unit is the run, never the step: steps of one run are not independent, and pooling them calls
+differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3). If runs come from several sessions,
+and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session: its value is the
+mean (or median) of its runs. The value itself is always over runs, so that all figures of the same runs agree.
+Intervals of one session are valid only within it.
 
-What "95 %" of Student's t holds of 5 to 20 runs, simulated (`make bench AREA=truth.intervals`): for normal and
-long-tailed noise 94 to 97 %; where run times fall into two states of a machine 91 to 97 %; where noise only ever slows
-a run, a mean alone 87 to 92 % and a difference of two sides with the same noise 95 % and more. No interval helps where
-a slow state is so rare that no run has met it.
+Simulated coverage of the 95 % interval of Student's t for 5 to 20 runs (`make bench AREA=truth.intervals`): normal and
+long-tailed noise 94 to 97 %; run times in two states of a machine 91 to 97 %; noise that only slows runs 87 to 92 % for
+a mean, 95 % and more for a difference of two sides with the same noise. No interval helps if no run met a slow state.
 
-Verdicts are read from an interval. An interval that reaches over an end of the region decides nothing. To take it for
-agreement would call noise agreement: the noisier the runs, the more alike everything would be. That a whole interval at
-95 % lies within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
+An interval that contains an end of the region decides nothing: taking it for agreement would call noisy runs equal. A
+95 % interval within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
 Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -48,24 +47,23 @@ Kind = Literal[
     "within-run",
     "fit",
 ]
-"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: of a fitted
-parameter."""
+"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: the interval of a
+fitted parameter."""
 
 Values = Sequence[float] | Mapping[RunKey, float]
-"""One value for each run; by keys where the sessions of runs are to count."""
+"""One value for each run; by keys if the sessions of the runs count."""
 
 MIN_RUNS = 5
-"""Fewer runs, or sessions where there are several, carry no interval of about 95 %, and no comparison."""
+"""With fewer runs (or sessions, if there are several) there is no interval of about 95 % and no comparison."""
 
 Placed = Literal["below", "within", "above", "undecided", "insufficient"]
-"""below, within, above: the whole interval does, so that each is false in at most 5 % of cases (of 2.5 %, for one end).
-undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions where there are
-several, have no interval of a level.
-"""
+"""below, within, above: the position of the whole interval, each false in at most 5 % of cases (2.5 % for one end).
+undecided: the interval contains an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions if there
+are several, have no interval with a level."""
 
 
 def interval_of_mean(values: Array) -> tuple[Array, Array]:
-    """Low and high ends of the 95 % interval of the mean, shape (...), of two runs or more, shape (..., runs)."""
+    """Returns the ends of the 95 % interval of the mean, shape (...), of two runs or more, shape (..., runs)."""
     n = values.shape[-1]
     mean = values.mean(axis=-1)
     half = student_quantile((1 + LEVEL) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
@@ -73,7 +71,7 @@ def interval_of_mean(values: Array) -> tuple[Array, Array]:
 
 
 def interval_of_difference(a: Array, b: Array) -> tuple[Array, Array]:
-    """The same of the mean of `a` less that of `b`, independent sides whose noise may differ in size."""
+    """Returns the ends of the 95 % interval of mean(a) - mean(b), for independent sides with unequal variances."""
     from scipy.special import stdtrit
 
     difference = a.mean(axis=-1) - b.mean(axis=-1)
@@ -83,19 +81,17 @@ def interval_of_difference(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def range_level(n: int) -> float:
-    """The level of the range of n values as an interval of their centre, for symmetric noise: 1 - 2^(1 - n)."""
+    """Returns the level of the range of n values as an interval of their centre, for symmetric noise: 1 - 2^(1 - n)."""
     return 1 - 2.0 ** (1 - n)
 
 
 @cache
 def places(n: int, level: float = LEVEL) -> tuple[int, float]:
-    """Which of n ordered values, counted from either end, bound the median, and the level that this attains.
+    """Returns k, so that the k-th smallest and k-th largest of n values bound the median, and the attained level.
 
-    The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
-    1 - 2 P(fewer than k of n) (Hahn and Meeker, Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2).
-
-    `n`: how many values, at least 2. Returns k, from 1, with the smallest attained level that is not below `level`;
-    k = 1 where none reaches it.
+    The number of runs below the median is binomial, so the level is 1 - 2 P(fewer than k of n) (Hahn and Meeker,
+    Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2). k is the largest whose level is not below `level`, or
+    1 if there is none; `n` is at least 2.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -107,19 +103,21 @@ def places(n: int, level: float = LEVEL) -> tuple[int, float]:
 
 
 def rank_sum_level(na: int, nb: int, level: float) -> float:
-    """The level that `rank_sums` attains where `level` is wanted."""
-    places, tail = _rank_sums_beyond(na, nb, (1 - level) / 2)
-    return 1 - 2 * (tail if places else 1 / math.comb(na + nb, na))
+    """Returns the level that `rank_sums` attains for a requested `level`."""
+    count, tail = _rank_sums_beyond(na, nb, (1 - level) / 2)
+    if not count:
+        tail = 1 / math.comb(na + nb, na)
+    return 1 - 2 * tail
 
 
 def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
-    """Ends of the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, of the range if it has none.
+    """Returns the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, or the range if it has none.
 
     The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
-    Nonparametrics, 1975, section 2.6). Holds for noise of equal shape on both sides.
+    Nonparametrics, 1975, section 2.6). Valid for noise of equal shape on both sides.
 
-    `a`: one value for each run of a side, shape (..., runs). `b`: those of the other, shape (..., runs). `level`:
-    between 0 and 1. Returns low and high ends, shape (...).
+    `a`, `b`: one value for each run, shape (..., runs). `level`: between 0 and 1. Returns low and high ends, shape
+    (...).
     """
     differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
     last = differences.shape[-1] - 1
@@ -130,7 +128,9 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
 
 @cache
 def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
-    """How many of the smallest values of the Mann-Whitney statistic have at most this probability; and theirs."""
+    """Returns how many of the smallest values of the Mann-Whitney statistic have at most the probability `tail`, and
+    their probability.
+    """
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
 
@@ -144,46 +144,51 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
             last_of_a = np.concatenate([np.zeros(j), rows[j][: size - j]])
             rows[j] = (i * last_of_a + j * rows[j - 1]) / (i + j)
     tails = np.cumsum(rows[nb])
-    places = int(np.searchsorted(tails, tail * (1 + 1e-9), side="right"))
-    return places, float(tails[places - 1]) if places else 0.0
+    count = int(np.searchsorted(tails, tail * (1 + 1e-9), side="right"))
+    if not count:
+        return 0, 0.0
+    return count, float(tails[count - 1])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and how far to trust it. `low` and `high` are the ends of its interval or, of kind `range`, the smallest
-    and largest value seen; both are None for a single run and for values that hold by definition, such as the
-    efficiency of the baseline.
+    """A value with its interval.
+
+    `low` and `high` are the ends of the interval or, of kind `range`, the smallest and largest value; both are None for
+    a single run and for values by definition, such as the efficiency of the baseline.
     """
 
     value: float
     low: float | None
     high: float | None
     n: int
-    """Runs behind the value; for a ratio or a difference, runs (or pairs of runs) behind each side."""
+    """Number of runs; for a ratio or a difference, runs (or pairs of runs) of each side."""
     kind: Kind
     unit: str = ""
     """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `GB/s`, `s`, `fraction`,
     `ratio`, `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
     level: float | None = None
-    """Confidence of the interval, a fraction: how often intervals made in this way hold the true value. None where
-    there is none, as for the range of values that are no repeats."""
+    """Confidence level of the interval, a fraction; None without one, as for the range of values that are no
+    repeats."""
     unpaired: int = 0
     """Runs that were left out because the other side has no run of the same repeat."""
     sessions: int | None = None
-    """Sessions of these runs, of the side with fewer; of two or more the interval is made, of one it holds within it.
-    None: not known."""
+    """Sessions of the runs, of the side with fewer; with two or more they are the units of the interval, with one it is
+    valid only within that session. None: not known."""
     is_across_sessions: bool = False
-    """Whether its sides are of different sessions though one is of a single one: how far sessions differ is in the
-    ratio and not in its interval."""
+    """Whether the sides ran in different sessions and one side has a single session: the ratio then includes the
+    difference of sessions, and its interval does not."""
 
     @property
     def units(self) -> int:
-        """What its interval is made of: sessions where there are several, else runs."""
-        return self.sessions if self.sessions is not None and self.sessions > 1 else self.n
+        """The number of units of the interval: sessions if there are several, else runs."""
+        if self.sessions is None or self.sessions == 1:
+            return self.n
+        return self.sessions
 
     @property
     def is_confident(self) -> bool:
-        """Whether its interval is one of confidence, from `MIN_RUNS` runs or more."""
+        """Whether its interval is a confidence interval, of `MIN_RUNS` runs or more."""
         return self.kind in ("Student t", "order statistics", "rank sums", "bootstrap")
 
     def in_unit(self, unit: str) -> Estimate:
@@ -196,150 +201,142 @@ class Estimate:
         return replace(self, value=value, low=min(self.low, value), high=max(self.high, value))
 
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
-        """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
-        the interval.
-        """
+        """Returns the estimate of `function`, which is monotone over the interval."""
         if self.low is None or self.high is None:
             return replace(self, value=function(self.value), unit=unit)
         low, high = sorted((function(self.low), function(self.high)))
         return replace(self, value=function(self.value), low=low, high=high, unit=unit)
 
     def inverted(self, unit: str) -> Estimate:
-        """1 / value, in `unit`; the ends of the interval change places. Raises `ZeroDivisionError`: the value or an end
-        of the interval is 0.
-        """
+        """Returns the estimate of 1 / value. Raises `ZeroDivisionError` if the value or an end is 0."""
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
-        """The same estimate in another unit, e.g. a speed-up as an efficiency. Raises `ValueError`: `factor` is not a
-        positive number.
-        """
+        """Returns the estimate times a positive factor, e.g. a speed-up as an efficiency."""
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"cannot scale an estimate by {factor}")
         return self.mapped(lambda value: value * factor, unit)
 
 
 def median_estimate(values: Values, unit: str = "") -> Estimate:
-    """The median over runs.
+    """Returns the median over runs.
 
-    Five runs or more: two of the ordered values, at the level nearest to 95 % from above that order statistics attain;
-    the range at its own level, 93.75 %, of five. Two to four runs: the range. One run: no interval.
+    Interval: with five runs or more two of the ordered values, at the smallest level from 95 % that order statistics
+    attain (five runs: their range, 93.75 %); with two to four runs the range; with one run none.
 
-    `values`: one finite value for each run, in any order. Raises `ValueError`: no values, or one that is not finite.
+    `values`: one finite value for each run. Raises `ValueError`: no values, or one that is not finite.
     """
     array, sessions = _checked(values), _sessions(values)
-    value, ordered = float(np.median(array)), np.sort(_of_sessions(array, sessions, statistics.median))
-    n, known = len(ordered), _count(sessions)
+    value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
+    n, num_sessions = len(ordered), _count(sessions)
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=num_sessions)
     kind: Kind
     if n < MIN_RUNS:
         low, high, kind, level = ordered[0], ordered[-1], "range", range_level(n)
     else:
         k, level = places(n)
         low, high, kind = ordered[k - 1], ordered[n - k], "order statistics"
-    return interval(value, low, high, len(array), kind, unit, level=level, sessions=known)
+    return interval(value, low, high, len(array), kind, unit, level=level, sessions=num_sessions)
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """The mean over runs, for values that must sum.
+    """Returns the mean over runs, for values that must sum.
 
-    Five runs or more: Student's t. Two to four runs: the range. One run: no interval.
-
-    `values`: one finite value for each run, in the order of the runs. Raises `ValueError`: no values, or one that is
-    not finite.
+    Interval: with five runs or more Student's t, with two to four runs the range, with one run none. Raises
+    `ValueError`: no values, or one that is not finite.
     """
     array, sessions = _checked(values), _sessions(values)
-    value, units = float(array.mean()), _of_sessions(array, sessions, statistics.fmean)
-    n, known = len(units), _count(sessions)
+    value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
+    n, num_sessions = len(units), _count(sessions)
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=num_sessions)
     kind: Kind
     if n < MIN_RUNS:
         low, high, kind, level = units.min(), units.max(), "range", range_level(n)
     else:
         (low, high), kind, level = map(float, interval_of_mean(units)), "Student t", LEVEL
-    return interval(value, low, high, len(array), kind, unit, level=level, sessions=known)
+    return interval(value, low, high, len(array), kind, unit, level=level, sessions=num_sessions)
 
 
 def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms. Raises
-    `ValueError`: no values, or one that is not positive and finite.
+    """Returns the geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
+
+    Raises `ValueError`: no values, or one that is not positive and finite.
     """
-    by_run = values if isinstance(values, Mapping) else {("", number): value for number, value in enumerate(values)}
-    return mean_estimate(_logarithms(by_run)).mapped(math.exp, unit)
+    if not isinstance(values, Mapping):
+        values = {("", number): value for number, value in enumerate(values)}
+    return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
-    """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0. Raises
-    `ValueError`: no values, or one that is not finite.
+    """Returns the geometric mean over runs, consistent with `ratio_estimate`; the median if some run has 0.
+
+    Raises `ValueError`: no values, or one that is not finite.
     """
-    least = min(values.values() if isinstance(values, Mapping) else values)
-    return (geometric_mean_estimate if least > 0 else median_estimate)(values, unit)
+    if min(_plain(values)) > 0:
+        return geometric_mean_estimate(values, unit)
+    return median_estimate(values, unit)
 
 
 def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "") -> Estimate:
-    """The mean of one side less that of the other.
+    """Returns mean(top) - mean(bottom); each side has one value for each run, by block and repeat.
 
-    Where the sides are paired (`dlbench.stats.pairing`), the mean of the differences of the pairs, as `mean_estimate`:
-    what drifts with both sides cancels. Otherwise of independent sides: Welch's t interval from five runs a side; with
-    fewer the range of all differences; for a single run none.
-
-    `top`: one value for each run, by block and repeat. Raises `ValueError`: a side is empty or holds a value that is
+    If the sides are paired (`dlbench.stats.pairing`), the mean of the differences of the pairs, as `mean_estimate`:
+    drift that affects both sides cancels. For independent sides Welch's t interval with five runs per side, with fewer
+    the range of all differences, with a single run none. Raises `ValueError`: a side is empty or has a value that is
     not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
         return replace(mean_estimate(_of_pairs(pairs, top, bottom), unit), unpaired=pairs.left_out)
     value, n = float(_checked(top).mean() - _checked(bottom).mean()), min(len(top), len(bottom))
-    a, b, known = _apart(top, bottom)
+    a, b, num_sessions = _independent_units(top, bottom)
     units = min(len(a), len(b))
-    is_across = known == 1 and (_count([*_sessions(top), *_sessions(bottom)]) or 1) > 1
+    is_across = num_sessions == 1 and (_count([*_sessions(top), *_sessions(bottom)]) or 1) > 1
     if units == 1:
-        return Estimate(value, None, None, 1, "single run", unit, sessions=known, is_across_sessions=is_across)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=num_sessions, is_across_sessions=is_across)
     kind: Kind
     if units < MIN_RUNS:
-        # Where one side is quiet, the range is that of the other; equal noise on both would attain more.
+        # If one side has no noise, the range is that of the other; equal noise on both would attain a higher level.
         low, high, kind, level = a.min() - b.max(), a.max() - b.min(), "range", range_level(units)
     else:
         (low, high), kind, level = map(float, interval_of_difference(a, b)), "Student t", LEVEL
-    found = interval(value, low, high, n, kind, unit, level=level, sessions=known)
-    return replace(found, is_across_sessions=is_across)
+    estimate = interval(value, low, high, n, kind, unit, level=level, sessions=num_sessions)
+    return replace(estimate, is_across_sessions=is_across)
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
-    """Two-sided p that both sides have the same mean, by the test that the interval of `difference_estimate` inverts.
-    Returns 1 where there are fewer than two pairs, or runs of a side.
+    """Returns the two-sided p of equal means, by the test that the interval of `difference_estimate` inverts.
+
+    It is 1 with fewer than two pairs, or runs per side.
     """
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
-        a, b, _ = _apart(top, bottom)
+        a, b, _ = _independent_units(top, bottom)
         return welch_p(a.tolist(), b.tolist())
     return paired_p(means_of(_of_pairs(pairs, top, bottom)))
 
 
 def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "ratio") -> Estimate:
-    """The ratio of two geometric means over runs, top / bottom: `difference_estimate` of the logarithms.
+    """Returns the ratio of two geometric means over runs, top / bottom: `difference_estimate` of the logarithms.
 
-    Geometric means alone keep products: where x = y z holds in each run, it holds of them, and the ratio of two is the
-    geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986).
-
-    `top`: one positive value for each run, by block and repeat. `unit`: of the result, `ratio` or `fraction`. Raises
-    `ValueError`: a side is empty or holds a value that is not positive and finite.
+    Only geometric means keep products: if x = y z in each run, it is true of the means, and the ratio of two means is
+    the geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986). `unit`: `ratio` or
+    `fraction`. Raises `ValueError`: a side is empty or has a value that is not positive and finite.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
 
 def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
-    """The ratio by which one side is shifted against the other, whatever outliers either holds.
+    """Returns the ratio by which one side is shifted against the other, robust to outliers.
 
     Value: the Hodges-Lehmann estimate, the median of the ratios of every value of one side to every value of the other
-    (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the level nearest to 95 % from
-    above that it attains. Fewer than `MIN_RUNS` values a side: the range of those ratios; one value: no interval.
-
-    Raises `ValueError`: a side is empty or holds a value that is not positive and finite.
+    (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the smallest level from 95 % that
+    it attains; with fewer than `MIN_RUNS` values per side the range of those ratios; with one value none. Raises
+    `ValueError`: a side is empty or has a value that is not positive and finite.
     """
-    a, b = (np.log(_checked(side, least=0.0)) for side in (top, bottom))
+    a, b = (np.log(_checked(side, above=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
         return Estimate(value, None, None, 1, "single run", "ratio")
@@ -353,17 +350,17 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
 def of_known(
     make: Callable[[Values, str], Estimate], values: Mapping[RunKey, float | None], unit: str
 ) -> Estimate | None:
-    """What `make` (`median_estimate` and the like) makes of the values that are there; None where none is."""
-    known = {key: float(value) for key, value in values.items() if value is not None}
-    return make(known, unit) if known else None
+    """Returns the estimate of the values that are not None; None if all are. `make`: e.g. `median_estimate`."""
+    known_values = {key: float(value) for key, value in values.items() if value is not None}
+    return make(known_values, unit) if known_values else None
 
 
 def by_definition(value: float, n: int, unit: str = "ratio") -> Estimate:
-    """A value that is not measured but agreed on: the baseline's speed-up of 1."""
+    """Returns a value that is not measured but defined, such as the baseline's speed-up of 1."""
     return Estimate(value, None, None, n, "by definition", unit)
 
 
-def interval(
+def interval(  # noqa: PLR0913 - the fields of an Estimate
     value: float,
     low: float,
     high: float,
@@ -374,28 +371,35 @@ def interval(
     level: float | None = None,
     sessions: int | None = None,
 ) -> Estimate:
-    """An interval that holds its value, also where rounding of the last bit or unequal sessions say otherwise."""
+    """Returns an estimate whose interval contains its value, despite rounding or sessions of unequal size."""
     return Estimate(value, float(low), float(high), n, kind, unit, level, sessions=sessions).holding(value)
 
 
-def _checked(values: Values, least: float = -math.inf) -> Array:
-    array = np.asarray(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
+def _plain(values: Values) -> list[float]:
+    return list(values.values()) if isinstance(values, Mapping) else list(values)
+
+
+def _checked(values: Values, above: float = -math.inf) -> Array:
+    array = np.asarray(_plain(values), dtype=float)
     if array.size == 0 or not np.isfinite(array).all():
         raise ValueError(f"an estimate needs finite values, got {array.tolist()}")
-    if (array <= least).any():
+    if (array <= above).any():
         raise ValueError("a ratio needs positive values")
     return array
 
 
 def _logarithms(values: Mapping[RunKey, float]) -> dict[RunKey, float]:
-    return {key: math.log(value) for key, value in zip(values, _checked(values, least=0.0), strict=True)}
+    return {key: math.log(value) for key, value in zip(values, _checked(values, above=0.0), strict=True)}
 
 
 def _sessions(values: Values) -> list[str | None]:
-    return [session_of(key) for key in values] if isinstance(values, Mapping) else [None] * len(values)
+    if not isinstance(values, Mapping):
+        return [None] * len(values)
+    return [session_of(key) for key in values]
 
 
 def _count(sessions: Sequence[str | None]) -> int | None:
+    """Returns the number of different sessions; None if one is not known."""
     return None if None in sessions else len(set(sessions))
 
 
@@ -404,41 +408,52 @@ def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKe
     return dict(zip(in_all(top, bottom), differences.tolist(), strict=True))
 
 
-def _apart(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
-    """What independent sides are compared by: sessions, where both have several; and the sessions of either side."""
-    (a, of_a), (b, of_b) = ((_checked(side), _sessions(side)) for side in (top, bottom))
-    counts = _count(of_a), _count(of_b)
-    known = None if counts[0] is None or counts[1] is None else min(counts[0], counts[1])
-    if (known or 1) > 1:
-        a, b = (_of_sessions(array, own, statistics.fmean) for array, own in ((a, of_a), (b, of_b)))
-    return a, b, known
+def _independent_units(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
+    """Returns the units of both sides, and the fewer sessions of a side (None: not known).
+
+    Units are the session means if both sides have several sessions, else the runs.
+    """
+    a, b = _checked(top), _checked(bottom)
+    sessions_a, sessions_b = _sessions(top), _sessions(bottom)
+    count_a, count_b = _count(sessions_a), _count(sessions_b)
+    if count_a is None or count_b is None:
+        return a, b, None
+    if min(count_a, count_b) > 1:
+        a = _by_session(a, sessions_a, statistics.fmean)
+        b = _by_session(b, sessions_b, statistics.fmean)
+    return a, b, min(count_a, count_b)
 
 
 def means_of(values: Mapping[RunKey, float]) -> list[float]:
-    """What the interval of a mean is made of: the mean of each session where there are several, else the runs."""
-    found: list[float] = _of_sessions(_checked(values), _sessions(values), statistics.fmean).tolist()
-    return found
+    """Returns the units of the interval of a mean: the mean of each session if there are several, else the runs."""
+    means: list[float] = _by_session(_checked(values), _sessions(values), statistics.fmean).tolist()
+    return means
 
 
 def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:
-    """log(top / bottom) of the runs that both sides have, with the sessions of both."""
-    shared = top.keys() & bottom.keys()
-    logs = ({key: math.log(value) for key, value in side.items() if key in shared} for side in (top, bottom))
-    return _of_pairs(Pairing(tuple(sorted(shared)), 0), *logs) if shared else {}
+    """Returns log(top / bottom) of the runs that both sides have, with the sessions of both."""
+    shared = sorted(top.keys() & bottom.keys())
+    if not shared:
+        return {}
+    top_logs = {key: math.log(value) for key, value in top.items() if key in bottom}
+    bottom_logs = {key: math.log(value) for key, value in bottom.items() if key in top}
+    return _of_pairs(Pairing(tuple(shared), 0), top_logs, bottom_logs)
 
 
-def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:
+def _by_session(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:
+    """Returns the centre of each session's runs, in order of appearance; the runs themselves of a single session."""
     if (_count(sessions) or 1) == 1:
         return array
-    found: dict[str | None, list[float]] = {}
+    values_by_session: dict[str | None, list[float]] = {}
     for value, session in zip(array.tolist(), sessions, strict=True):
-        found.setdefault(session, []).append(value)
-    return np.array([centre(runs) for runs in found.values()])
+        values_by_session.setdefault(session, []).append(value)
+    return np.array([centre(runs) for runs in values_by_session.values()])
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that; equal
-    ends ask whether the value is another than that.
+    """Returns the position of the true value relative to the region from `low` to `high`, if the interval decides it.
+
+    With `low` equal to `high`, "below" and "above" mean that the value differs from it.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
@@ -450,12 +465,12 @@ def placed(estimate: Estimate, low: float, high: float) -> Placed:
 
 
 def is_other_than(estimate: Estimate, value: float) -> bool:
-    """Whether the interval leaves a value out."""
+    """Returns whether the interval excludes a value."""
     return placed(estimate, value, value) in ("below", "above")
 
 
 def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
-    """The ratio of the setting with the largest mean log ratio to the baseline that all settings share; 95 %.
+    """Returns the 95 % estimate of the ratio of the best setting to the baseline that all settings share.
 
     Low end: `mean - t(1 - 0.025/m) s`, simultaneous over the m settings (Bonferroni), because any of them may have been
     lifted to the top by luck. High end: `mean + t(1 - 0.025) s` without a correction, because the best lies above what
@@ -463,41 +478,40 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
     Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both: a choice among
     equals flatters less, and a setting that truly stands out loses no more than that.
 
-    s is the scatter of all settings together, because five repeats of one know it badly; where the chosen one scatters
-    more than all, its own. Its degrees of freedom are those of `pooled_freedom`.
+    s is the pooled scatter of all settings, because five repeats of one estimate it badly, or the scatter of the chosen
+    setting if that is larger. Its degrees of freedom are those of `pooled_freedom`.
 
-    `logs`: logarithms of each setting's ratios to the baseline in pairs of runs; settings without two do not count.
-    `best`: which of them was chosen. Raises `ValueError`: the chosen setting has fewer than `MIN_RUNS` pairs.
+    `logs`: logarithms of each setting's ratios to the baseline in pairs of runs; settings with one pair do not count.
+    `best`: index of the chosen setting. Raises `ValueError`: it has fewer than `MIN_RUNS` pairs.
     """
-    own = logs[best]
-    if len(own) < MIN_RUNS:
-        raise ValueError(f"{len(own)} pairs of runs, fewer than {MIN_RUNS}, have no interval")
-    known = [found for found in logs if len(found) > 1]
-    m, mean = len(known), fmean(own)
-    pairs = 1 + fmean(len(found) - 1 for found in known)
-    weights = sum(len(found) - 1 for found in known)
-    pooled = math.fsum((len(found) - 1) * variance(found) for found in known) / weights
-    error = math.sqrt(max(pooled, variance(own)) / len(own))
+    best_logs = logs[best]
+    if len(best_logs) < MIN_RUNS:
+        raise ValueError(f"{len(best_logs)} pairs of runs, fewer than {MIN_RUNS}, have no interval")
+    repeated = [setting_logs for setting_logs in logs if len(setting_logs) > 1]
+    m, mean = len(repeated), fmean(best_logs)
+    pairs = 1 + fmean(len(setting_logs) - 1 for setting_logs in repeated)
+    weights = sum(len(setting_logs) - 1 for setting_logs in repeated)
+    pooled = math.fsum((len(setting_logs) - 1) * variance(setting_logs) for setting_logs in repeated) / weights
+    error = math.sqrt(max(pooled, variance(best_logs)) / len(best_logs))
     freedom = pooled_freedom(m, pairs)
     low = mean - student_quantile(1 - FAMILY_LEVEL / (2 * m), freedom) * error
     high = mean + student_quantile(1 - FAMILY_LEVEL / 2, freedom) * error
     middle, level = math.exp((low + high) / 2), 1 - FAMILY_LEVEL
-    return interval(middle, math.exp(low), math.exp(high), len(own), "Student t", "ratio", level=level)
+    return interval(middle, math.exp(low), math.exp(high), len(best_logs), "Student t", "ratio", level=level)
 
 
 def between_and_within(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Standard deviations of what groups differ by, and of what is left within them.
+    """Returns the standard deviations between and within groups.
 
     The estimators of a one-way analysis of variance with random effects and groups of any size (Searle, Casella and
-    McCulloch, Variance Components, 1992, section 3.6); between groups 0 where they differ by no more than chance does.
-
-    Returns None for fewer than two groups, or where no group has two values.
+    McCulloch, Variance Components, 1992, section 3.6); between groups 0 if they differ by no more than chance does.
+    None for fewer than two groups, or if no group has two values.
     """
     total, count = sum(map(len, groups)), len(groups)
     if count < 2 or total == count:
         return None
     means = [fmean(group) for group in groups]
-    centre = fmean([value for group in groups for value in group])
+    centre = fmean(itertools.chain.from_iterable(groups))
     within = sum((value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group)
     between = sum(len(group) * (mean - centre) ** 2 for group, mean in zip(groups, means, strict=True))
     size = (total - sum(len(group) ** 2 for group in groups) / total) / (count - 1)

@@ -1,5 +1,5 @@
-"""The effect of each swept key, all else equal: a contrast of two of its values is a mean over all combinations of the
-other keys that ran with both, by repeat.
+"""The effect of each swept key: two of its values are compared over all combinations of other keys that ran with both,
+by repeat.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from dlbench.stats.estimates import Estimate, by_definition, paired_logs
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Outcome, Verdict
 
-Pair = tuple[str, Any, Any]  # A key and two of its values: the second over the first.
+Pair = tuple[str, Any, Any]  # A key and two of its values; the effect is that of the second over the first.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """One combination of the values of all keys."""
+    """A combination of the values of all keys, with its runs."""
 
     values: Mapping[str, Any]
-    acting: frozenset[str]  # Keys that act in this combination.
-    rates: Mapping[RunKey, float]
+    acting: frozenset[str]  # Keys that have an effect in this combination.
+    rates: Mapping[RunKey, float]  # Throughput of each run.
+
+    def other_values(self, key: str) -> tuple[str, ...]:
+        """Returns the values of all keys but one, to match combinations."""
+        return tuple(repr(value) for name, value in self.values.items() if name != key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyEffect:
-    """What one key does to the rate."""
+    """The effect of one key on the rate."""
 
     key: str
-    values: Sequence[Any]  # The first is the one that the others are measured against.
+    values: Sequence[Any]  # The first is the reference of the others.
     effects: tuple[Estimate | None, ...]
-    """The rate of each value over that of the first (ratio); None where no combination ran with both."""
-    outcome: Outcome  # `better` where any two values differ.
-    widest: tuple[Pair, Estimate] | None  # The values that are furthest apart; None where no two can be compared.
+    """The rate of each value over that of the first (ratio); None if no combination ran with both."""
+    outcome: Outcome  # `better` if any two values differ.
+    widest: tuple[Pair, Estimate] | None  # The values with the largest difference; None if no two can be compared.
 
 
-def is_same(one: object, other: object) -> bool:
-    """Returns whether two values are equal in value and type: 1 is not true, and 1.0 is not 1 where a person wrote
-    them apart.
-    """
-    return repr(one) == repr(other)
+def is_same(first: object, second: object) -> bool:
+    """Returns whether two values are equal in value and type: 1 is neither true nor 1.0."""
+    return repr(first) == repr(second)
 
 
 def levels_of(combinations: Sequence[Combination], references: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -53,9 +55,10 @@ def levels_of(combinations: Sequence[Combination], references: Mapping[str, Any]
     levels: dict[str, list[Any]] = {}
     for key, reference in references.items():
         # Each value once, in the order of first appearance.
-        values = list({repr(one.values[key]): one.values[key] for one in combinations if key in one.acting}.values())
+        acting = [combination.values[key] for combination in combinations if key in combination.acting]
+        values = {repr(value): value for value in acting}
         if len(values) > 1:
-            levels[key] = sorted(values, key=lambda value: not is_same(value, reference))
+            levels[key] = sorted(values.values(), key=lambda value: not is_same(value, reference))
     return levels
 
 
@@ -63,38 +66,46 @@ def contrasts(
     combinations: Sequence[Combination], levels: Mapping[str, Sequence[Any]]
 ) -> dict[Pair, dict[RunKey, float]]:
     """Returns the log ratios of the rates of every pair of values of every key, one for each repeat."""
-    return {
-        (key, a, b): _contrast(combinations, key, b, a)
-        for key, values in levels.items()
-        for a, b in itertools.combinations(values, 2)
-    }
+    ratios: dict[Pair, dict[RunKey, float]] = {}
+    for key, values in levels.items():
+        for a, b in itertools.combinations(values, 2):
+            ratios[key, a, b] = _contrast(combinations, key, b, a)
+    return ratios
 
 
 def _contrast(combinations: Sequence[Combination], key: str, top: Any, bottom: Any) -> dict[RunKey, float]:
-    sides: list[dict[tuple[str, ...], Mapping[RunKey, float]]] = []
-    for value in (top, bottom):
-        acting = [one for one in combinations if is_same(one.values[key], value) and key in one.acting]
-        sides.append({tuple(repr(one.values[k]) for k in one.values if k != key): one.rates for one in acting})
+    """Returns the mean log ratio of two values of a key over all combinations that ran with both, by repeat."""
+    top_rates: dict[tuple[str, ...], Mapping[RunKey, float]] = {}
+    bottom_rates: dict[tuple[str, ...], Mapping[RunKey, float]] = {}
+    for combination in combinations:
+        if key not in combination.acting:
+            continue
+        if is_same(combination.values[key], top):
+            top_rates[combination.other_values(key)] = combination.rates
+        elif is_same(combination.values[key], bottom):
+            bottom_rates[combination.other_values(key)] = combination.rates
     logs: dict[RunKey, list[float]] = {}
-    for others in sides[0].keys() & sides[1].keys():
-        for repeat, ratio in paired_logs(sides[0][others], sides[1][others]).items():
+    for other_values in top_rates.keys() & bottom_rates.keys():
+        for repeat, ratio in paired_logs(top_rates[other_values], bottom_rates[other_values]).items():
             logs.setdefault(repeat, []).append(ratio)
-    # Repeats that lack a combination would compare something else.
-    most = max(map(len, logs.values()), default=0)
-    return {repeat: math.fsum(ratios) / most for repeat, ratios in sorted(logs.items()) if len(ratios) == most}
+    # The mean of a repeat without some combination would be over other settings.
+    full_count = max(map(len, logs.values()), default=0)
+    return {
+        repeat: math.fsum(ratios) / full_count for repeat, ratios in sorted(logs.items()) if len(ratios) == full_count
+    }
 
 
 def key_effect(key: str, values: Sequence[Any], verdicts: Mapping[Pair, Verdict | None]) -> KeyEffect:
     """Returns the effect of a key; `verdicts`: of each pair of its values, None where no combination ran with both."""
-    known = {pair: one for pair, one in verdicts.items() if one is not None}
-    ratios = {pair: one.estimate for pair, one in known.items() if one.estimate is not None}
-    outcomes = {one.outcome for one in known.values()}
+    known_verdicts = {pair: verdict for pair, verdict in verdicts.items() if verdict is not None}
+    ratios = {pair: verdict.estimate for pair, verdict in known_verdicts.items() if verdict.estimate is not None}
+    outcomes = {verdict.outcome for verdict in known_verdicts.values()}
     outcome: Outcome = "undecided"
     if not outcomes or "insufficient" in outcomes:
         outcome = "insufficient"
     elif outcomes & {"better", "worse"}:
         outcome = "better"
-    elif len(known) == len(verdicts) and outcomes == {"equal"}:
+    elif len(known_verdicts) == len(verdicts) and outcomes == {"equal"}:
         outcome = "equal"
     count = max((ratio.n for ratio in ratios.values()), default=0)
     widest = max(ratios.items(), key=lambda item: abs(math.log(item[1].value)), default=None)

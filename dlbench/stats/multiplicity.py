@@ -1,9 +1,8 @@
-"""Many comparisons at once: paired tests of single comparisons, and what is left of them when all are counted.
+"""Tests of single comparisons, and corrections for many comparisons.
 
-A sweep compares many settings, and the best of many looks better than it is. Intervals are made for each
-comparison alone; whether a difference is called one is decided by Holm's step-down procedure (Scandinavian
-Journal of Statistics 6, 1979) over all comparisons of a family, so that the chance of any false claim among
-them is at most 5 %.
+A sweep compares many settings, and the best of many seems better than it is. Intervals are made for each comparison
+alone; a difference is claimed by Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979) over all
+comparisons of a family, so that the probability of any false claim is at most 5 %.
 """
 
 from __future__ import annotations
@@ -15,24 +14,22 @@ from statistics import fmean, stdev
 from dlbench.lazy import Array, np
 
 LEVEL = 0.05
-"""Chance of any false claim in a family of comparisons."""
+"""Probability of any false claim in a family of comparisons."""
 POWER = 0.8
-"""Chance to see a difference of the wanted size, for the number of repeats that is advised."""
+"""Probability to find a difference of the wanted size with the advised number of repeats."""
 
 ROUNDING = 1e-6
 """Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding."""
 
 _SCATTERS = 15
-"""What the true scatter may be, where it is estimated."""
+"""Number of possible true scatters over which the power is averaged if the scatter is an estimate."""
 
 
 def paired_p(logs: Sequence[float]) -> float:
-    """Two-sided p of Student's paired t test that the mean of log ratios is zero.
+    """Returns the two-sided p of Student's paired t test that the mean of log ratios is zero; 1 for fewer than two.
 
-    Ratios of step times are nearest to normal as logarithms. Ranks would not do here: with five pairs the
-    smallest p of Wilcoxon's signed ranks is 0.0625, so no claim could be made at all.
-
-    `logs`: logarithm of the ratio of each pair of runs, one for each repeat. Returns 1 for fewer than two pairs.
+    Logarithms of ratios of step times are closest to normal. A rank test could make no claim: with five pairs the
+    smallest p of Wilcoxon's signed ranks is 0.0625.
     """
     if len(logs) < 2:
         return 1.0
@@ -40,13 +37,14 @@ def paired_p(logs: Sequence[float]) -> float:
 
 
 def t_of_mean(values: Sequence[float]) -> float:
-    """Student's t of a mean against 0, with one degree of freedom less than values; at least two values."""
+    """Returns Student's t of a mean against 0, with one degree of freedom less than values; at least two values."""
     return fmean(values) / (max(stdev(values), ROUNDING) / math.sqrt(len(values)))
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean. `a`: one value
-    for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
+    """Returns the two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
+
+    It is 1 for fewer than two runs on a side.
     """
     if min(len(a), len(b)) < 2:
         return 1.0
@@ -55,14 +53,14 @@ def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple[Array, Array]:
-    """Standard error of the difference of two means, and its degrees of freedom (Welch, Biometrika 34, 1947).
+    """Returns the standard error of the difference of two means, and its degrees of freedom, both of shape (...).
 
-    Of sides of unlike many runs the error is that of a pooled variance where that is larger: next to a large side, five
-    runs that happen to lie close make Welch's own too small, and a test at 1 % fails in 3 to 5 % of cases where noise
-    is one-sided or the machine has two states (`make bench AREA=truth.gate`). Of equally many runs both are the same.
+    The method is Welch's (Biometrika 34, 1947). With unequal sample sizes the error of the pooled variance is used if
+    it is larger: five runs that happen to agree make Welch's error too small next to a large side, and a test at 1 %
+    fails in 3 to 5 % of cases with one-sided noise or a machine with two states (`make bench AREA=truth.gate`). With
+    equal sample sizes both errors are the same.
 
-    `a`: one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (...,
-    runs). Returns both of shape (...).
+    `a`, `b`: one value for each run, shape (..., runs), at least two runs each.
     """
     sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     na, nb = (side.shape[-1] for side in sides)
@@ -74,21 +72,19 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
 
 
 def student_p(t: float, freedom: float) -> float:
-    """Two-sided p of Student's t with this many degrees of freedom."""
+    """Returns the two-sided p of Student's t."""
     return 2 * student_tail(abs(t), freedom)
 
 
 def student_tail(t: float, freedom: float) -> float:
-    """Chance that Student's t exceeds this: the one-sided p."""
+    """Returns the probability that Student's t exceeds `t`: the one-sided p."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, -t))
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """The t below which Student's distribution holds this probability. Raises `ValueError`: `probability` is not
-    between 0 and 1.
-    """
+    """Returns the quantile of Student's t. Raises `ValueError`: `probability` is not between 0 and 1."""
     from scipy.special import stdtrit
 
     if not 0 < probability < 1:
@@ -97,24 +93,24 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values, in the order given: a comparison is one of at most 5 % false families below 0.05."""
+    """Returns Holm's adjusted p values, in the order given: below 0.05, at most 5 % of families have a false claim."""
     adjusted = [1.0] * len(p_values)
     highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values, in the order given: below q, at most a share q of the claims is false on average.
+    """Returns adjusted p values, in the order given: below q, at most a share q of the claims is false on average.
 
-    Benjamini and Hochberg, JRSS B 57(1), 1995; holds for independent and for positively dependent tests (Benjamini and
+    Benjamini and Hochberg, JRSS B 57(1), 1995; valid for independent and positively dependent tests (Benjamini and
     Yekutieli, Annals of Statistics 29, 2001).
     """
     adjusted = [1.0] * len(p_values)
     lowest = 1.0
-    ranked = sorted(range(len(p_values)), key=lambda i: p_values[i], reverse=True)
+    ranked = sorted(range(len(p_values)), key=p_values.__getitem__, reverse=True)
     for above, index in enumerate(ranked):
         lowest = min(lowest, p_values[index] * len(p_values) / (len(p_values) - above))
         adjusted[index] = lowest
@@ -122,25 +118,23 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
 
 def pooled_freedom(count: int, pairs: float) -> int:
-    """Degrees of freedom of the mean of sample variances of log ratios that all have the same baseline.
+    """Returns the degrees of freedom of the mean of `count` sample variances of log ratios with one baseline.
 
-    4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946): more settings do not say more of the noise of
-    the baseline, which is half of each variance.
-
-    `count`: m, how many variances. `pairs`: n, pairs of runs behind each; their mean where they differ.
+    4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946), with m variances of n pairs of runs (their
+    mean): more settings give no more information on the noise of the baseline, which is half of each variance.
     """
     return max(1, math.floor(4 * (pairs - 1) / (1 + 3 / count)))
 
 
 def repeats_for(scatter: float, difference: float, comparisons: int, freedom: int | None = None) -> int:
-    """Repeats of each setting with which a difference of this size is claimed in at least `POWER` of cases.
+    """Returns the repeats per setting with which a difference of this size is claimed in at least `POWER` of cases.
 
     The smallest n of the paired t test at Bonferroni's level for m comparisons, by the non-central t distribution: with
-    T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)). Where the
-    scatter is an estimate, the power is its mean over what the true scatter may be.
+    T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)). If the scatter
+    is an estimate, the power is the mean over possible true scatters.
 
-    `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to be seen,
-    e.g. 0.02. `comparisons`: how many are made. `freedom`: degrees of freedom of the scatter; None where it is known.
+    `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to find,
+    e.g. 0.02. `comparisons`: their number m. `freedom`: degrees of freedom of the scatter; None if it is known exactly.
     """
     from scipy.special import chdtri, nctdtr
 
@@ -152,14 +146,17 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
     effects = [effect * root for root in roots]
 
     def is_enough(pairs: int) -> bool:
-        # Of Student's non-central t (Cohen, Statistical Power Analysis, 1988, chapter 12).
+        # Student's non-central t (Cohen, Statistical Power Analysis, 1988, chapter 12).
         quantile = student_quantile(1 - tail, pairs - 1)
-        return fmean(1 - float(nctdtr(pairs - 1, math.sqrt(pairs) * one, quantile)) for one in effects) >= POWER
+        return fmean(1 - float(nctdtr(pairs - 1, math.sqrt(pairs) * effect, quantile)) for effect in effects) >= POWER
 
     low, high = 2, 3
     while not is_enough(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
     return high

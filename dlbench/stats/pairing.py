@@ -1,22 +1,23 @@
-"""Which runs of two sides are pairs: equal repeats, which ran side by side."""
+"""Pairs of runs of two sides: equal repeats, which ran interleaved."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 ENOUGH_PAIRS = 5
-"""This many pairs carry an interval of their own, however many runs have no partner."""
+"""With this many pairs sides are paired, however many runs have no partner."""
 ENOUGH_SHARE = 0.8
-"""Of the smaller side: with fewer pairs than `ENOUGH_PAIRS`, this many of its runs must have a partner. Both sides of
-five repeats that lost different runs still pair; sides that share a block by chance do not."""
+"""With fewer pairs than `ENOUGH_PAIRS`, this share of the smaller side must have a partner. Sides of five repeats that
+lost different runs are still paired; sides that share a block by chance are not."""
 
 RunKey = tuple[str, int]
-"""Block (series with its swept values) and repeat: runs with equal keys ran side by side, interleaved."""
+"""Block (series with its swept values) and repeat: runs with equal keys ran interleaved."""
 
 
 class KnownKey(tuple[str, int]):
-    """A `RunKey` that knows the session of its run, which takes no part in equality: pairs may be of two jobs."""
+    """A `RunKey` with the session of its run, which does not count for equality: a pair may be of two jobs."""
 
     session: str | None = None
 
@@ -28,20 +29,26 @@ class KnownKey(tuple[str, int]):
 
 
 def session_of(key: RunKey) -> str | None:
-    """The session of a run; None where its key does not know."""
+    """Returns the session of a run; None for a plain key."""
     return key.session if isinstance(key, KnownKey) else None
 
 
 def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
-    """The keys that all sides hold, in their order. Each is of the session of its runs together; plain where a run does
-    not know its own.
-    """
-    sides = [{key: session_of(key) for key in side} for side in (first, *others)]
-    found = []
-    for key in sorted(set(sides[0]).intersection(*sides[1:])):
-        sessions = [session for side in sides if (session := side[key]) is not None]
-        found.append(KnownKey.of(*key, ", ".join(sessions)) if len(sessions) == len(sides) else (key[0], key[1]))
-    return found
+    """Returns the keys that all sides have, sorted, with the joined sessions of their runs if all are known."""
+    sides = [list(side) for side in (first, *others)]
+    sessions_by_key: dict[RunKey, list[str]] = {}
+    for key in itertools.chain.from_iterable(sides):
+        session = session_of(key)
+        if session is not None:
+            sessions_by_key.setdefault(key, []).append(session)
+    keys: list[RunKey] = []
+    for block, repeat in sorted(set(sides[0]).intersection(*sides[1:])):
+        sessions = sessions_by_key.get((block, repeat), [])
+        if len(sessions) == len(sides):
+            keys.append(KnownKey.of(block, repeat, ", ".join(sessions)))
+        else:
+            keys.append((block, repeat))
+    return keys
 
 
 @dataclass(frozen=True)
@@ -49,24 +56,24 @@ class Pairing:
     """The pairs of two sides."""
 
     keys: tuple[RunKey, ...]
-    """Of the pairs, in their order; empty where the sides are to be taken as independent."""
+    """Keys of the pairs, sorted; empty if the sides are independent."""
     left_out: int
-    """Runs of both sides together that have no partner while others are paired."""
+    """Runs of both sides together without a partner."""
 
     @property
     def is_paired(self) -> bool:
         return bool(self.keys)
 
     def of(self, side: Mapping[RunKey, float]) -> list[float]:
-        """The values of a side that take part: those of the pairs, or all, in the order of their keys."""
+        """Returns the values of a side's pairs, or all values of independent sides, in the order of their keys."""
         return [side[key] for key in (self.keys or sorted(side))]
 
 
 def pairing(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> Pairing:
-    """The runs that both sides hold, where they are `ENOUGH_PAIRS` or `ENOUGH_SHARE` of the smaller side.
+    """Pairs the runs that both sides have, if they are `ENOUGH_PAIRS` or `ENOUGH_SHARE` of the smaller side.
 
-    A run that failed has no value, and its partner is left out with it: pairs keep out the drift of the machine, which
-    is often larger than what is measured, and one run less costs little.
+    A failed run has no value, and its partner is left out too: pairs exclude the drift of the machine, which is often
+    larger than the measured difference, and one run less costs little.
     """
     shared = sorted(top.keys() & bottom.keys())
     fewer = min(len(top), len(bottom))

@@ -1,10 +1,10 @@
 """Resampled runs for intervals of fits.
 
-Points of one run share its state (neighbours, clocks, placement), so that it is runs that are drawn, never points or
-iterations. Runs with equal keys were interleaved and are drawn together. Percentiles of resamples of few values are
-too narrow; so each resample's distance from the centre is stretched, as logarithm, by Student's quantile over the
-normal one and by sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American Statistician
-69(4), 2015, expanded percentile interval).
+Points of one run share its state (neighbours, clocks, placement), so runs are drawn, never points or iterations. Runs
+with equal keys were interleaved and are drawn together. Percentiles of resamples of few values are too narrow, so each
+resample's distance from the centre is stretched, as logarithm, by Student's quantile over the normal one and by
+sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American Statistician 69(4), 2015,
+expanded percentile interval).
 """
 
 from __future__ import annotations
@@ -22,53 +22,55 @@ Key = TypeVar("Key", bound=Hashable)
 SEED = 20_150_815
 """Fixed, so that the same runs give the same interval, byte for byte."""
 RESAMPLES = 200
-"""Of a fit: enough for the ends of 95 % to within their own scatter, and a fit takes milliseconds."""
+"""Resamples per fit: enough for the ends of a 95 % interval to within their own scatter; a fit takes milliseconds."""
 LEAST_RUNS = 3
-"""Fewer runs of a point give no interval: for two, Student's quantile is 12.7."""
+"""Runs per point that an interval needs: for two, Student's quantile is 12.7."""
 
 
 def stretch(runs: int) -> float:
-    """By how much deviations of resamples of this many runs (two or more) are stretched."""
+    """Returns the factor by which deviations of resamples of this many runs (two or more) are stretched."""
     return student_quantile(0.975, runs - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(runs / (runs - 1))
 
 
 def resampled(
     points: Sequence[Mapping[Key, float]], *, centre: Literal["median", "geometric mean"], resamples: int = RESAMPLES
 ) -> Array | None:
-    """The centre over runs of each point in each resample, shape (resamples, points). `points`: of each point a
-    positive value for each run, by a key that interleaved runs of different points share. `centre`: what is made of the
-    runs. Returns None where a point has fewer than `LEAST_RUNS` runs.
+    """Returns the centre over runs of each point in each resample, shape (resamples, points).
+
+    `points`: for each point a positive value per run, by a key that interleaved runs of different points share.
+    None if a point has fewer than `LEAST_RUNS` runs.
     """
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None
     middle = np.nanmedian if centre == "median" else np.nanmean
-    found = np.empty((resamples, len(points)))
-    for number, (keys, members) in enumerate(_drawn_together(points)):
-        places = {key: place for place, key in enumerate(keys)}
-        values = np.full((len(members), len(keys)), np.nan)
+    centres_by_point = np.empty((resamples, len(points)))
+    for number, (keys, members) in enumerate(_linked_points(points)):
+        column_by_key = {key: column for column, key in enumerate(keys)}
+        logs = np.full((len(members), len(keys)), np.nan)
         for row, member in enumerate(members):
             for key, value in points[member].items():
-                values[row, places[key]] = math.log(value)
+                logs[row, column_by_key[key]] = math.log(value)
         picks = np.random.default_rng([SEED, number]).integers(0, len(keys), size=(resamples, len(keys)))
-        centres = middle(values, axis=1)
-        drawn = values[:, picks]
-        missed = np.isnan(drawn).all(axis=2)  # a point of fewer runs, and none of them drawn: it stays where it is
+        centres = middle(logs, axis=1)
+        drawn = logs[:, picks]
+        # A point with fewer runs, none of which was drawn, keeps its centre.
+        missed = np.isnan(drawn).all(axis=2)
         drawn[missed, 0] = np.broadcast_to(centres[:, None], missed.shape)[missed]
         factor = np.array([stretch(len(points[member])) for member in members])[:, None]
-        found[:, members] = np.exp(centres[:, None] + factor * (middle(drawn, axis=2) - centres[:, None])).T
-    return found
+        centres_by_point[:, members] = np.exp(centres[:, None] + factor * (middle(drawn, axis=2) - centres[:, None])).T
+    return centres_by_point
 
 
-def _drawn_together(points: Sequence[Mapping[Key, float]]) -> list[tuple[list[Key], list[int]]]:
-    """Keys that are linked by points, and these points."""
+def _linked_points(points: Sequence[Mapping[Key, float]]) -> list[tuple[list[Key], list[int]]]:
+    """Returns groups of points that share keys, directly or by other points: the keys and the indices of the points."""
     groups: list[tuple[set[Key], list[int]]] = []
     for index, point in enumerate(points):
         keys, members = set(point), [index]
-        apart = []
-        for other, others in groups:
-            if keys & other:
-                keys, members = keys | other, [*others, *members]
+        unlinked = []
+        for group_keys, group_members in groups:
+            if keys & group_keys:
+                keys, members = keys | group_keys, [*group_members, *members]
             else:
-                apart.append((other, others))
-        groups = [*apart, (keys, members)]
+                unlinked.append((group_keys, group_members))
+        groups = [*unlinked, (keys, members)]
     return [(sorted(keys, key=repr), members) for keys, members in groups]

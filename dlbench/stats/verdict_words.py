@@ -1,8 +1,6 @@
-"""The words of all verdicts, once: what each outcome is called where a question was asked.
+"""The words of all verdicts: a table per question from an outcome, or a state without comparison, to its wording.
 
-By question a table from an outcome (`dlbench.stats.verdict.Outcome`), or from a state beside the outcomes that allows
-no comparison, to its answer: the word in JSON and CSV, which users' CI reads and which never changes, the words in
-sentences and in the narrow cells of tables, and the tone from which marks, ratings and the colours of charts follow.
+Words in JSON and CSV never change, because users' CI reads them.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from collections.abc import Mapping
 
 from dlbench.stats.verdict import Question, Tone, Wording
 
-SETTING_MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
+SETTING_MARGIN = 0.02  # If the interval of a difference is within this fraction, a setting has no advantage.
 SETTING_MARGIN_TEXT = f"{SETTING_MARGIN * 100:g} %"
-QUALITY_OPEN = "quality not compared"  # Of ranks that train apart, whose updates are not those of replicas.
+QUALITY_OPEN = "quality not compared"  # For local SGD, whose updates are not those of data parallel replicas.
 
 GATE: Question = {
     "worse": Wording("regressed", "bad"),
@@ -30,10 +28,10 @@ FLOOR: Question = {
     "better": Wording("met", "good"),
 }
 """Runs against a throughput that they must reach."""
-GATE_TONES: Mapping[str, Tone] = {one.word: one.tone for table in (GATE, FLOOR) for one in table.values()}
+GATE_TONES: Mapping[str, Tone] = {wording.word: wording.tone for wording in (*GATE.values(), *FLOOR.values())}
 """Tones of the gate's words in JSON: bad is a failure of a test, good a pass, open an error."""
 GATE_ORDER = ("regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met")
-"""The first that is there stands for many."""
+"""Words by precedence: the verdict of many comparisons is the first of these that one of them has."""
 
 SETTING: Question = {
     "baseline": Wording("baseline"),
@@ -56,7 +54,7 @@ SETTING_TO_TARGET: Question = {
     "undecided": Wording("undecided", text="not told apart"),
     "insufficient": Wording("insufficient", text="not told apart"),
 }
-"""The same by the time to a target."""
+"""A setting against the baseline, by the time to a target."""
 LADDER_STEP: Question = {
     "better": Wording("faster", "good", "pays", "yes"),
     "equal": Wording("equal", text=f"adds nothing (within {SETTING_MARGIN_TEXT})", cell="no"),
@@ -68,7 +66,7 @@ LADDER_STEP: Question = {
     "target missed": Wording("target missed"),
     "baseline": Wording("baseline", cell="–"),
 }
-"""What a step of a ladder adds to those before it, in the order of the sentence."""
+"""The effect of a step of a ladder on top of the steps before it, in the order of the sentence."""
 AXIS: Question = {
     "better": Wording("matters"),
     "equal": Wording("no effect", text=f"no effect within {SETTING_MARGIN_TEXT}"),
@@ -83,7 +81,7 @@ DECOMPOSITION: Question = {
     "undecided": Wording("undecided"),
     "insufficient": Wording("insufficient"),
 }
-"""Whether what is saved without a phase agrees with the length of the phase."""
+"""Whether the time saved without a phase agrees with the length of the phase."""
 PRECISION: Question = {
     "better": Wording("faster", "good", "is faster than"),
     "worse": Wording("slower", "bad", "is slower than"),
@@ -101,7 +99,7 @@ HOST: Question = {
     "insufficient": Wording("too few sessions"),
     "not used lately": Wording("not used lately"),
 }
-"""A host against the other hosts of its runs: its own work, and the moment at which it leaves exchanges."""
+"""A host against the other hosts of its runs, by its own work and by the end of its exchanges."""
 TREND: Question = {
     "worse": Wording("regression", "bad"),
     "better": Wording("improvement", "good"),
@@ -120,5 +118,4 @@ CAUSE: Question = {
     "too few runs": Wording("too few runs"),
     "within noise": Wording("within noise"),
 }
-"""What is lost of the efficiency, and whether a part of the step is shown to lose it; the text is what that part is
-called."""
+"""The loss of efficiency, and whether a part of the step is shown to cause it; the text is the name of that part."""

@@ -33,7 +33,7 @@ class HistoryView(ReportView):
         words = (
             trends.finding,
             *(f"{series.label}: {series.verdict}" for series in changed[:MAX_CHARTED]),
-            *(f"{series.label}: {series.odd_nights}" for series in trends.series if series.newest),
+            *(f"{series.label}: {series.newest_nights_text}" for series in trends.series if series.newest),
             *(f"Slow now: {host.sentence}." for host in trends.nodes.slow),
         )
         num_slow = len(trends.nodes.slow)

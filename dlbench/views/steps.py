@@ -22,7 +22,7 @@ from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, sh
 from dlbench.report.charts.style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
-from dlbench.report.wording import PART_TITLES, figure_text, percent, shown, value_text
+from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.units import plural
 from dlbench.views.model import ReportGroup
@@ -337,7 +337,7 @@ class StepsView(GroupView):
         correlated = []
         for point in distribution.points:
             if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED:
-                figure = " ".join(filter(None, shown(point.autocorrelation, 2)))
+                figure = " ".join(filter(None, estimate_parts(point.autocorrelation, 2)))
                 correlated.append(f"{figure} at {place_of(point)}")
         notes = []
         if correlated:

@@ -10,7 +10,7 @@ from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
-from dlbench.report.wording import clean, number_text, percent, runs_text, sessions_text, shown, slow_link_text
+from dlbench.report.wording import clean, estimate_parts, number_text, percent, runs_text, sessions_text, slow_link_text
 from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
@@ -119,7 +119,7 @@ def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
     left = sum(one.verdict not in ACCUSED for one in found.hosts[MAX_SHOWN:])
 
     def work(one: HostHistory) -> Cell:
-        number, interval, _ = shown(one.ratio, 3)
+        number, interval, _ = estimate_parts(one.ratio, 3)
         return Cell(number, interval, number=one.ratio.value)
 
     def later(one: HostHistory) -> Cell:

@@ -1,17 +1,19 @@
 """The view `time-to-train`: how many GPUs (or ranks) a training is worth.
 
-For N samples at Thr samples per second a run would take N / Thr seconds of training steps, and its own start-up; what
-it holds meanwhile (GPUs, nodes, cores, ranks) times that are the hours that are billed, which grow by 1 / efficiency
-over the baseline's. Times are geometric means over runs, as throughput is, so that ratios of two rank counts are
-`ratio_estimate`s of the same runs. Only measured rank counts are answered: nothing here is extrapolated.
+For N samples at Thr samples per second a run takes N / Thr seconds of training steps, and its start-up; that times the
+GPUs (nodes, cores, ranks) that it holds are the billed hours, which grow by 1 / efficiency over the baseline's. Times
+are geometric means over runs, as throughput is, so that ratios of two rank counts are `ratio_estimate`s of the same
+runs. Only measured rank counts are answered: nothing is extrapolated.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
@@ -23,7 +25,7 @@ from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
-from dlbench.report.table import Cell, Column, Sheet, column, columns_of
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
 from dlbench.report.wording import (
     clean,
     interval_text,
@@ -42,23 +44,23 @@ from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
-Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
-Wanted = Literal["cheapest", "fastest"]  # cheapest: of fewest hours of what is held.
+BilledUnit = Literal["GPU", "node", "core", "rank"]  # Resource that a training holds, billed by the hour.
+Goal = Literal["cheapest", "fastest"]  # cheapest: fewest billed hours.
 
 _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a person says of the training, its price and its limits; the defaults leave all to the runs."""
+    """Options of `dlbench estimate`: length of the training, price and limits; by default the runs decide."""
 
     epochs: float | None = None
     epoch_samples: int | None = None
     samples: int | None = None  # Instead of epochs.
-    price: float | None = None  # Of an hour of what is held.
+    price: float | None = None  # Of an hour of the billed unit.
     currency: str = ""
-    held: Held | None = None
-    """What price and budget are of; None: GPUs, of runs without GPUs ranks, or nodes where jobs hold whole ones."""
+    held: BilledUnit | None = None
+    """Unit of price and budget; None: GPUs; for runs without GPUs ranks, or nodes if jobs hold whole nodes."""
     deadline_s: float | None = None
     budget: float | None = None
     is_money: bool = False  # Whether the budget is in the currency of the price, not in hours.
@@ -70,62 +72,86 @@ class TrainingPoint:
 
     ranks: int
     nodes: int
-    held: int  # GPUs, nodes, cores or ranks, as `TimeToTrain.held`, that the runs held.
-    place: str = field(metadata=column("At", ""))  # Ranks and nodes in words; GPUs where each rank holds one.
+    held: int  # Number of billed units (`TimeToTrain.held`) that the runs held.
+    place: str = field(metadata=column("At", ""))  # Ranks and nodes in words; GPUs if each rank holds one.
     global_batch: int
     throughput: Estimate = field(metadata=column("Throughput", "throughput_per_s"))
     efficiency: Estimate
     is_baseline: bool
-    samples: float | None  # Trained, all ranks together; None where runs trained to a target.
+    samples: float | None  # Trained samples of all ranks; None if runs trained to a target.
     time: Estimate  # Seconds.
-    hours: Estimate = field(metadata=column("Hours"))  # `held` times `time`, hours.
+    hours: Estimate = field(metadata=column("Hours"))  # Billed hours: `held` times `time`.
     price: Estimate | None = field(metadata=column("Price"))
-    seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})  # The time of each run.
+    seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})  # Seconds by run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingAnswer:
-    """One rank count that was looked for."""
+    """The answer to a question for a rank count."""
 
-    wanted: Wanted  # Of a point that is both, fastest.
-    is_met: bool  # Whether a measured rank count meets the deadline and the budget; True where none was given.
-    ranks: int | None  # Of the point; None where none meets them.
+    wanted: Goal  # `fastest` for a point that is both.
+    is_met: bool  # Whether a measured rank count meets the deadline and the budget; True without either.
+    ranks: int | None  # Of the point; None if no point meets them.
     nodes: int | None
     text: str
-    remarks: tuple[str, ...]  # How sure that is, each a sentence.
+    remarks: tuple[str, ...]  # Sentences that say how certain that is.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToTrain:
     """Time, hours and price of a training at each measured rank count."""
 
-    held: Held
+    held: BilledUnit
     currency: str
-    amount: str  # How much is trained, and who says so, in a sentence; without a length a million samples.
+    amount: str  # The length of the training and its source, in a sentence; without a length a million samples.
     points: tuple[TrainingPoint, ...]  # Those that have a time.
     answers: tuple[TrainingAnswer, ...]
-    notes: tuple[str, ...]  # What is in the figures, and what is not.
+    notes: tuple[str, ...]  # Say what the figures include, and what they leave out.
 
 
-Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]  # Figure and its maximum, by name.
+@dataclass(frozen=True)
+class _Limit:
+    """A deadline or a budget."""
+
+    words: str
+    field: Literal["time", "hours", "price"]  # The limited figure of a `TrainingPoint`.
+    most: float
+
+    def figure(self, point: TrainingPoint) -> Estimate:
+        figure: Estimate | None = getattr(point, self.field)
+        return figure or point.hours
+
+    def outcome(self, point: TrainingPoint) -> Outcome:
+        """Returns `equal` if the whole interval lies between 0 and the limit."""
+        return judge(self.figure(point), self.most / 2, centre=self.most / 2).outcome
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
-    """The largest unit of which a time has two or more: its seconds and its name."""
+    """Returns the largest unit of which a time has two or more: its seconds and its name."""
     return next(((size, name) for size, name in _UNITS if seconds >= 2 * size), _UNITS[-1])
 
 
-def held_by(run: Run, what: Held) -> int | None:
-    """How much a run held; None for GPUs of a run that had none. Exclusive jobs hold whole nodes, used or not."""
+def held_by(run: Run, unit: BilledUnit) -> int | None:
+    """Returns how many units a run held; None for GPUs of a run that had none.
+
+    Exclusive jobs hold whole nodes, used or not.
+    """
     layout, system = run.plan.layout, run.plan.system
-    is_whole = _holds_nodes(run)
-    if what == "core" and is_whole and layout.node_cores:
-        return layout.nodes * layout.node_cores
-    if what != "GPU":
-        return {"core": layout.ranks * layout.cores_per_rank, "node": layout.nodes, "rank": layout.ranks}[what]
-    used = len({(rank.host, rank.gpu.uuid) for rank in run.record.ranks if rank.gpu}) if run.record else 0
-    asks_all = system.scheduler != "none" and system.slurm.gpu_count == "node"
-    return max(used, layout.nodes * system.node.gpus) if used and (is_whole or asks_all) else used or None
+    if unit == "rank":
+        return layout.ranks
+    if unit == "node":
+        return layout.nodes
+    if unit == "core":
+        if _holds_nodes(run) and layout.node_cores:
+            return layout.nodes * layout.node_cores
+        return layout.ranks * layout.cores_per_rank
+    if run.record is None:
+        return None
+    num_used = len({(rank.host, rank.gpu.uuid) for rank in run.record.ranks if rank.gpu})
+    asks_for_all = system.scheduler != "none" and system.slurm.gpu_count == "node"
+    if num_used and (_holds_nodes(run) or asks_for_all):
+        return max(num_used, layout.nodes * system.node.gpus)
+    return num_used or None
 
 
 def _holds_nodes(run: Run) -> bool:
@@ -133,84 +159,101 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
-    """The training at every rank count of a group, and the answer to what was asked."""
+    """Returns the training at every rank count of a group, and the answers to the questions of `asked`.
+
+    Raises `UserError`: an option needs what the runs do not have.
+    """
     group, table = source.group, source.table
-    rates = table.rates
-    runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
-    held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")
-    quality = source.of(GroupQuality) if asked.samples is None and asked.epochs is None else None
+    unit = asked.held or _default_unit(firsts[0])
+    quality = None
+    if asked.samples is None and asked.epochs is None:
+        quality = source.of(GroupQuality)
     lengths = [_length(run, firsts[0], asked) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
     if not is_whole and (asked.deadline_s or asked.budget):
         option = "--deadline" if asked.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
-    missed = [] if quality is None else [point for point in quality.points if not point.all_reached]
-    unreached = {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
+    missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
+    for quality_point in quality.points if quality else ():
+        if not quality_point.all_reached:
+            reached = reached_text(quality_point.num_reached, quality_point.num_runs)
+            missed[quality_point.ranks, quality_point.nodes] = reached
     points: list[TrainingPoint] = []
     notes = []
-    for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
-        count = held_by(first, held)
+    for point, first, length in zip(group.points, firsts, lengths, strict=True):
+        count = held_by(first, unit)
         if count is None:
             hint = "give price and budget in rank-hours or node-hours"
             raise UserError(f"{_workload(first)}: its runs had no GPU; {hint}")
-        place, samples = _place(point, held, count), length.samples if length else UNSTATED_SAMPLES
-        if reached := unreached.get((point.ranks, point.nodes)):
-            notes.append(f"{place}: no time, because {reached} met the target.")
+        place = _place(point, unit, count)
+        if (point.ranks, point.nodes) in missed:
+            notes.append(f"{place}: no time, because {missed[point.ranks, point.nodes]} met the target.")
             continue
+        samples = length.samples if length else UNSTATED_SAMPLES
         seconds = {}
-        for key, run in of_point.items():
+        for run_id in point.run_ids:
+            run = table.runs[run_id]
             if quality is not None:
-                seconds[key] = quality_of(run).time_to_quality_s or math.nan
+                run_s = quality_of(run).time_to_quality_s or math.nan
             else:
-                seconds[key] = samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
+                run_s = samples / table.rates[run_id]
+                if is_whole:
+                    run_s += _start_s(run)
+            seconds[table.keys[run_id]] = run_s
         time = geometric_mean_estimate(seconds, "s")
-        hours = time.scaled(count / HOUR_S, f"{held}-hours")
-        points.append(
-            TrainingPoint(
-                ranks=point.ranks,
-                nodes=point.nodes,
-                held=count,
-                place=place,
-                global_batch=first.plan.global_batch,
-                throughput=point.throughput,
-                efficiency=point.efficiency,
-                is_baseline=point.is_baseline,
-                samples=samples if quality is None else None,
-                time=time,
-                hours=hours,
-                price=hours.scaled(asked.price, asked.currency) if asked.price else None,
-                seconds=seconds,
-            )
+        hours = time.scaled(count / HOUR_S, f"{unit}-hours")
+        training_point = TrainingPoint(
+            ranks=point.ranks,
+            nodes=point.nodes,
+            held=count,
+            place=place,
+            global_batch=first.plan.global_batch,
+            throughput=point.throughput,
+            efficiency=point.efficiency,
+            is_baseline=point.is_baseline,
+            samples=samples if quality is None else None,
+            time=time,
+            hours=hours,
+            price=hours.scaled(asked.price, asked.currency) if asked.price else None,
+            seconds=seconds,
         )
+        points.append(training_point)
     return TimeToTrain(
-        held=held,
+        held=unit,
         currency=asked.currency,
         amount=_amount_text(firsts, lengths, quality, asked),
         points=tuple(points),
-        answers=answers(points, asked, held),
-        notes=(*notes, *_notes(firsts, held, is_whole=is_whole, to_target=quality is not None)),
+        answers=answers(points, asked, unit),
+        notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
 
 
-def _place(point: Point, held: Held, count: int) -> str:
+def _default_unit(run: Run) -> BilledUnit:
+    if held_by(run, "GPU"):
+        return "GPU"
+    return "node" if _holds_nodes(run) else "rank"
+
+
+def _place(point: Point, unit: BilledUnit, count: int) -> str:
     place = place_text(point.ranks, point.nodes)
-    if held != "GPU":
+    if unit != "GPU":
         return place
-    return place.replace("rank", "GPU") if count == point.ranks else f"{place} ({count} GPUs held)"
+    if count == point.ranks:
+        return place.replace("rank", "GPU")
+    return f"{place} ({count} GPUs held)"
 
 
-def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool) -> Iterator[str]:
+def _notes(firsts: Sequence[Run], unit: BilledUnit, *, is_whole: bool, to_target: bool) -> Iterator[str]:
     if to_target:
         yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
     elif is_whole:
-        starts = [_start_s(run) for run in firsts]
-        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
+        starts_s = [_start_s(run) for run in firsts]
+        span = _span(format_seconds(min(starts_s)), format_seconds(max(starts_s)))
         yield (
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
         )
-    # What a global batch that grows with the ranks leaves out.
     small, large = firsts[0].plan.global_batch, firsts[-1].plan.global_batch
     if not to_target and small == large:
         yield f"The global batch is {large:,} in all rows."
@@ -219,7 +262,7 @@ def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool
             f"The global batch grows from {small:,} to {large:,}; larger batches often need more epochs to the same "
             "accuracy, which is not in the figures."
         )
-    if held != "rank":
+    if unit != "rank":
         yield "GPUs, cores and nodes that a job holds are counted, used or not."
     yield "Measured rank counts only: nothing is extrapolated."
 
@@ -229,23 +272,27 @@ def _workload(run: Run) -> str:
 
 
 def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
-    """What is trained at the batch of a run; a recipe in steps trains as many samples as at the baseline's batch."""
+    """Returns the training at the batch of a run; a recipe in steps has as many samples as at the baseline's batch."""
     if asked.samples is not None:
         return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
-    epoch = asked.epoch_samples or run.epoch_samples
+    epoch_samples = asked.epoch_samples or run.epoch_samples
     if asked.epochs is not None:
-        if not epoch:
+        if not epoch_samples:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        return TrainingLength(epochs=asked.epochs, samples=epoch * asked.epochs, key="--epochs", is_limit=False)
-    found = recipe_of(run.plan, epoch)
+        samples = epoch_samples * asked.epochs
+        return TrainingLength(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+    recipe = recipe_of(run.plan, epoch_samples)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
-    return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
+    if recipe is None or recipe.epochs is not None or is_of_batch:
+        return recipe
+    return recipe_of(base.plan, epoch_samples)
 
 
 def _start_s(run: Run) -> float:
-    """Of its slowest rank: start of the process to the first step, staging included."""
-    ranks = run.record.ranks if run.record else ()
-    return max((rank.startup_s for rank in ranks), default=0.0)
+    """Returns the seconds from the start of the slowest process to the first step, staging included."""
+    if run.record is None:
+        return 0.0
+    return max((rank.startup_s for rank in run.record.ranks), default=0.0)
 
 
 def _amount_text(
@@ -258,12 +305,14 @@ def _amount_text(
     if first is None or last is None:
         return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
     if first.epochs is None or last.epochs is None:
-        much = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
+        amount = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
-        epoch = asked.epoch_samples or firsts[0].epoch_samples
+        epoch_samples = asked.epoch_samples or firsts[0].epoch_samples
         epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
-        much = f"{epochs} ({first.key}) of {epoch:,} {unit}"
-    return f"At most {much}: runs that meet their target take less." if first.is_limit else f"{much}."
+        amount = f"{epochs} ({first.key}) of {epoch_samples:,} {unit}"
+    if first.is_limit:
+        return f"At most {amount}: runs that meet their target take less."
+    return f"{amount}."
 
 
 def _span(first: str, last: str) -> str:
@@ -271,111 +320,130 @@ def _span(first: str, last: str) -> str:
 
 
 def _counted(number: str, units: str) -> str:
-    return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
+    if number == "1":
+        return f"1 {units.removesuffix('s')}"
+    return f"{number} {units}"
 
 
-def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[TrainingAnswer, ...]:
-    """With a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest within
-    it; without either both of all.
+def answers(points: Sequence[TrainingPoint], asked: Asked, unit: BilledUnit) -> tuple[TrainingAnswer, ...]:
+    """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
+
+    Without either the fastest and the cheapest of all.
     """
-    limits: Limits = {}
+    limits = []
     if asked.deadline_s:
         size, name = unit_of(asked.deadline_s)
-        limits[f"under {_counted(f'{asked.deadline_s / size:g}', name)}"] = lambda point: point.time, asked.deadline_s
+        words = f"under {_counted(f'{asked.deadline_s / size:g}', name)}"
+        limits.append(_Limit(words, "time", asked.deadline_s))
     if asked.budget:
         amount = f"{asked.budget:,.15g}"  # as it was typed
-        limit = f"{amount} {asked.currency}" if asked.is_money else _counted(amount, f"{held}-hours")
-        limits[f"within {limit}"] = lambda point: (asked.is_money and point.price) or point.hours, asked.budget
-    wanted: Wanted = "cheapest" if asked.deadline_s else "fastest"
+        if asked.is_money:
+            limits.append(_Limit(f"within {amount} {asked.currency}", "price", asked.budget))
+        else:
+            limits.append(_Limit(f"within {_counted(amount, f'{unit}-hours')}", "hours", asked.budget))
     if limits:
-        return (_answer(wanted, points, limits),)
+        goal: Goal = "cheapest" if asked.deadline_s else "fastest"
+        return (_answer(goal, points, limits),)
     if not points:
         return ()
-    fast, cheap = _answer("fastest", points, {}), _answer("cheapest", points, {})
+    fast, cheap = _answer("fastest", points, ()), _answer("cheapest", points, ())
     if (fast.ranks, fast.nodes) != (cheap.ranks, cheap.nodes):
         return fast, cheap
     text = f"{fast.text} and cheapest" if len(points) > 1 else f"{fast.text.removesuffix('fastest')}the only one"
     return (replace(fast, text=text, remarks=tuple(dict.fromkeys((*fast.remarks, *cheap.remarks)))),)
 
 
-def best(points: Sequence[TrainingPoint], wanted: Wanted) -> TrainingPoint:
-    """The cheapest or the fastest by value; of equal ones the fastest or the cheapest, then that of fewest ranks."""
-    order = -1 if wanted == "cheapest" else 1
-    return min(points, key=lambda one: ((one.time.value, one.hours.value)[::order], one.ranks, one.nodes))
+def best(points: Sequence[TrainingPoint], goal: Goal) -> TrainingPoint:
+    """Returns the cheapest or the fastest by value; of equal ones the fastest or the cheapest, then fewest ranks."""
+    figures = ("time.value", "hours.value")
+    if goal == "cheapest":
+        figures = ("hours.value", "time.value")
+    return min(points, key=attrgetter(*figures, "ranks", "nodes"))
 
 
-def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> TrainingAnswer:
-    meeting = [one for one in points if all(figure(one).value <= most for figure, most in limits.values())]
-    chosen = best(meeting, wanted) if meeting else None
-    near = chosen or (best(points, "fastest" if wanted == "cheapest" else "cheapest") if points else None)
+def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit]) -> TrainingAnswer:
+    meeting = [point for point in points if all(limit.figure(point).value <= limit.most for limit in limits)]
+    chosen = best(meeting, goal) if meeting else None
+    limit_words = " and ".join(limit.words for limit in limits)
     remarks = []
-    for one in points:
-        over = [(figure(one).low, most) for figure, most in limits.values() if figure(one).value > most]
-        is_better = chosen is None or best([one, chosen], wanted) is one
-        if over and is_better and all(low is not None and low <= most for low, most in over):
-            remarks.append(f"{one.place} may do as well: {_summary(one)}.")
+    for point in points:
+        exceeded = [limit for limit in limits if limit.figure(point).value > limit.most]
+        is_better = chosen is None or best([point, chosen], goal) is point
+        if exceeded and is_better and all(_may_meet(limit, point) for limit in exceeded):
+            remarks.append(f"{point.place} may do as well: {_summary(point)}.")
     if chosen is None:
-        more = [f"More than {max(points, key=lambda one: one.ranks).place} were not tried."] if points else []
-        text = f"None of the measured rank counts is {' and '.join(limits)}"
-        if near:
-            text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_summary(near)}"
-        return TrainingAnswer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
+        text = f"None of the measured rank counts is {limit_words}"
+        if points:
+            other_goal: Goal = "fastest" if goal == "cheapest" else "cheapest"
+            nearest = best(points, other_goal)
+            text += f"; the {other_goal}, {nearest.place}, takes {_summary(nearest)}"
+            remarks.append(f"More than {max(points, key=attrgetter('ranks')).place} were not tried.")
+        return TrainingAnswer(wanted=goal, is_met=False, ranks=None, nodes=None, text=text, remarks=tuple(remarks))
     return TrainingAnswer(
-        wanted=wanted,
+        wanted=goal,
         is_met=True,
         ranks=chosen.ranks,
         nodes=chosen.nodes,
-        text=f"{chosen.place}: {_summary(chosen)}: {' '.join([wanted, ' and '.join(limits)]).rstrip()}",
-        remarks=(*_certainty(chosen, points, limits), *remarks, *_indistinguishable(chosen, wanted, meeting)),
+        text=f"{chosen.place}: {_summary(chosen)}: {goal} {limit_words}".rstrip(),
+        remarks=(*_certainty(chosen, points, limits), *remarks, *_indistinguishable(chosen, goal, meeting)),
     )
 
 
+def _may_meet(limit: _Limit, point: TrainingPoint) -> bool:
+    """Returns whether the interval of a figure reaches below the limit."""
+    low = limit.figure(point).low
+    return low is not None and low <= limit.most
+
+
 def _summary(point: TrainingPoint) -> str:
-    """E.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
+    """Returns e.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
     size, name = unit_of(point.time.value)
-    figures = [one for one in (point.time.scaled(1 / size, name), point.hours, point.price) if one]
-    time, *cost = (" ".join(filter(None, (value_text(one), one.unit, interval_text(one)))) for one in figures)
-    return f"{time} for {', '.join(cost)}"
+    costs = [_with_unit(figure) for figure in (point.hours, point.price) if figure]
+    return f"{_with_unit(point.time.scaled(1 / size, name))} for {', '.join(costs)}"
 
 
-def _against(figure: Estimate, most: float) -> Outcome:
-    """Returns `equal` where the whole interval lies between 0 and `most`."""
-    return judge(figure, most / 2, centre=most / 2).outcome
+def _with_unit(figure: Estimate) -> str:
+    return f"{value_text(figure)} {figure.unit} {interval_text(figure)}".replace("  ", " ").rstrip()
 
 
-def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
-    left = "start-up and queue" if chosen.samples is None else "evaluations, checkpoints and queue"
-    for words, (figure, most) in limits.items():
-        outcome = _against(figure(chosen), most)
+def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Sequence[_Limit]) -> Iterator[str]:
+    left_out = "start-up and queue" if chosen.samples is None else "evaluations, checkpoints and queue"
+    for limit in limits:
+        outcome = limit.outcome(chosen)
         if outcome == "equal":
-            yield f"The whole interval of the mean is {words}, without {left}."
+            yield f"The whole interval of the mean is {limit.words}, without {left_out}."
         elif outcome == "insufficient":
-            few = figure(chosen)
-            yield f"Not sure to be {words}: {units_text(few)} cannot decide that; {repeat_text(few)}."
+            figure = limit.figure(chosen)
+            yield f"Not sure to be {limit.words}: {units_text(figure)} cannot decide that; {repeat_text(figure)}."
         else:
-            sure = [one for one in points if all(_against(f(one), m) == "equal" for f, m in limits.values())]
-            then = f"; that of {best(sure, 'cheapest').place} does not" if sure else ""
-            yield f"Not sure to be {words}: the interval of the mean reaches over it{then}."
+            text = f"Not sure to be {limit.words}: the interval of the mean reaches over it"
+            certain = [point for point in points if all(other.outcome(point) == "equal" for other in limits)]
+            if certain:
+                text += f"; that of {best(certain, 'cheapest').place} does not"
+            yield f"{text}."
 
 
-def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
-    few = []
-    for other in (point for point in meeting if point is not chosen):
-        factor = other.held / chosen.held if wanted == "cheapest" else 1.0
-        ratio = ratio_estimate(other.seconds, chosen.seconds).scaled(factor, "ratio")
+def _indistinguishable(chosen: TrainingPoint, goal: Goal, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
+    undecided = []
+    for other in meeting:
+        if other is chosen:
+            continue
+        ratio = ratio_estimate(other.seconds, chosen.seconds)
+        figure = "time"
+        if goal == "cheapest":
+            ratio, figure = ratio.scaled(other.held / chosen.held, "ratio"), "hours"
         outcome = judge(ratio, 0.0, centre=1.0, higher_is_worse=True).outcome
         if outcome == "insufficient":
-            few.append(ratio)
+            undecided.append(ratio)
         elif outcome != "worse":
-            what = "hours" if wanted == "cheapest" else "time"
-            yield f"{other.place} cannot be distinguished from {chosen.place}: {times_text(ratio)} the {what}."
-    if few:
-        fewest = min(few, key=lambda one: one.units)
+            yield f"{other.place} cannot be distinguished from {chosen.place}: {times_text(ratio)} the {figure}."
+    if undecided:
+        fewest = min(undecided, key=attrgetter("units"))
         yield f"Chosen by values alone: {units_text(fewest)} cannot distinguish rank counts; {repeat_text(fewest)}."
 
 
 class TimeToTrainView(GroupView):
-    """What a training takes and costs at each measured rank count; of a report nothing is `asked`."""
+    """Time and cost of a training at each measured rank count; a report asks no questions."""
 
     id = "time-to-train"
     title = "How many ranks?"
@@ -387,71 +455,94 @@ class TimeToTrainView(GroupView):
         self._asked = asked or Asked()
 
     def numbers(self, source: GroupSource) -> TimeToTrain | None:
-        # Such runs read every gradient once more: their speed is no training's.
-        return None if source.group.sample.plan.measure.noise_scale else estimated(source, self._asked)
+        if source.group.sample.plan.measure.noise_scale:
+            # Such runs read every gradient once more: their speed is no training's.
+            return None
+        return estimated(source, self._asked)
 
-    def shown(self, group: ReportGroup, found: TimeToTrain) -> Section:
-        title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
-        sheet = _sheet(found, group.sample_unit)
-        words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
+    def shown(self, group: ReportGroup, training: TimeToTrain) -> Section:
+        title = "How many GPUs?" if training.held == "GPU" else self.title
+        sheet = _sheet(training, group.sample_unit)
+        words: list[str] = []
+        for answer in training.answers:
+            words += [f"{answer.text}.", *answer.remarks]
+        brief = []
+        if len(training.points) > 1:
+            brief.append(f"{title} {'; '.join(answer.text for answer in training.answers)}.")
+        times = [("", point, point.time) for point in training.points]
         return Section(
             title=title,
-            about=(found.amount,),
+            about=(training.amount,),
             words=tuple(dict.fromkeys(words)),
-            charts=lambda: times_over("ranks", group, "Time to train", (("", p, p.time) for p in found.points), sheet),
+            charts=partial(times_over, "ranks", group, "Time to train", times, sheet),
             sheets=(sheet,),
-            notes=found.notes,
+            notes=training.notes,
             where={"sample_unit": group.sample_unit},
-            brief=(f"{title} {'; '.join(one.text for one in found.answers)}.",) if len(found.points) > 1 else (),
+            brief=tuple(brief),
         )
 
 
 def times_over(
-    x: str, subject: Subject, what: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
+    x: str, subject: Subject, quantity: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
-    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes); nothing of few counts.
+    """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
 
-    `times`: of a line at a row with ranks and nodes. Dashed: of the fewest ranks the first, which more divide evenly.
+    Args:
+        x: Field of the horizontal axis.
+        subject: The subject of the chart.
+        quantity: Name of the time.
+        times: Name of the line, row with ranks and nodes, and time of each point.
+        table: The numbers.
     """
-    known = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
-    places = {(ranks, nodes) for _, ranks, nodes in known}
-    colours = dict(zip(dict.fromkeys(line for line, *_ in known), itertools.cycle(RANK_COLOURS), strict=False))
-    if len(places) < 2 + (len(colours) == 1):  # Of one line at two counts a table says as much.
+    by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
+    places = {(ranks, nodes) for _, ranks, nodes in by_place}
+    names = dict.fromkeys(line for line, *_ in by_place)
+    fewest_places = 3 if len(names) == 1 else 2  # Of one line at two counts a table says as much.
+    if len(places) < fewest_places:
         return []
-    x = x if len({nodes for _, nodes in places}) == len(places) else "ranks"
-    (name, first, at), base = min(known.items(), key=lambda one: one[0][1:])
-    size, unit = unit_of(max(time.value for time in known.values()))
-    rows: Rows = [
-        {
+    colours = dict(zip(names, itertools.cycle(RANK_COLOURS), strict=False))
+    if len({nodes for _, nodes in places}) < len(places):
+        x = "ranks"
+    # The ideal begins at the fewest ranks; of several lines there at the first.
+    name, base_ranks, base_nodes = base = min(by_place, key=itemgetter(1, 2))
+    size, unit = unit_of(max(time.value for time in by_place.values()))
+    rows: Rows = []
+    for (line, ranks, nodes), time in by_place.items():
+        row = {
             "ranks": ranks,
             "nodes": nodes,
             "line": line,
             "place": place_text(ranks, nodes),
-            "ideal": base.value / size * first / ranks,
+            "ideal": by_place[base].value / size * base_ranks / ranks,
             **figure_row(time.scaled(1 / size, unit)),
         }
-        for (line, ranks, nodes), time in known.items()
-    ]
-    by = Series("line", colours) if len(colours) > 1 else MEASURED
-    tooltip = {"line": what, "place": "at", "shown": unit, "basis": "interval"}
+        rows.append(row)
+    by: Series | str = MEASURED
+    if len(colours) > 1:
+        by = Series("line", colours)
+    tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
-    return [
-        finish(
-            lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
-            subject,
-            name="times",
-            title=f"{what} over {x} (dashed: ideal from {', '.join(filter(None, (name, place_text(first, at))))})",
-            alt=f"In {unit}. {words}.",
-            table=table,
-            size=(WIDE, HEIGHT),
-            axes="xy",
-        )
-    ]
+    origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))
+    chart = finish(
+        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
+        subject,
+        name="times",
+        title=f"{quantity} over {x} (dashed: ideal from {origin})",
+        alt=f"In {unit}. {words}.",
+        table=table,
+        size=(WIDE, HEIGHT),
+        axes="xy",
+    )
+    return [chart]
 
 
-def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
-    size, name = unit_of(max((point.time.value for point in found.points), default=0.0))
-    price = f"Price, {found.currency}".rstrip(", ") if any(point.price for point in found.points) else ""
+def _sheet(training: TimeToTrain, sample_unit: str) -> Sheet[TrainingPoint]:
+    size, name = unit_of(max((point.time.value for point in training.points), default=0.0))
+    price = ""
+    if any(point.price for point in training.points):
+        price = f"Price, {training.currency}".rstrip(", ")
+    # For a length in samples the efficiency says how far a time is from the ideal.
+    has_ideal = any(point.samples is None for point in training.points)
 
     def efficiency(point: TrainingPoint) -> Estimate | Cell:
         return Cell("baseline", number=1.0) if point.is_baseline else point.efficiency
@@ -460,23 +551,23 @@ def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
         return point.time.scaled(1 / size)
 
     def ideal(point: TrainingPoint) -> Estimate:
-        return found.points[0].time.scaled(found.points[0].ranks / point.ranks / size)
+        base = training.points[0]
+        return base.time.scaled(base.ranks / point.ranks / size)
 
     columns = columns_of(
         TrainingPoint,
         *("ranks", "nodes", "place", "throughput"),
-        Column("efficiency", "Efficiency", lambda point: point.efficiency, efficiency, has_interval=True),
+        Column("efficiency", "Efficiency", "efficiency", efficiency, has_interval=True),
         *("global_batch", "trained_samples=samples"),
-        Column("time_s", f"Time, {name}", lambda point: point.time, time, has_interval=True),
-        # Of a length in samples the efficiency says it.
-        Column("", f"Ideal, {name}" * any(one.samples is None for one in found.points), ideal),
+        Column("time_s", f"Time, {name}", "time", time, has_interval=True),
+        Column("", f"Ideal, {name}" if has_ideal else "", ideal),
         "held",
-        Column("hours_of", "", lambda point: found.held),
+        constant("hours_of", training.held),
         *("hours", "price"),
         titles={
-            "throughput_per_s": f"Throughput, {unit}/s",
-            "hours": f"{found.held[0].upper()}{found.held[1:]}-hours",
+            "throughput_per_s": f"Throughput, {sample_unit}/s",
+            "hours": f"{training.held[0].upper()}{training.held[1:]}-hours",
             "price": price,
         },
     )
-    return Sheet(name="time-to-train", title="Time to train", columns=columns, rows=found.points)
+    return Sheet(name="time-to-train", title="Time to train", columns=columns, rows=training.points)

@@ -75,9 +75,9 @@ def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
 def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
     groups = sections(cli(command, "--help").stdout)
     jobs = ["Jobs"] * (command == "submit")
-    wanted = ["What is trained", "Which runs", "Where", *jobs, "Output"]
+    wanted = ["Training", "Runs", "System", *jobs, "Output"]
     assert [title for title in groups if title != "Example"] == wanted
-    assert {"--preset", "--set"} <= set(groups["What is trained"])
+    assert {"--preset", "--set"} <= set(groups["Training"])
     assert groups["Output"][-1] == "-h,"
 
 
@@ -158,7 +158,7 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
     assert max(map(len, lines)) <= 80
     assert "F set by resnet50.yaml; P set by preset ci; S set by --set;" in done.stdout
     for line in (
-        r"S batch_per_rank +16 +Samples a rank processes in one step\.",
+        r"S batch_per_rank +16 +Samples per rank and step\.",
         r"P image_size +64 +Height and width of the input, pixels\.",
         r"P learning_rate_scaling +linear +Scale the learning rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
@@ -285,7 +285,7 @@ def test_a_broken_file_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
 
 def scripts_in(dry_run: str) -> list[str]:
     """The scripts in what `submit --dry-run` prints, without the comments around them."""
-    return re.split(r"^#\n# (?:job \d+ of|\d+ more).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:]
+    return re.split(r"^#\n# (?:job \d+ of|Dry run).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:-1]
 
 
 def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -303,10 +303,12 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
     assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
     assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
-    assert one.stdout.endswith("# Scripts: --all-scripts prints them.\n")
+    assert "# Scripts: --all-scripts prints them.\n" in one.stdout
+    assert one.stdout.splitlines()[-1].split()[1:] == rows[-1]
     assert everything_below(tmp_path) == {}
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
+    assert "cosmoflow-2nodes-2ranks-4runs" in done.stdout.splitlines()[-1]
     script = scripts_in(done.stdout)[0]
     assert "cosmoflow-1node-1rank-4runs" in script
     assert "# Swept: watch.max_bytes=1MiB,20MB\n" in script
@@ -317,11 +319,11 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
     ]
     assert "afterany" not in done.stdout
     apart = cli(*SUBMIT, *asked, "--one-run-per-job", "--all-scripts").stdout
-    assert apart.count(" 4 apart  00:10:00 ") == 2
+    assert apart.count(" 4 in array  00:10:00 ") == 2
     assert "#SBATCH --array=1-4%1\n" in apart
     together = cli(*SUBMIT, *asked, "--pack", "all", "--time", "15").stdout
     assert "# Total: 1 job, 8 runs, at most 4 node-hours (nodes x time limit).\n" in together
-    assert "# Of these up to 1 are of nodes held idle by smaller runs (--pack points: none).\n" in together
+    assert "# Up to 1 of these are idle nodes during smaller runs (none with --pack points).\n" in together
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     assert f"{limit}; series s: {now}" in done.stderr
     told = cli("status", PATH=str(tmp_path))
     assert "series s: 0 of 4 runs valid, 2 incomplete, 2 not submitted; 1 of 2 jobs submitted; the rest:" in told.stdout
-    assert "Slurm did not say what became of job" in told.stdout
+    assert "Slurm did not answer on job" in told.stdout
     assert "(squeue is not on PATH)" in told.stdout
     (row,) = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)["series"]
     assert (row["series"], row["jobs"], row["submitted"], row["is_cut_off"]) == ("s", 2, 1, False)
@@ -371,7 +373,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
     assert len(resumed.stdout.split()) == 1
-    assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in resumed.stderr
+    assert "series s: 2 of 2 jobs submitted, 1 of them by this command; next: dlbench status runs" in resumed.stderr
     again = cli("submit", "--resume", "s", PATH=path)
     assert (again.returncode, again.stdout) == (0, "")
     assert "series s: 2 of 2 jobs submitted: nothing left to submit; next:" in again.stderr

@@ -353,7 +353,7 @@ def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     folder = write_comm(tmp_path, plan, state="invalid", points=points)
     outcome = verdict(folder, "")
     told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
-    assert (int(outcome.exit_code), outcome.detail) == (3, f"no figure: {told}")
+    assert (int(outcome.exit_code), outcome.detail) == (3, f"invalid: {told}")
     many = write_comm(tmp_path / "more", plan, state="invalid", points=[{**point, "problem": "overflow"}] * 5)
     assert read_comm_run(many.path).detail.endswith("of 4 KiB: overflow; and 2 points more")
 

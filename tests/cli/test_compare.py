@@ -230,7 +230,7 @@ def test_ranks_that_train_apart_are_never_better(
     losses = f"{1.95 if b else 1.9:.5g} against {1.95 if a else 1.9:.5g} with A"
     assert f"% {word}, " in text
     assert text.count(f"quality not compared: loss after equal samples {losses}") == 2  # Headline and remark.
-    assert ("Next: a step of it is not the same training: train both to a target" in text) == (verdict[:2] == "in")
+    assert ("Next: its steps do not train the same: train both to a target" in text) == (verdict[:2] == "in")
 
 
 @pytest.mark.parametrize(("evaluations", "verdict"), [(2, "improved"), (4, "inconclusive")])
@@ -272,7 +272,7 @@ def test_incomparable_runs_are_refused_with_the_differing_keys(tmp_path: Path, o
     assert "train.precision" not in str(error)
     result = call("check", "--baseline", old, "--candidate", new, "--allow", "precision,train.seed")
     assert result.exit_code == 0
-    assert "Differs on purpose: Precision: fp32 against bf16; train.seed: 0 against 3" in result.output
+    assert "Allowed differences: Precision: fp32 against bf16; train.seed: 0 against 3" in result.output
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_what_may_differ_between_the_sides_must_not_differ_within_one(tmp_path: 
     write_side(old, slower(1.0), series="faulty", overrides={"fault.step_delay_s": 0.05})
     new = write_side(tmp_path / "new", slower(1.0))
     error = refused("compare", old, new, "--allow", "fault")
-    assert "differ only in what may differ (Planted fault: step_delay_s=0.05 against none)" in str(error)
+    assert "differ only in allowed keys (Planted fault: step_delay_s=0.05 against none)" in str(error)
     assert call("compare", old, new, "--allow", "fault", "--where-a", "series=faulty").exit_code == 0
 
 
@@ -306,11 +306,11 @@ def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
     result = call("compare", old, both)
     assert result.exit_code == 0
     name = "sample, tiny preset, Horovod, fp32, batch 4 per rank, weak scaling, 2 ranks"
-    assert f"Only in B, compared with nothing: {name}" in " ".join(result.output.split())
+    assert f"Only in B, not compared: {name}" in " ".join(result.output.split())
     # What the baseline has and the candidate lacks must not pass.
     result = call("check", "--baseline", both, "--candidate", old)
     assert result.exit_code == 6
-    assert "B has no run with figures here" in " ".join(result.output.split())
+    assert "B has no run with figures at this point" in " ".join(result.output.split())
 
 
 def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_times_and_environments_on_both_sides_are_told(tmp_path: Path, old: Path
     story = partial(Story, environment={"host": "n7", "python": "3.11.7", "os": "Debian 13"})
     new = write_side(tmp_path / "new", slower(1.05), days=12, story=story)
     words = " ".join(call("compare", old, new).output.split())
-    assert "The sides were run 8 days apart: a drift of the machine in between counts as a difference" in words
+    assert "The sides were run 8 days apart: drift of the machine in between counts as a difference" in words
     assert "Environments of A and B differ: os: Debian 12 against Debian 13." in words
 
 
@@ -397,7 +397,7 @@ def test_one_session_a_side_is_inconclusive_and_says_what_helps(tmp_path: Path) 
     assert result.exit_code == 6
     words = " ".join(result.output.split())
     told_of_it = ("5 of A in 1 session", "% worse, 1.20", "], within one session; tolerance")
-    for told in ("one session a side: drift between sessions counts", "(--ab)", *told_of_it):
+    for told in ("one session per side: drift between sessions counts", "(--ab)", *told_of_it):
         assert told in words
     # Few sessions are no help either.
     code, metric = judged("check", "--baseline", nights(tmp_path / "few", NIGHTS[:4]), "--candidate", new)
@@ -609,14 +609,14 @@ def test_a_floor_needs_five_runs_and_one_session_or_five(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--at-least", "41"], "is no throughput; write it as '2500 images/s'"),
-        (["--at-least", "0 images/s"], "is no throughput"),
-        (["--at-least", "ranks: 41 images/s"], "is no throughput"),
+        (["--at-least", "41"], "is not a throughput; write it as '2500 images/s'"),
+        (["--at-least", "0 images/s"], "is not a throughput"),
+        (["--at-least", "ranks: 41 images/s"], "is not a throughput"),
         # None of these is answered with the number that was read of it: 2 images/s would pass for ever.
-        (["--at-least", "2,500 images/s"], "is no throughput; write it as '2500 images/s' (no ','"),
-        (["--at-least", "2 500 images/s"], "is no throughput"),
-        (["--at-least", "1e3 images/s"], "is no throughput"),
-        (["--at-least", "2.5k images/s"], "is no throughput"),
+        (["--at-least", "2,500 images/s"], "is not a throughput; write it as '2500 images/s' (no ','"),
+        (["--at-least", "2 500 images/s"], "is not a throughput"),
+        (["--at-least", "1e3 images/s"], "is not a throughput"),
+        (["--at-least", "2.5k images/s"], "is not a throughput"),
         (["--at-least", "2 k images/s"], "sample counts images, not k images: write NUMBER images/s"),
         (["--at-least", "41 volumes/s/rank"], "sample counts images, not volumes: write NUMBER images/s/rank"),
         (["--at-least", "ranks=3: 41 images/s"], "--at-least ranks=3: no point of"),
@@ -737,7 +737,7 @@ def test_sides_that_differ_in_more_than_was_set_are_refused(tmp_path: Path) -> N
             if plan.series.side == side:
                 write_run(tmp_path / "runs", plan, constant(PHASES_MS))
     error = refused("compare", tmp_path / "runs", "--paired")
-    assert "differ in more than was set on them: train.seed: 0 against 9" in str(error)
+    assert "differ in more than the settings of --ab: train.seed: 0 against 9" in str(error)
     assert "label_smoothing" not in str(error)
 
 
@@ -757,7 +757,7 @@ def test_pairs_without_their_partner_are_left_out(tmp_path: Path) -> None:
     edit_json(victim.folder.record, state="invalid")
     result = call("check", "--paired", out)
     words = " ".join(result.output.split())
-    assert "1 run without a partner on the other side left out" in words
+    assert "1 run left out: no partner on the other side" in words
     assert "Student's paired t test of 5 pairs" in words
     assert result.exit_code == 0
 

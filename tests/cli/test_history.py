@@ -71,7 +71,7 @@ def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
     (store / "runs" / os.fsdecode(b"\xfe")).mkdir()
     result = call("list", "--store", store)
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("passed over") == 3
+    assert result.stderr.count("not a name of a run; ignored") == 3
     assert r"'runs/2026-03/x\udcff'" in result.stderr
     assert len(open_history(store).entries()) == 6
 

@@ -224,7 +224,7 @@ def test_what_stands_in_place_of_a_month_is_named(
     put(month)
     done = call("history", "import", runs, "--store", tmp_path / "store")
     assert code(done) == 4, told(done)
-    assert f"{month}: is {what}, not a folder of this history; take it away" in done.output
+    assert f"{month}: is {what}, not a folder of this history; remove it" in done.output
     assert "1 imported, 1 damaged" in done.output
 
 

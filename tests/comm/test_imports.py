@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli
-from dlbench.comm.imports import import_tables
+from dlbench.comm.imports import ImportOptions, import_tables
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.tables import read_output
 from dlbench.errors import UserError
@@ -144,7 +144,7 @@ def test_in_place_is_taken_where_the_collective_has_such_a_form(
     text = nccl(8, 2, collective="all-gather").replace("all_gather", program)
     text = text.replace("0\n", "N/A\n") if unchecked else text
     text = text.replace("     0 ", "   N/A ") if unchecked == "both" else text
-    found = import_tables([file(text)], system="x", fitted="now")
+    found = import_tables([file(text)], system="x", fitted="now", options=ImportOptions())
     assert found.network.collectives[0].time(SIZES[-1]) == pytest.approx(
         slow * seconds("all-gather", SIZES[-1], 8, 4), rel=0.02
     )
@@ -155,7 +155,7 @@ def test_in_place_is_taken_where_the_collective_has_such_a_form(
 
 def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(file: Callable[[str], Path]) -> None:
     paths = [file(nccl(ranks, hosts)) for ranks, hosts in ((4, 1), (8, 2), (16, 4))]
-    network = import_tables(paths, system="dgx", fitted="now").network
+    network = import_tables(paths, system="dgx", fitted="now", options=ImportOptions()).network
     assert [(line.name, line.ranks, line.sizes) for line in network.collectives] == [
         ("nccl flat", ranks, (SIZES[0], SIZES[-1])) for ranks in (4, 8, 16)
     ]
@@ -172,7 +172,7 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
 
 def test_the_algorithm_that_explains_the_times_is_found(file: Callable[[str], Path]) -> None:
     paths = [file(nccl(ranks, ranks, algorithm="recursive-halving-doubling")) for ranks in (4, 8, 16)]
-    network = import_tables(paths, system="dgx", fitted="now").network
+    network = import_tables(paths, system="dgx", fitted="now", options=ImportOptions()).network
     assert {one.algorithm for one in network.errors} == {"recursive-halving-doubling"}
     assert network.across.pieces[0].alpha_s == pytest.approx(20e-6, rel=0.05)
 
@@ -183,7 +183,7 @@ def test_repeats_of_a_layout_give_intervals(file: Callable[[str], Path]) -> None
         text.replace("563.32", f"563.3{one}").replace("727.20", f"727.2{one}") for text in outputs for one in range(3)
     ]
     paths = [file(text) for text in repeats]
-    network = import_tables(paths, system="dgx", fitted="now").network
+    network = import_tables(paths, system="dgx", fitted="now", options=ImportOptions()).network
     assert len(network.draws) == 200
     assert network.fitted_over.runs == 3
 
@@ -201,7 +201,7 @@ def test_collectives_of_osu_are_sized_by_the_whole_buffer(
     title: str, collective: Collective, each: bool, full: bool, file: Callable[[str], Path]
 ) -> None:
     path = file(osu_collective(title, collective, 8, 4, each=each, full=full))
-    network = import_tables([path], system="big", ranks=[8], group_size=4, fitted="now").network
+    network = import_tables([path], system="big", fitted="now", options=ImportOptions(ranks=[8], group_size=4)).network
     (line,) = network.collectives
     assert line.name == ("mpi flat" if collective == "allreduce" else f"mpi {collective} library")
     assert line.sizes == (SIZES[0], SIZES[-1])
@@ -220,7 +220,7 @@ def test_latency_and_bandwidth_are_costs_of_a_level(version: str, file: Callable
         file(osu("Bandwidth", [(size, 3000 * size / (size + 4096)) for size in SIZES], version=version, unit="MB/s"))
     )
     levels = ["inside", "across", "beyond", "across"]
-    network = import_tables(paths, system="big", levels=levels, fitted="now").network
+    network = import_tables(paths, system="big", fitted="now", options=ImportOptions(levels=levels)).network
     found = {name: level.pieces[-1] for name, level in network.levels.items()}
     assert [one.alpha_s for one in found.values()] == pytest.approx([2e-6, 5e-6, 8e-6], rel=0.02)
     assert [one.beta_s_per_byte for one in found.values()] == pytest.approx([1e-10, 1 / 3e9, 8e-10], rel=0.01)
@@ -237,36 +237,36 @@ NCCL, OSU = nccl(8, 2), osu_collective("Allreduce Latency", "allreduce", 8, 4)
         (NCCL.replace("0\n# Out", "3\n# Out"), {}, r"line 23: .* 3 wrong values at 33554432 B, in place \(#wrong\)"),
         (NCCL.replace("0 OK", "7 FAILED"), {}, r"line 24: .* wrong values in this table \(Out .* 7 FAILED\)"),
         (NCCL.replace("Rank  1", "Rank  0"), {}, "line 7: rank 0 again: each process measured alone"),
-        (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: want"),
-        (NCCL.replace("all_reduce", "sendrecv"), {}, "line 16: no costs are made of nccl-tests sendrecv, but of all"),
-        (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
+        (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: need"),
+        (NCCL.replace("all_reduce", "sendrecv"), {}, "line 16: nccl-tests sendrecv gives no costs; costs come from"),
+        (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not contain its collective; give --coll"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
         (NCCL, {"ranks": [8]}, "--ranks: none of these outputs needs it"),
         (NCCL, {"dtype": "int8"}, "line 16: allreduce was measured with float; choose one by --type, e.g. --type fl"),
-        (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
-        (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
-        (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
+        (OSU, {"group_size": 4}, "line 4: does not contain its ranks; give --ranks once"),
+        (OSU, {"ranks": [8]}, "does not contain its group-size; give --group-size once"),
+        (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: need"),
         (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
-        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of OSU MPI Barrier Latency, but"),
+        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: OSU MPI Barrier Latency gives no costs;"),
         (OSU + "67108864   -3.0\n", {}, "line 11: 67108864 B, -3: times must be above 0"),
-        (OSU + "67108864   [warn]\n", {}, "line 11: 2 of 2 columns: other text tears the row"),
-        (OSU + "2097152   3.0\n", {}, "line 11: 2097152 B after 33554432 B: no row of this table"),
+        (OSU + "67108864   [warn]\n", {}, "line 11: 2 of 2 columns: other text interrupts the row"),
+        (OSU + "2097152   3.0\n", {}, "line 11: 2097152 B after 33554432 B: not a row of this table"),
         (OSU.replace("(us)", "(us)  Validation").replace("\n1024  ", "\n1024 0.5 Fail"), {}, "line 5: OSU's valid"),
         (NCCL.replace("  time ", "cputime"), {}, r"line 16: column cputime is .* \(nccl-tests -C 1\)"),
         (NCCL.replace("Rank  7 Group  0", "Rank  7 Group  1"), {}, "8 ranks are split into 2 groups"),
         (NCCL.replace("-1  ", "-1 gpu001:1:2 [0] NCCL INFO", 1), {}, "line 19: 5 of 13 columns in the row of 1024 B"),
-        (osu("Put", []).replace("MPI Put", "MPI_Put Latency"), {}, r"of OSU MPI_Put Latency \(one-sided\), but of all"),
+        (osu("Put", []).replace("MPI Put", "MPI_Put Latency"), {}, r"OSU MPI_Put Latency \(one-sided\) gives no costs"),
         (OSU + OSU.partition("CHAR.\n")[2], {"ranks": [8]}, "line 11: a second table without a title"),
         (OSU + f"{'9' * 400}   3.0\n", {}, "line 11: 9{20} B: a size must be from 0 to 9007199254740991"),
         (OSU + "2097152", {}, "line 11: 1 of 2 columns: .*, or the file is cut off"),
-        (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
+        (OSU.partition("1024")[0], {}, r"line 4: OSU Allreduce Latency v7\.3 has no row up to here"),
         ("hello\n", {}, "no table of nccl-tests or OSU in 1 lines"),
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
-        (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
+        (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not contain its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
         (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
         (re.sub(r"\n ++(?!1024).*", "", NCCL), {}, "line 16: 1 size above 0; a line needs two sizes or more"),
-        (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
+        (NCCL + NCCL, {}, "line 43: is a copy of .*: line 16; a repeat"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
     ids=range(36),
@@ -275,7 +275,7 @@ def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        import_tables([file(text)], system="x", fitted="now", **options)
+        import_tables([file(text)], system="x", fitted="now", options=ImportOptions(**options))
     assert "\n" not in str(raised.value)
 
 
@@ -310,9 +310,9 @@ def test_of_several_types_or_operations_one_is_asked_for(
     unsaid = {"ranks": [8], "group_size": 4} if "OSU" in text else {}
     path = file(text)
     with pytest.raises(UserError, match=f"allreduce was measured with {told}; choose one by {option}"):
-        import_tables([path], system="x", fitted="now", **unsaid)
+        import_tables([path], system="x", fitted="now", options=ImportOptions(**unsaid))
     asked = {"dtype" if option == "--type" else "op": label}
-    found = import_tables([path], system="x", fitted="now", **unsaid, **asked)
+    found = import_tables([path], system="x", fitted="now", options=ImportOptions(**unsaid, **asked))
     assert found.dtype == {"half": "fp16", "sum": "fp32"}.get(label, label)
     assert any(left_out in text for text in found.left_out)
     assert found.network.collectives[0].time(SIZES[-1]) == pytest.approx(
@@ -323,7 +323,7 @@ def test_of_several_types_or_operations_one_is_asked_for(
 def test_of_several_roots_the_lowest_is_taken(file: Callable[[str], Path]) -> None:
     text = nccl(8, 2, collective="all-gather").replace("all_gather", "gather").replace("none      -1", "none       2")
     path = file(below(text, rows_as(text, "none       2", "none      10")))
-    found = import_tables([path], system="x", fitted="now")
+    found = import_tables([path], system="x", fitted="now", options=ImportOptions())
     assert found.left_out[0] == "0.txt: line 16: roots 10: the lowest, 2, is taken"
     assert "cycles" not in found.network.sources[0]
 
@@ -331,7 +331,7 @@ def test_of_several_roots_the_lowest_is_taken(file: Callable[[str], Path]) -> No
 def test_cycles_are_repeats(file: Callable[[str], Path]) -> None:
     outputs = [nccl(ranks, 1) for ranks in (4, 8)]
     paths = [file(below(text, rows_as(text, "", "") * 2)) for text in outputs]
-    network = import_tables(paths, system="dgx", fitted="now").network
+    network = import_tables(paths, system="dgx", fitted="now", options=ImportOptions()).network
     assert (network.fitted_over.runs, len(network.draws)) == (3, 200)
     assert "3 cycles" in network.sources[0]
 
@@ -366,10 +366,10 @@ def test_a_log_of_several_programs_gives_costs_of_those_that_have_some(file: Cal
     others = ("_Put Latency", " Bi-Directional Bandwidth", " Non-blocking Allreduce Latency")
     log = "".join(latency.replace(" Latency Test", f"{name} Test").replace("2.1", "9.1") for name in others)
     path = file(f"srun: job 7\n{log}{latency}{log}\nreal 0m1.2s\n1741701909\n2025-03-11 14:06:09\nsrun: 4 tasks end\n")
-    found = import_tables([path], system="x", levels=["across"], fitted="now")
+    found = import_tables([path], system="x", fitted="now", options=ImportOptions(levels=["across"]))
     assert found.network.across.pieces[0].alpha_s == pytest.approx(2e-6, rel=0.02)
     assert len(found.left_out) == 6
-    assert found.left_out[0] == "0.txt: line 3: no costs are made of OSU MPI_Put Latency (one-sided)"
+    assert found.left_out[0] == "0.txt: line 3: OSU MPI_Put Latency (one-sided) gives no costs"
 
 
 def report_of(text: str, *, devices: int = 8, gpus: int = 1) -> dict[str, object]:
@@ -399,7 +399,7 @@ def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, 
     _, table = read_output(file(NCCL)).series
     _, series = read_output(path).series
     assert (series.seconds, series.ranks, series.nodes) == (table.seconds, 8, 2)
-    assert import_tables([path], system="x", fitted="now").network.collectives[0].ranks == 8
+    assert import_tables([path], system="x", fitted="now", options=ImportOptions()).network.collectives[0].ranks == 8
 
 
 @pytest.mark.parametrize(
@@ -407,8 +407,8 @@ def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, 
     [
         ('"average_bus', '"other', "the run did not end"),
         ('"time"', '"cpu_time"', "cpu_time is the time of the host's calls"),
-        ('"size": 1024', '"size": 1e999', "is no JSON of nccl-tests .*: cannot convert float infinity"),
-        ('"config"', '"configuration"', "is no JSON of nccl-tests .*: 'config'"),
+        ('"size": 1024', '"size": 1e999', "is not JSON of nccl-tests .*: cannot convert float infinity"),
+        ('"config"', '"configuration"', "is not JSON of nccl-tests .*: 'config'"),
         ('"results": [{', '"results": [{{', "line 1"),
     ],
 )
@@ -421,7 +421,7 @@ def test_a_time_in_another_unit_is_noticed_by_its_rate(file: Callable[[str], Pat
     lines = NCCL.splitlines()
     words = lines[-5].split()
     lines[-5] = " ".join([*words[:9], str(float(words[9]) / 1e3), *words[10:]])
-    with pytest.raises(UserError, match=r"are no .* GB/s: time must be in us"):
+    with pytest.raises(UserError, match=r"are not .* GB/s: time must be in us"):
         read_output(file("\n".join(lines)))
 
 

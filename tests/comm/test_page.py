@@ -108,7 +108,7 @@ def test_the_single_run_is_labelled_within_run(made: CollectivesReport, page: st
     single, several = (next(g for g in made.groups if g.system == name) for name in ("box", "local"))
     assert {row.time.kind for found in single.series for row in found.rows} == {"within-run"}
     assert {row.time.kind for found in several.series for row in found.rows} == {"order statistics"}
-    assert "No advice from 1 run" in single.verdict
+    assert "No recommendation from 1 run" in single.verdict
     assert "No advice" not in several.verdict
     told = "within-run: middle half of the iterations of a single run"
     assert told in page
@@ -136,7 +136,7 @@ def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -
     told = " ".join(written(made, "text").split())
     # Two libraries with one line: neither is clearly the fastest.
     assert "the intervals of library of mpi" in told
-    assert "overlap, or they are within 5 %" in told
+    assert "overlap, or they differ by less than 5 %" in told
 
 
 def test_csv_holds_every_point(made: CollectivesReport) -> None:
@@ -168,7 +168,7 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
         (["report", "RUNS/nowhere"], "no such folder of runs"),
         (["report", "RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
         (["fit", "RUNS", "-o", "TMP/none/x.network.json"], "there is no folder"),
-        (["fit", "RUNS"], "one file holds one of box, local; choose by --system"),
+        (["fit", "RUNS"], "a file holds one of box, local; choose with --system"),
         (["predict", "TMP/none.json", "--ranks", "8"], "cannot be read"),
         (["predict", "NET", "--ranks", "0"], "--ranks '0': must be 1 or more"),
         (["predict", "NET", "--ranks", "8", "--collective", "reduce-sca"], "did you mean reduce-scatter"),

@@ -111,10 +111,10 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
         # What runs differ by cancels: the interval has no width.
         assert (one.factor.value, one.factor.low, one.factor.high) == pytest.approx((FACTORS[0],) * 3)
         assert one.factor_p99.value == pytest.approx(FACTORS[1])
-    assert any("2.00x" in words and "1 of 1 victims for certain" in words for words in found.words)
+    assert any("2.00x" in words and "1 of 1 pairs are certainly affected" in words for words in found.words)
     page = document_of(assemble(scan_comm(tmp_path)))
     text = terminal.to_text(page)
-    assert "hit most; 1 of 1 victims for certain, by 5 runs." in " ".join(text.split())
+    assert "the pair affected most; 1 of 1 pairs are certainly affected, over 5 runs." in " ".join(text.split())
 
 
 def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:

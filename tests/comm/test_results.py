@@ -85,9 +85,9 @@ def test_a_single_run_has_the_middle_half_of_its_iterations_and_says_so(tmp_path
     group = only(tmp_path)
     (one,) = group.series[0].rows
     assert one.time == Estimate(3.0, 2.0, 4.0, 1, "within-run", "s")
-    assert "say nothing on how runs differ" in doubts(group)["few-repeats"]
+    assert "do not show how runs differ" in doubts(group)["few-repeats"]
     assert "noisy-iterations" in doubts(group)
-    assert doubts(group)["short-samples"].startswith(f"{RING}, 4 KiB: samples of 16 operations, fewer than usual")
+    assert doubts(group)["short-samples"].startswith(f"{RING}, 4 KiB: samples of only 16 operations")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one
         assert not [one for one in group_doubts(group) if one.code == "counters"]
         row = group.series[0].rows[-1]
         assert row.chunks == chunks
-        one = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), row=row)
+        one = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), measured=row)
         assert one.steps == row.steps
         assert one.algorithm == f"hierarchical, c = {chunks}"
 
@@ -209,7 +209,7 @@ def test_times_in_which_the_gpu_may_have_waited_for_calls_are_a_serious_warning(
         factory.write_comm_run(tmp_path, plan, found)
     (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "launch-bound"]
     assert (one.severity, len(one.runs)) == ("serious", 5)
-    assert one.text.startswith("library of torch-gloo, 4 KiB: in 3 of 10 iterations the GPU came to the operations")
+    assert one.text.startswith("library of torch-gloo, 4 KiB: in 3 of 10 iterations the GPU reached the operations")
 
 
 def test_the_network_benchmark_says_first_that_nccl_went_over_sockets(tmp_path: Path) -> None:
@@ -392,15 +392,15 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
     )
     found = fit_all(table_of(tmp_path / "odd"))
     assert set(found.fits[0].network.levels) == {"inside", "across"}
-    assert "ranks lie below leaf switches in unequal blocks" in found.unfitted[0]
+    assert "leaf switches have unequal numbers of ranks" in found.unfitted[0]
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "one file holds one of box, local; choose by --system"),
+        ({}, "a file holds one of box, local; choose with --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
+        ({"system": "local"}, "a file holds one of torch-gloo, mpi; choose with --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],
@@ -429,7 +429,7 @@ def test_too_little_for_a_fit_is_incomplete_data(tmp_path: Path) -> None:
     with pytest.raises(IncompleteDataError, match="no memory left"):
         the_fit(tmp_path / "c")
     (tmp_path / "d").mkdir()
-    with pytest.raises(IncompleteDataError, match="has figures; none"):
+    with pytest.raises(IncompleteDataError, match="has figures; there are no runs"):
         the_fit(tmp_path / "d")
 
 
@@ -561,6 +561,6 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     assert set(halving.phi) == {4.0}
     text = terminal.to_text(predictions_document(two), full=True)
     assert f"{optional(halving.seconds[0], 's')} (phi 4)" in " ".join(text.split())
-    assert "phi: flows that a link carries at once" in " ".join(text.split())
+    assert "phi: flows that share a link" in " ".join(text.split())
     with pytest.raises(UserError, match="between leaf switches were never measured"):
         predict_all(network, (8,), PredictionRequest(sizes=SIZES, group_size=2, leaf_size=4))

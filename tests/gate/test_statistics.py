@@ -126,7 +126,7 @@ def test_runs_of_one_session_a_side_decide_nothing() -> None:
     a, b = nights(generator, 1), nights(generator, 1, level=0.3)
     (found,) = judge([of_sessions(a, b)], Rule())
     assert (found.verdict, found.tested) == ("inconclusive", None)
-    assert found.reason.startswith("one session a side")
+    assert found.reason.startswith("one session per side")
     assert found.estimate.value > 1.2
 
 

@@ -125,7 +125,7 @@ def test_three_passes_with_the_host_ahead_hold_nothing_behind(device: torch.devi
     counting = OutOfCore(model, units, planned(units, "keep"), count=True)
     counting.install()
     torch.autograd.backward(loss_of(model))
-    chain = measured_chain(units, list(counting._room.seen))
+    chain = measured_chain(units, list(counting._room.counted))
     counting.remove()
     blocks, budget = planned(units, "swap"), 4 * TENSOR
     tier = PinnedTier(device, 16 * TENSOR)

@@ -116,7 +116,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
     (tmp_path / "x" / "notes.txt").write_text("nothing")
     _, outcomes = bring(repacked(tmp_path / "x", tmp_path / "a.tar"), tmp_path / "store")
     assert verdicts(outcomes) == ["skipped"]
-    assert outcomes[0].why == "there is no run in it"
+    assert outcomes[0].why == "it contains no run"
 
 
 def test_a_changed_run_is_not_exported(made: Path, tmp_path: Path) -> None:
@@ -278,4 +278,4 @@ def test_a_bomb_is_stopped(tmp_path: Path) -> None:
         add(opened, "run/plan.json", bytes(20_000_000))
     assert path.stat().st_size < 50_000
     _, outcomes = bring(path, tmp_path / "store", ArchiveLimits(unfolding_from=1_000_000))
-    assert "unfolds" in outcomes[0].why
+    assert "unpacks" in outcomes[0].why

@@ -15,12 +15,12 @@ from scipy.linalg import toeplitz
 from scipy.special import logsumexp
 
 from dlbench.history.change_points import (
+    MAX_OUTLIERS,
     MIN_EFFECT,
     MIN_EVIDENCE,
     MIN_NIGHTS,
     MIN_SEGMENT,
     NAMED,
-    ODD_NIGHTS,
     ChangePoint,
     Segment,
     described,
@@ -81,7 +81,7 @@ def test_nothing_is_found_where_nothing_changed(seed: int) -> None:
     assert change_points(list(heavy)) == []
 
 
-@pytest.mark.parametrize("length", range(1, ODD_NIGHTS + 1))
+@pytest.mark.parametrize("length", range(1, MAX_OUTLIERS + 1))
 @pytest.mark.parametrize("factor", [1.5, 0.6, 10.0])
 def test_few_odd_nights_are_no_change(length: int, factor: float) -> None:
     values = nights(3, 80)

@@ -256,16 +256,16 @@ def test_a_run_that_goes_on_is_not_taken_in(tmp_path: Path) -> None:
     history = History(tmp_path / "store", make_and_write, "test", create=True)
     outcomes = import_folder(history, runs)
     assert verdicts(outcomes) == ["skipped"]
-    assert "not ended" in outcomes[0].why
+    assert "still active" in outcomes[0].why
     assert history.entries() == []
     assert list((tmp_path / "store" / "partial").iterdir()) == []
 
 
 def test_a_store_is_told_from_other_folders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no history"):
+    with pytest.raises(UserError, match="is not a history"):
         open_history(tmp_path / "nothing")
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="has other files"):
         open_history(tmp_path, create=True)
     write_json(tmp_path / "history.json", {"format": "dlbench.history", "version": 99})
     with pytest.raises(Exception, match="version"):
@@ -297,7 +297,7 @@ def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object]
     notes: list[str] = []
     assert open_history(store, notify=notes.append).entries() == before
     assert len(notes) == is_told
-    assert all("made anew" in note for note in notes)
+    assert all("rebuilt" in note for note in notes)
     notes.clear()
     assert open_history(store, notify=notes.append).entries() == before
     assert notes == []
@@ -372,7 +372,7 @@ def test_nothing_behind_a_link_is_swept_away(store: Path, tmp_path: Path, aim: C
     aim(store, tmp_path / "victim")
     history = open_history(store)
     if aim is aim_partial:
-        with pytest.raises(UserError, match="partial: is a link, not a folder of this history; take it away"):
+        with pytest.raises(UserError, match="partial: is a link, not a folder of this history; remove it"):
             import_folder(history, write_runs(tmp_path / "runs", 1, first=20))
         assert len(open_history(store).entries()) == 12
     else:

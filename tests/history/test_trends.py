@@ -437,7 +437,7 @@ def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
 def test_an_empty_history_says_so() -> None:
     empty = of_steps([])
     assert "No run has figures" in as_text(empty)
-    assert "Bring runs in with dlbench history import" in to_html(trends_document(empty))
+    assert "Import runs with dlbench history import" in to_html(trends_document(empty))
     assert to_csv(trends_document(empty), "changes").count("\n") == 1
     assert "None." in to_markdown(trends_document(empty))
 

@@ -187,7 +187,7 @@ def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, s
     assert why_not == {}
     for run in told[1:]:
         assert (run.accounting.waited_s, run.accounting.job_node_s, run.accounting.energy_j) == (None, 0, None)
-        assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it was started"}
+        assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it started"}
     found = campaign_cost(told)
     assert (found.jobs, found.energy_j, found.median_wait_s) == (4, 2e6, 60)
     assert found.node_hours * 3600 == pytest.approx(200)
@@ -212,7 +212,10 @@ def test_energy_is_that_of_all_attempts_or_none(
     (run,), _ = with_accounting(runs)
     assert run.accounting.job_energy_j == joules
     why = run.accounting.not_measured.get("energy_j", "")
-    assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
+    assert ("only some of" in why, "AcctGatherEnergyType" in why) == (
+        joules is None and any(energies),
+        not any(energies),
+    )
     found = campaign_cost([run])
     # Nodes are asked for anew each time; what the first attempt took is lost.
     assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)

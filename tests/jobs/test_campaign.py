@@ -23,16 +23,16 @@ from dlbench.jobs.campaign.run_status import wait
 from dlbench.jobs.campaign.series_file import (
     FOLDER,
     append,
-    held,
     is_held,
     known_jobs,
+    locked,
     series_path,
     submission_status,
 )
 from dlbench.jobs.scheduler import (
     Answer,
-    DoubtError,
-    UnansweredError,
+    SchedulerUnavailableError,
+    SubmissionUnknownError,
     read_submission,
 )
 from dlbench.jobs.scripts.job import Job
@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._QUERY_PAUSES_S", (0.0,))
     made = Desk(queue=tmp_path / "queue")
     monkeypatch.setitem(series_file.SCHEDULERS, "slurm", lambda: made)
     return made
@@ -156,7 +156,7 @@ def test_submissions_that_end_badly_again_and_again(root: Path, desk: Desk, is_t
     for _ in range(41):
         try:
             submitted(root, desk)
-        except DoubtError:
+        except SubmissionUnknownError:
             continue
         break
     exactly_once(root, desk, 20)
@@ -167,7 +167,7 @@ def test_submissions_that_end_badly_again_and_again(root: Path, desk: Desk, is_t
 def test_a_lock_is_kept_by_the_command_that_runs(root: Path, desk: Desk) -> None:
     """A sbatch whose dlbench was killed still runs: until it has ended, nobody asks whether its job is there."""
     begun(root)
-    with held(root, "s") as lock:
+    with locked(root, "s") as lock:
         kept = os.dup(lock)
     assert is_held(root, "s")
     with pytest.raises(UserError, match="being submitted by another process"):
@@ -196,7 +196,7 @@ def test_a_job_that_left_only_its_log_is_not_submitted_again(root: Path, desk: D
     begun(root)
     desk.after = lambda number: Answer(doubt="it ended") if number == 1 else None
     desk.is_silent = True
-    with pytest.raises(DoubtError):
+    with pytest.raises(SubmissionUnknownError):
         submitted(root, desk)
     run = submission_status(root, "s").series.jobs[0].runs[0]
     (root / run / "slurm-812.out").write_text("no such Python\n")
@@ -216,7 +216,7 @@ def test_no_more_jobs_than_asked_for_are_in_the_queue(root: Path, desk: Desk) ->
     desk.set_state("F", "1")
     assert submitted(root, desk, 2) == ["3"]
     desk.is_silent = True
-    with pytest.raises(UnansweredError, match="nobody knows how many"):
+    with pytest.raises(SchedulerUnavailableError, match="it is unknown how many"):
         submitted(root, desk, 2)
     desk.is_silent = False
     desk.set_state("F")
@@ -241,7 +241,7 @@ def test_an_array_counts_its_elements(root: Path, desk: Desk) -> None:
 def test_a_look_at_a_series_does_not_stop_who_submits_it(root: Path, desk: Desk) -> None:
     """`dlbench status` and `dlbench wait` have the lock for a moment."""
     begun(root, 2)
-    with held(root, "s") as lock:
+    with locked(root, "s") as lock:
         kept = os.dup(lock)
     threading.Timer(0.05, os.close, [kept]).start()
     assert submitted(root, desk) == ["1", "2"]
@@ -254,7 +254,7 @@ def test_a_job_that_had_the_folder_before_is_not_taken_for_a_new_one(root: Path,
     desk.set_state("T")
     assert reopen(root, "s", desk).runs == 1
     desk.before = lambda number: Answer(doubt="Socket timed out") if number == 2 else None
-    with pytest.raises(DoubtError):
+    with pytest.raises(SubmissionUnknownError):
         submitted(root, desk)
     assert submitted(root, desk) == ["2"]
 
@@ -275,7 +275,7 @@ def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Pat
     ]
     assert write_only(root, "s", desk, QUIET) == []
     assert desk.lines() == []
-    assert submission_status(root, "s").text == "0 of 3 jobs submitted, 3 written only"
+    assert submission_status(root, "s").text == "0 of 3 jobs submitted, 3 with a script only"
     told = CliRunner().invoke(command_line, ["status", str(root), "--full"])
     assert told.exit_code == 0, told.output
     assert told.stdout.count("its script was written, and not submitted yet") == 3
@@ -288,7 +288,7 @@ def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Pat
     (root / last / "slurm-77.out").write_text("dlbench: ...")
     assert CliRunner().invoke(command_line, ["status", str(root)]).stdout.count("  job 77\n") == 1
     assert submission_status(root, "s").ids == ("", waiting, "77")
-    assert submission_status(root, "s").text == "2 of 3 jobs submitted, 1 written only"
+    assert submission_status(root, "s").text == "2 of 3 jobs submitted, 1 with a script only"
     submission = read_submission(RunFolder(root / last))
     assert (submission.job_id, submission.log) == ("77", f"{last}/slurm-77.out")
     assert submitted(root, desk) == ["2"]
@@ -300,7 +300,7 @@ def test_resuming_takes_no_job_twice_that_was_submitted_by_hand(root: Path, desk
     write_only(root, "s", desk, QUIET)
     by_hand(desk, root, 2)
     desk.is_silent = True
-    with pytest.raises(UnansweredError, match="nobody knows whether 3 jobs are queued already"):
+    with pytest.raises(SchedulerUnavailableError, match="it is unknown whether 3 jobs may be queued already"):
         submitted(root, desk)
     desk.is_silent = False
     submitted(root, desk)
@@ -311,7 +311,7 @@ def test_cancelling_takes_written_jobs_out_and_ends_those_submitted_by_hand(root
     begun(root, 3)
     write_only(root, "s", desk, QUIET)
     ours = by_hand(desk, root, 0)
-    assert cancel_series(root, "s", desk).text == "1 job cancelled, 2 never submitted and taken out of the series"
+    assert cancel_series(root, "s", desk).text == "1 job cancelled, 2 never submitted and removed from the series"
     assert desk.cancelled == [ours]
     assert len([path for path in root.iterdir() if path.name != FOLDER]) == 1
     other = root.parent / "others"
@@ -331,7 +331,7 @@ def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, 
     # The commands of those before the kill were never printed.
     asked = ("submit", "--resume", "s", "--write-only", "--out", str(root))
     desk.is_silent = True
-    assert "give sbatch no script that waits in its queue already" in CliRunner().invoke(command_line, asked).stderr
+    assert "do not submit scripts that are in the queue already" in CliRunner().invoke(command_line, asked).stderr
     desk.is_silent = False
     for wrong in ("dry-run", "cancelled", "max-jobs=2"):
         refused = CliRunner().invoke(command_line, [*asked, f"--{wrong}"])
@@ -360,8 +360,8 @@ def test_a_series_is_cancelled_and_what_was_left_is_taken_out(root: Path, desk: 
     done = cancel_series(root, "s", desk)
     assert desk.cancelled == ["2"]
     assert done.text == (
-        "1 job cancelled, 1 ended before, 3 never submitted and taken out of the series, "
-        "left alone, because it is no job of this series: 3"
+        "1 job cancelled, 1 ended before, 3 never submitted and removed from the series, "
+        "not cancelled, because it is no job of this series: 3"
     )
     assert submission_status(root, "s").text == "3 of 3 jobs submitted"
     assert submitted(root, desk) == []
@@ -371,7 +371,7 @@ def test_nothing_is_cancelled_while_nobody_knows_whose_the_jobs_are(root: Path, 
     begun(root)
     submitted(root, desk)
     desk.is_silent = True
-    with pytest.raises(UnansweredError, match="nothing was cancelled"):
+    with pytest.raises(SchedulerUnavailableError, match="nothing was cancelled"):
         cancel_series(root, "s", desk)
     assert desk.cancelled == []
 
@@ -380,7 +380,7 @@ def test_a_job_that_nobody_knew_of_is_found_and_cancelled(root: Path, desk: Desk
     begun(root, 1)
     desk.after = lambda number: Answer(doubt="it ended")
     desk.is_silent = True
-    with pytest.raises(DoubtError):
+    with pytest.raises(SubmissionUnknownError):
         submitted(root, desk)
     desk.is_silent = False
     assert cancel_series(root, "s", desk).jobs == ("1",)
@@ -396,7 +396,7 @@ def test_one_run_is_cancelled_if_its_job_is_its_own(root: Path, desk: Desk) -> N
     shared = submission.model_copy(update={"runs": ("a", "b", "c")})
     with pytest.raises(UserError, match="shares job 2 with 2 other runs"):
         cancel_run(folder, shared, desk)
-    with pytest.raises(UserError, match="is of user ann"):
+    with pytest.raises(UserError, match="belongs to user ann"):
         cancel_run(folder, submission.model_copy(update={"owner": "ann"}), desk)
 
 
@@ -421,13 +421,13 @@ def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: De
     )
     desk.set_state("F", "1")
     assert cancel_run(folder, forged, desk).text == (
-        f"0 jobs cancelled, left alone, because it is no job of this series: {victim}"
+        f"0 jobs cancelled, not cancelled, because it is no job of this series: {victim}"
     )
     listed = series_path(root, "s", "json")
     comment = submission_status(root, "s").series.jobs[0].comment
     listed.write_text(listed.read_text().replace(comment, "mine/0123abcd"))
     series_path(root, "s", "jobs").write_text(f"{run} {victim}\n")
-    assert cancel_series(root, "s", desk).strangers == (victim,)
+    assert cancel_series(root, "s", desk).foreign_jobs == (victim,)
     assert desk.cancelled == []
 
 
@@ -552,10 +552,10 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
     assert submission_status(root, "s").series.owner == "root"
     # The same name is refused, another one is not.
     said = as_user(65534, lambda: begin(root, jobs(2), chain=False, python="/p", request="x"))
-    assert said == f"UserError: {root}: series s is of user root; choose another --series"
+    assert said == f"UserError: {root}: series s belongs to user root; choose another --series"
     assert as_user(65534, lambda: begin(root, jobs(1, "t"), chain=False, python="/p", request="x")) == ""
     assert submission_status(root, "t").series.owner == "nobody"
-    assert "is of user root, who alone can go on with it" in as_user(65534, lambda: submitted(root, desk))
+    assert "belongs to user root, who alone can continue it" in as_user(65534, lambda: submitted(root, desk))
     # Runs that the group may read are read, and whose jobs they are is told.
     seen = Desk(queue=root.parent / "empty")
     series_file.SCHEDULERS["slurm"] = lambda: seen
@@ -565,7 +565,7 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
         raise RunError(f"{len(found)} {problems} {found[0].detail}")
 
     assert as_user(65534, read).startswith(
-        "RunError: 2 [] job 1 is of user root: Slurm no longer knows it, or shows it to its owner alone; "
+        "RunError: 2 [] job 1 belongs to user root: Slurm no longer knows it, or shows it only to its owner; "
     )
     # Others are told, and are not damage.
     (root / runs[0]).chmod(0o700)

@@ -859,7 +859,7 @@ def test_what_no_line_of_the_script_can_hold_is_an_argument_and_the_script_says_
     assert sbatch_arguments(alone(plan), folder) == ["sbatch", "--parsable", *words, str(folder.script)]
     head = script.partition("\nif [")[0].splitlines()
     assert all(line.startswith("#") or not line for line in head)
-    assert "# By hand: `sbatch` of this file with the arguments below, from any folder." in script
+    assert "# To submit it by hand: `sbatch` with this file and the arguments below, from any folder." in script
     if place.isprintable():
         assert f"#   {words[0]} \\\n#   {words[1]}\n" in script
 
@@ -963,7 +963,7 @@ def test_a_job_that_may_be_queued_keeps_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, body: str, words: str, queue: str | None
 ) -> None:
     """Neither yes nor no: the job may be queued, and would find its plan gone."""
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._QUERY_PAUSES_S", (0.0,))
     program("sbatch", body)
     if queue is not None:
         program("squeue", queue)
@@ -1025,7 +1025,7 @@ def test_an_element_of_an_array_is_cancelled_by_the_script_that_slurm_keeps(
     assert calls(tmp_path)[-1] == ["scancel", "88_2"]
     # A file that says the other's number changes nothing.
     forged = second.model_copy(update={"job_id": "88_1"})
-    assert cancel_run(folders[1], forged, Slurm()).strangers == ("88_1",)
+    assert cancel_run(folders[1], forged, Slurm()).foreign_jobs == ("88_1",)
 
 
 def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
@@ -1166,23 +1166,23 @@ def test_accounting_that_does_not_answer_is_not_a_job_that_is_forgotten(
         ("Priority", "", False),
         ("Resources", "", False),
         ("Dependency", "", False),
-        ("DependencyNeverSatisfied", "the job that it waits for ended otherwise", True),
+        ("DependencyNeverSatisfied", "its dependency can never be satisfied", True),
         ("JobHeldUser", "scontrol release 7", False),
         ("JobHeldAdmin", "ask them", False),
         ("QOSMaxJobsPerUserLimit", "others must end", False),
-        ("QOSMaxNodePerUserLimit", "if it alone is above it", False),
-        ("QOSMaxWallDurationPerJobLimit", "above a limit of its QOS", True),
+        ("QOSMaxNodePerUserLimit", "if it alone exceeds the limit", False),
+        ("QOSMaxWallDurationPerJobLimit", "it exceeds a limit of its QOS", True),
         ("AssocGrpNodeLimit", "others must end", False),
         ("PartitionNodeLimit", "more nodes than its partition allows", True),
         ("PartitionTimeLimit", "more time", True),
         ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down, drained or reserved", False),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-            "nodes that it asks for are down",
+            "nodes that it requests are down",
             False,
         ),
-        ("BadConstraints", "no node is as it asks for", True),
-        ("InvalidQOS", "may not run where", True),
+        ("BadConstraints", "no node has what it requests", True),
+        ("InvalidQOS", "partition is not allowed", True),
     ],
 )
 def test_why_a_job_waits_is_told_with_what_to_do(program: Program, reason: str, words: str, is_stuck: bool) -> None:

@@ -84,6 +84,6 @@ def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: P
     told = CliRunner().invoke(command_line, ["status", str(run.path)])
     assert told.stdout.splitlines()[1].startswith("  RUNNING ")
     assert (
-        "rank 0 on n1 vanished at step 12 (measuring), and its job goes on: if it does not end, scancel 7 ends it"
+        "rank 0 on n1 vanished at step 12 (measuring), and its job still runs: if it does not end, scancel 7 ends it"
         in told.stdout
     )

@@ -21,7 +21,7 @@ from dlbench.jobs.campaign.campaign import (
     Packing,
     campaign_of,
     estimates,
-    held_nodes,
+    idle_nodes,
     job_of,
     jobs_of,
     on_node_sets,
@@ -82,7 +82,7 @@ def test_any_series_is_packed(series: list[tuple[int, int, str, int]], packing: 
             assert sum(seconds[run_id] for run_id in (*one.run_ids, other.run_ids[0])) > 3600
     # Nodes that a job holds are used or idle.
     for job in jobs:
-        used = sum((plan.layout.nodes + held_nodes(job, plan)) * seconds[plan.run_id] for plan in job.plans) / 3600
+        used = sum((plan.layout.nodes + idle_nodes(job, plan)) * seconds[plan.run_id] for plan in job.plans) / 3600
         assert job.node_hours is not None
         assert job.node_hours >= used - 1e-9
         if not job.is_array:
@@ -193,10 +193,10 @@ def test_times_come_from_earlier_runs_of_the_same_configuration(tmp_path: Path) 
     one, two, four = (found[plan.run_id] for plan in plans)
     assert (one.earlier, one.longest_s, one.expected_s) == (3, 44.0, 42.0)
     assert one.seconds == MARGIN * 44 + START_S
-    assert one.text == "estimated from 3 earlier runs: the longest 44 s a run, margin 1.5, and 60 s for its start"
+    assert one.text == "estimated from 3 earlier runs: the longest 44 s per run, margin 1.5, and 60 s for its start"
     assert (two.earlier, two.longest_s, two.expected_s) == (3, 60.0, 52.0)
     assert (four.earlier, four.seconds, four.expected_s) == (0, 600.0, None)
-    assert four.text == "time limit of 10 min 00 s a run"
+    assert four.text == "time limit of 10 min 00 s per run"
     campaign = campaign_of(plans, tmp_path)
     assert [job.time_limit for job in campaign.jobs] == ["00:03:00", "00:03:00", "00:10:00"]
     assert campaign.expected is None
@@ -251,7 +251,7 @@ def test_the_warning_before_an_estimated_limit_comes_after_the_runs(
     campaign = campaign_of(plans, tmp_path)
     assert [job.time_limit for job in campaign.jobs] == limits
     said = campaign.estimates[plans[0].run_id].text
-    assert said.endswith("; a job gets 180 s more, because Slurm may warn so long before the limit")
+    assert said.endswith("; a job gets 180 s more, because Slurm may warn that long before the limit")
 
 
 def test_a_limit_that_ends_with_the_warning_is_refused(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_points_that_share_a_job_share_its_nodes() -> None:
     ("mode", "hosts", "words"),
     [
         ("same", "n1", "names 1 nodes, and a run takes 2"),
-        ("rotate", "n[1-2]", "nothing to rotate over; 3 or more"),
+        ("rotate", "n[1-2]", "no other node to rotate to; 3 or more"),
         ("same", "n[3-1]", "--same-nodes n[3-1]: 'n[3-1]': '3-1' is no number and no range"),
         ("same", "n[1-2-3]", "'1-2-3' is no number"),
         ("same", "n[,]", "is no number"),

@@ -178,7 +178,7 @@ SCRATCH = {"key": "local", "path": "/x", "problem": "storage.local.path '/x': is
         ({"versions": {"python": "3.12.1", "dlbench": "0.0.9", "torch": "2.9.0"}}, "dlbench 0.0.9 there, "),
         (
             {"versions": {"dlbench": plan().dlbench_version, "python": "3.12.1"}},
-            "torch is not there, other nodes have 2.9.0",
+            "torch is not installed, other nodes have 2.9.0",
         ),
         ({"broken": {"torch": "ImportError: libcudart"}}, "torch does not import: ImportError"),
     ],
@@ -205,7 +205,7 @@ def test_a_rank_that_says_nothing_fails_its_node(tmp_path: Path) -> None:
     assert nodes[1].problems == (
         "the ranks' Python ended with 127: bash: line 1: /opt/python: No such file or directory",
     )
-    assert "is not there, or the rank was not started" in nodes[2].problems[0]
+    assert "does not exist there, or the rank did not start" in nodes[2].problems[0]
     assert "damaged" in nodes[3].problems[0]
     assert excluded(nodes) == "n[2-4]"
 
@@ -228,7 +228,7 @@ def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
         write_json(folder.rank(rank), content)
     first, second = judge(one, folder, [])
     assert first.problems == ()
-    assert first.doubts[-1] == "cores of local rank 2 are not next to the GPU: see slurm.cpu_bind"
+    assert first.doubts[-1] == "cores of local rank 2 are not on the NUMA node of the GPU: see slurm.cpu_bind"
     assert second.problems == ("2 ranks share GPU GPU-1-2", "3 of 4 GPUs")
     assert second.doubts[-1] == "train.compile and fused LAMB and LARS fail there: there is no gcc; install it"
 

@@ -225,7 +225,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         ("folder", "Permission denied"),
         ("empty", "Exec format error"),
         ("missing", "No such file or directory"),
-        ("no python", "cannot load dlbench"),
+        ("no python", "cannot import dlbench"),
     ],
 )
 def test_a_python_that_cannot_be_executed_is_one_line(cli: Cli, tmp_path: Path, kind: str, reason: str) -> None:

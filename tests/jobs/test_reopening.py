@@ -180,11 +180,11 @@ def test_the_command_says_what_it_takes_in_again_and_what_it_leaves_out(
     ended(program, j41="TIMEOUT", j42="CANCELLED")
     done = CliRunner().invoke(command_line, ["submit", "--resume", "s"])
     assert done.exit_code == 0, done.output
-    assert "series s: 2 runs never began before their job ended, and will be submitted again" in done.stderr
+    assert "series s: 2 runs did not begin before their job ended; they are submitted again" in done.stderr
     assert "Total: 1 job, 2 runs, at most" in done.stderr
     command = "dlbench submit --resume s --cancelled --out runs"
-    assert f"series s: 2 runs of cancelled job 42 are left out; {command} submits them again" in done.stderr
-    assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in done.stderr
+    assert f"series s: left out: 2 runs of cancelled job 42; to submit: {command}" in done.stderr
+    assert "series s: 2 of 2 jobs submitted, 1 of them by this command; next: dlbench status runs" in done.stderr
     ended(program, j42="CANCELLED", j43="RUNNING")
     told = CliRunner().invoke(command_line, ["status", "runs"]).stdout
     assert f"job 42 ended as CANCELLED before this run began; {command} submits it again" in told
@@ -220,9 +220,9 @@ def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_
     done = CliRunner().invoke(command_line, resume)
     assert done.exit_code == 0, done.output
     (job,) = done.stdout.split()
-    assert "series s: 1 run had begun before being cancelled, and will be tried again; what" in done.stderr
-    assert "series s: 1 run never began before its job ended, and will be submitted again" in done.stderr
-    assert "series s: 2 of 2 jobs submitted (1 now)" in done.stderr
+    assert "series s: 1 run had begun before the job was cancelled, and will be tried again; files" in done.stderr
+    assert "series s: 1 run did not begin before its job ended; it is submitted again" in done.stderr
+    assert "series s: 2 of 2 jobs submitted, 1 of them by this command" in done.stderr
     left = {path.name for path in (two_a.path / "attempt-0001").iterdir()}
     assert left == begun >= {"rank-0000.log", "launch.log", "submission.json", "job.sbatch"}
     assert {path.name for path in two_a.path.iterdir()} == {

@@ -31,7 +31,7 @@ def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
     folder = RunFolder(Path("/runs/x"))
     script = render_run_script(plan, folder, PYTHON)
     lines = script[script.index("\nmodule purge") : script.index("\nexec ")].strip().splitlines()
-    own = "# Unlike in any other start of this script."
+    own = "# Different in every start of this script, also after a requeue."
     job = render_job(job_of([plan]), [folder], PYTHON).splitlines()
     assert lines == [line for line in job[job.index("module purge") : job.index(")") - 2] if line not in (own, TOKEN)]
     last = job[job.index(")") - 1].replace('"${dlbench_run##*/}"', "x").replace('"$dlbench_run"', "/runs/x")

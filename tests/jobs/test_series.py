@@ -128,7 +128,7 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     (tmp_path / "local").mkdir()
     local = CliRunner().invoke(command_line, [command, "local"])
     if command != "logs":
-        assert str(local.exception) == "local: holds no series that was submitted to Slurm"
+        assert str(local.exception) == "local: contains no series that was submitted to Slurm"
     missing = CliRunner().invoke(command_line, [command, "nosuch", "--out", "my runs"])
     assert str(missing.exception) == (
         "nosuch: no such series or run in my runs; give --out FOLDER, or the folder itself"
@@ -138,9 +138,11 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     several = str(CliRunner().invoke(command_line, [command, "my runs"]).exception)
     if command == "logs":
         one, other = (shlex.quote(str(path.relative_to(tmp_path))) for path in sorted(root.glob("*-*")))
-        assert several == f"my runs: holds 2 runs; name one: {one}, {other}"
+        assert several == f"my runs: contains 2 runs; name one: {one}, {other}"
     else:
-        assert several == f"my runs: holds 2 series, other, s: name one, e.g. dlbench {command} other --out 'my runs'"
+        assert (
+            several == f"my runs: contains 2 series, other, s; name one, e.g. dlbench {command} other --out 'my runs'"
+        )
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -198,7 +200,7 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
     """A series whose second sbatch did not say whether it took the job."""
     program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ {answer}; }}; echo $n")
     begun(root)
-    with pytest.raises(RunError, match="may be queued all the same"):
+    with pytest.raises(RunError, match="may be queued nevertheless"):
         completed(root)
     assert submission_status(root, "s").text == "1 of 4 jobs submitted, 1 more may be queued"
     return RunFolder(root / submission_status(root, "s").series.jobs[1].runs[0])
@@ -208,7 +210,7 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of its jobs may be other jobs' here."""
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._QUERY_PAUSES_S", (0.0,))
     root = tmp_path / "runs"
     root.mkdir()
     far = {"system.slurm.extra": "clusters=far"}
@@ -228,19 +230,19 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     assert len(told) == 2  # two run
     program("scancel", "true")
     done = cancel_series(root, "s", Slurm())
-    assert done.text == "2 jobs cancelled, 1 never submitted and taken out of the series"
+    assert done.text == "2 jobs cancelled, 1 never submitted and removed from the series"
     assert calls(tmp_path)[-1] == ["scancel", "--clusters=far", "1", "2"]
 
 
 def test_nothing_is_submitted_while_slurm_does_not_answer(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._QUERY_PAUSES_S", (0.0,))
     root = tmp_path / "runs"
     cut_off_after_sbatch(root, program)
     before = len(calls(tmp_path))
     program("squeue", "exit 1")
-    with pytest.raises(RunError, match=r"squeue failed: .* nobody knows whether 1 job is queued already"):
+    with pytest.raises(RunError, match=r"squeue failed: .* it is unknown whether 1 job may be queued already"):
         completed(root)
     assert [call[0] for call in calls(tmp_path)[before:]] == ["squeue"]
 
@@ -248,7 +250,7 @@ def test_nothing_is_submitted_while_slurm_does_not_answer(
 def test_a_run_that_began_is_never_submitted_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._QUERY_PAUSES_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     write_status(folder, status(0, "n0", "measuring"))
@@ -278,7 +280,7 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     now = submission_status(root, "s")
     assert now.text == "2 of 4 jobs submitted"
     assert len(now.series.requests) == 2
-    with pytest.raises(UserError, match="is in series s already: dlbench submit --resume s --out /"):
+    with pytest.raises(UserError, match="is in series s already: continue it with dlbench submit --resume s --out /"):
         begun(root, repeats=2, sides=True)
     assert len(completed(root)) == 2
 

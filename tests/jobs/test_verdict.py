@@ -124,7 +124,7 @@ def test_what_cannot_be_written_or_read_is_told_and_not_raised(tmp_path: Path) -
     damaged.status(0).write_text("{")
     assert verdict(damaged, None).exit_code is ExitCode.INCOMPLETE
     gone = verdict(RunFolder(tmp_path / "gone"), None)
-    assert (gone.exit_code, "was removed or moved away while the run" in gone.detail) == (ExitCode.RUN_FAILED, True)
+    assert (gone.exit_code, "was removed or moved away during the run" in gone.detail) == (ExitCode.RUN_FAILED, True)
 
 
 def test_a_disk_that_takes_not_even_the_reason_is_told_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ We reiterate our advice against doing so - please proceed at your own risk.
     [
         ("", ""),
         ("\n-----\n", ""),
-        (ROOT_PAGE, "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_"),
+        (ROOT_PAGE, "mpirun does not run as root: run as another user or, in your own container, set OMPI_ALLOW_"),
         (
             "Traceback:\n  File x\nModuleNotFoundError: No module named 'torch'\n",
             "ModuleNotFoundError: No module named",
@@ -258,7 +258,7 @@ def test_ranks_whose_folder_is_taken_away_are_ended_at_once(
     plan, folder = with_python(tmp_path, f'run=$(dirname "$plan"); mkdir go && {{ {action}; }}; exec sleep 60')
     outcome = run(plan, folder)
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert outcome.detail == f"{folder.path} {words} while the run went on: its ranks were ended, and it has no result"
+    assert outcome.detail == f"{folder.path} {words} during the run: its ranks were ended, and it has no result"
     if (tmp_path / "victim").exists():
         assert [path.name for path in (tmp_path / "victim").iterdir()] == ["plan.json"]
 
@@ -273,7 +273,7 @@ def test_ranks_of_which_none_says_anything_any_more_are_given_up(
     write_status(folder, status(0, "n0", "measuring"))
     outcome = run(plan.model_copy(update={"measure": measure}), folder)
     assert outcome.exit_code is ExitCode.TIMEOUT
-    assert "no rank gave a sign of life for" in outcome.detail
+    assert "no rank made progress for" in outcome.detail
     assert read_run(folder.path).detail == outcome.detail
 
 

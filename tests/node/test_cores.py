@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlbench.machine.gpus import Gpu
 from dlbench.node import cores
-from dlbench.node.cores import Seat, bind, by_physical_core, deal, settle
+from dlbench.node.cores import RankCores, bind, by_physical_core, check_sharing, deal
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -53,7 +53,7 @@ def plan_of(launcher: str, ranks: int, cores_per_rank: int) -> RunPlan:
     return plan
 
 
-def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[Seat]:
+def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[RankCores]:
     """What each rank does with the mask that its launcher gave it."""
     taken: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
@@ -63,14 +63,16 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
         place = rank_place(rank, len(masks), len(masks) // hosts)
         bound = bind(plan, place)
         assert bound.warnings == ()
-        seats.append(Seat(rank=rank, host=place.host, cores=bound.cores, threads=bound.threads, pinned=bound.pinned))
+        seats.append(
+            RankCores(rank=rank, host=place.host, cores=bound.cores, threads=bound.threads, pinned=bound.pinned)
+        )
     return seats
 
 
 @pytest.mark.parametrize("size", [18, 20, 36])
 def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Of the planned size, too: then each rank takes the mask for its own share."""
-    told = settle(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
+    told = check_sharing(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
     assert told.pinned == frozenset()
     assert told.warnings == (
         f"4 ranks of 18 cores on {size} cores of n0: ranks share cores; figures say nothing about scaling",
@@ -78,7 +80,7 @@ def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = settle(seats_of([[*range(8)]] * 4, plan_of("srun-gloo", 4, 2), monkeypatch))
+    told = check_sharing(seats_of([[*range(8)]] * 4, plan_of("srun-gloo", 4, 2), monkeypatch))
     assert (told.pinned, told.warnings) == ({0, 1, 2, 3}, ())
 
 
@@ -97,7 +99,7 @@ def test_that_srun_did_not_bind_a_rank_is_told(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     place = rank_place(0, 4)
     warnings = bind(RunPlan.model_validate(content), place).warnings
-    assert [f"slurm.cpu_bind {asked} did not act" in line for line in warnings] == [True] * is_told
+    assert [f"slurm.cpu_bind {asked} had no effect" in line for line in warnings] == [True] * is_told
 
 
 def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +117,9 @@ def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bound=st.booleans(),
 )
 def test_a_rank_is_bound_if_no_other_may_run_there(masks: list[set[int]], threads: int, bound: bool) -> None:
-    told = settle([Seat(rank=n, host="n0", cores=mask, threads=threads, pinned=bound) for n, mask in enumerate(masks)])
+    told = check_sharing(
+        [RankCores(rank=n, host="n0", cores=mask, threads=threads, pinned=bound) for n, mask in enumerate(masks)]
+    )
     for rank, mask in enumerate(masks):
         meets = any(mask & other for number, other in enumerate(masks) if number != rank)
         assert (rank in told.pinned) == (not meets and (bound or len(masks) > 1))

@@ -193,7 +193,9 @@ def test_a_slice_is_named_as_the_list_of_devices_names_it(cuda: SimpleNamespace)
 
 def test_two_ranks_on_one_gpu_are_named_with_host_and_uuid() -> None:
     ranks = [(0, "n0", "GPU-a", ""), (1, "n0", "GPU-b", ""), (2, "n1", "GPU-a", ""), (3, "n0", "GPU-a", "")]
-    with pytest.raises(EnvironmentLacksError, match=r"^ranks 0, 3 share GPU GPU-a of n0: each rank needs one") as error:
+    with pytest.raises(
+        EnvironmentLacksError, match=r"^ranks 0, 3 share GPU GPU-a of n0: each rank needs its own"
+    ) as error:
         require_distinct(ranks, by_nccl=True)
     assert int(error.value.exit_code) == 5
     require_distinct(ranks[:3], by_nccl=True)

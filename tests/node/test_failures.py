@@ -91,8 +91,8 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
     loader.__cause__ = ConnectionResetError(104, "Connection reset by peer")
     assert failure_of(loader).kind == "own"
     assert type(passed_on("x", ValueError("y"))) is RunError
-    assert failure_of(RuntimeError(CALLBACK)).whole == CALLBACK
-    assert failure_of(UserError("plain")).whole == ""
+    assert failure_of(RuntimeError(CALLBACK)).full_text == CALLBACK
+    assert failure_of(UserError("plain")).full_text == ""
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
         (UserError("'a.jpg': damaged"), ExitCode.USAGE, "'a.jpg': damaged"),
         (OutOfMemoryError(MEMORY), ExitCode.RUN_FAILED, "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
         (RuntimeError(CPU_MEMORY), ExitCode.ENVIRONMENT, "DefaultCPUAllocator: can't allocate memory: you tried to"),
-        (MemoryError(), ExitCode.ENVIRONMENT, "MemoryError; a smaller train.batch_per_rank or fewer ranks per node"),
+        (MemoryError(), ExitCode.ENVIRONMENT, "MemoryError; reduce train.batch_per_rank, or use fewer ranks per node"),
         (
             OSError(12, "Cannot allocate memory"),
             ExitCode.ENVIRONMENT,
-            "allocate memory; a smaller train.batch_per_rank",
+            "allocate memory; reduce train.batch_per_rank",
         ),
         (RuntimeError("can't start new thread"), ExitCode.ENVIRONMENT, "can't start new thread; raise the limit of"),
         (
@@ -163,12 +163,12 @@ def test_a_gpu_that_fails_is_named_with_rank_host_and_what_to_do(
     monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: trouble)
     failure = failure_of(kind(LAUNCH), *WHERE)
     assert (failure.kind, failure.exit_code) == ("own", ExitCode.RUN_FAILED)
-    said = f"; NVML says of it: {trouble}" if trouble else ""
+    said = f"; NVML reports: {trouble}" if trouble else ""
     assert failure.reason == (
-        f"rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: unspecified launch failure{said}; look for Xid in the "
-        "kernel's log of n07 (dmesg), leave the node out (slurm.exclude) and run again"
+        f"rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: unspecified launch failure{said}; search the "
+        "kernel's log of n07 for Xid (dmesg), exclude the node (slurm.exclude) and run again"
     )
-    assert failure.whole, "the rank's log has all of it"
+    assert failure.full_text, "the rank's log has all of it"
 
 
 def test_a_kernel_that_refuses_its_input_is_no_broken_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_gpu_that_another_process_has_is_named_with_its_mode(monkeypatch: pyte
     assert (failure.kind, failure.exit_code) == ("own", ExitCode.ENVIRONMENT)
     assert failure.reason == (
         "rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: CUDA-capable device(s) is/are busy or unavailable; the "
-        "GPU is in exclusive process mode, used by process 4711: give each rank a GPU of its own, end other processes "
+        "GPU is in exclusive process mode, used by process 4711: give each rank its own GPU, end other processes "
         "there, or let the administrator set the default mode (nvidia-smi --compute-mode=0)"
     )
     # Two ranks on the only GPU: which one it is, is not known before they meet.
@@ -198,7 +198,7 @@ def test_a_gpu_that_another_process_has_is_named_with_its_mode(monkeypatch: pyte
     monkeypatch.setattr(failures, "restricted_mode", lambda uuid: "")
     failure = failure_of(AcceleratorError(BUSY), *WHERE)
     assert failure.exit_code == ExitCode.RUN_FAILED
-    assert "look for Xid" in failure.reason
+    assert "for Xid" in failure.reason
 
 
 def test_no_other_failure_is_taken_for_one_of_the_gpu() -> None:

@@ -56,7 +56,7 @@ def test_loaders_need_shared_memory_for_what_they_read_ahead(monkeypatch: pytest
     with pytest.raises(EnvironmentLacksError) as caught:
         require_shared_memory(plan, PLACE)
     assert str(caught.value).startswith("/dev/shm: ")
-    assert "the loader processes of 2 ranks hold up to" in str(caught.value)
+    assert "the loader processes of 2 ranks need up to" in str(caught.value)
     assert "--shm-size), or lower data.loader_workers" in str(caught.value)
     monkeypatch.undo()
     with pytest.raises(EnvironmentLacksError, match="No such file"):

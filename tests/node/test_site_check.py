@@ -49,7 +49,7 @@ def test_a_library_that_does_not_import_is_told_from_one_that_is_missing(
     (tmp_path / "brokenlib.py").write_text("raise ImportError('libnothing.so: cannot open')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(libraries_of, "REQUIRED", ("numpy", "brokenlib", "nosuchlib"))
-    monkeypatch.setattr(libraries_of, "WANTED", {})
+    monkeypatch.setattr(libraries_of, "_OPTIONAL", ())
     versions, broken = libraries()
     assert set(versions) == {"python", "dlbench", "numpy"}
     assert set(broken) == {"brokenlib"}
@@ -66,4 +66,4 @@ def test_what_compiling_lacks_is_asked_for_where_there_is_a_gpu(monkeypatch: pyt
     place = rank_place(0, 1)
     for gpu, said in ((None, ""), ("GPU-0", "no gcc; install it")):
         monkeypatch.setattr(libraries_of, "_gpu", lambda *given, gpu=gpu: (gpu, ""))
-        assert libraries_of.look(plan, place).compiler == said
+        assert libraries_of.check_rank(plan, place).compiler == said

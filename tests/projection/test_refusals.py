@@ -72,7 +72,7 @@ BENT = tuple(
 
 
 def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) -> Projection:
-    return project(SOUND.model_copy(update=changes), [ranks], there=there, draws=200)
+    return project(SOUND.model_copy(update=changes), [ranks], other_system=there, draws=200)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def measured(**changes: Any) -> Ingredients:
 
 
 def step_at(given: Ingredients, ranks: int, there: Ingredients | None = None) -> Projection:
-    return project(given, [ranks], there=there, draws=200)
+    return project(given, [ranks], other_system=there, draws=200)
 
 
 def test_another_system_with_the_same_nodes_and_costs_projects_the_same() -> None:

@@ -234,7 +234,7 @@ def test_what_runs_scatter_is_in_a_miss_and_hidden_exchange_in_the_wait_for_a_la
     wide = ingredients.model_copy(update={"points": (*ingredients.points[:-1], anchor)})
     (miss,) = _held_out(replace(model, ingredients=wide))[1]
     assert miss.scatter**2 > shares.var(ddof=1) / len(shares)
-    at = StepAt(model=model, ranks=64, way=None)
+    at = StepAt(model=model, ranks=64, method=None)
     begun = at.computing["input"] + at.computing["forward"] + at.backward_alone + model.slowed * sum(at.costs[:-1])
     assert at.straggler() == pytest.approx(np.maximum(0.0, model.figures["straggler"] + begun * at.late))
 
@@ -297,7 +297,7 @@ def test_another_way_is_what_it_changes() -> None:
 
     def exchange(ranks: int = 64, **changes: Any) -> float:
         way = ExchangeMethod(**{"exchange": "flat", "fusion": None, "wire": "fp32", "group_size": 4, **changes})
-        return float(np.median(drawn(ingredients, ranks, way=way)["exchange"]))
+        return float(np.median(drawn(ingredients, ranks, method=way)["exchange"]))
 
     same = float(np.median(drawn(ingredients, 64)["exchange"]))
     assert exchange() == same
@@ -326,13 +326,13 @@ def test_another_way_is_what_it_changes() -> None:
         (replace(way, exchange="hierarchical", group_size=3), "groups of 3 ranks do not divide the 4 ranks of a node"),
         (replace(way, exchange="hierarchical", group_size=100), "groups of 100 ranks"),
     ):
-        (refused,) = project(ingredients, [64], way=other, draws=DRAWS).refused
+        (refused,) = project(ingredients, [64], method=other, draws=DRAWS).refused
         assert (refused.code, why in refused.text) == ("R8", True)
     # Groups of half a node: the other half is reached inside the node, all others by its adapter.
     halves = replace(way, exchange="hierarchical", group_size=2)
     assert exchange(exchange="hierarchical", group_size=2) > exchange(exchange="hierarchical")
     leaves = ingredients.model_copy(update={"nodes_per_leaf": 3, "leaf_taper": 2.0})
-    assert drawn(leaves, 64, way=halves)["exchange"].mean() >= exchange(exchange="hierarchical", group_size=2)
+    assert drawn(leaves, 64, method=halves)["exchange"].mean() >= exchange(exchange="hierarchical", group_size=2)
 
 
 @given(

@@ -70,7 +70,7 @@ def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_p
     assert NUM // RANKS < shuffle.held_samples_peak <= NUM // RANKS + slots + BATCH
     (check,) = [check for check in record.checks if check.name == "every sample once per epoch"]
     assert check.passed
-    assert check.detail == "2 whole epochs, in each 48 samples read and 2 left out"
+    assert check.detail == "2 complete epochs, in each 48 samples read and 2 left out"
     (setting,) = [setting for setting in record.settings if setting.key == "data.shuffle"]
     assert setting.requested == setting.effective == "partial:0.5"
     assert record.inert == ()

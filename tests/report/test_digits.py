@@ -10,7 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlbench.report.table import cell_of, times_cell, unit_cell
-from dlbench.report.wording import basis_text, figure_text, interval_text, is_point, shown, times_text, value_text
+from dlbench.report.wording import (
+    basis_text,
+    estimate_parts,
+    figure_text,
+    interval_text,
+    is_point,
+    times_text,
+    value_text,
+)
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 
 UNITS = ("images/s", "fraction", "points", "ratio", "GB/s", "J", "messages", "epochs", "ms of nothing")
@@ -33,7 +41,7 @@ def figures(draw: st.DrawFn) -> Estimate:
 @given(figures())
 def test_value_and_ends_stop_at_one_place_and_the_interval_is_kept(one: Estimate) -> None:
     assume(not is_point(one))
-    text, interval, _ = shown(one)
+    text, interval, _ = estimate_parts(one)
     numbers = [part.replace(",", "") for part in (text, *interval.strip("[]").split(", "))]
     places = {len(number.partition(".")[2]) for number in numbers}
     assert len(places) == 1
@@ -66,7 +74,7 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
 
 @given(st.floats(0.1, 2e5), st.floats(1e-4, 0.5))
 def test_durations_have_one_unit_in_value_and_ends(seconds: float, share: float) -> None:
-    text, interval, unit = shown(figure(seconds, seconds * (1 - share), seconds * (1 + share), "s"))
+    text, interval, unit = estimate_parts(figure(seconds, seconds * (1 - share), seconds * (1 + share), "s"))
     if unit:
         assert re.fullmatch(r"[\d,.]+", text)
         assert re.fullmatch(r"\[[\d,.]+, [\d,.]+\]", interval)

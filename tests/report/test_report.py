@@ -430,5 +430,5 @@ def test_a_limit_below_what_charts_need_is_one_line(sample: Path, monkeypatch: p
     monkeypatch.setattr(drawing.resource, "getrlimit", lambda what: (64_000_000 * 1024, 64_000_000 * 1024))
     found = run_cli(sample, "--format", "html")
     assert isinstance(found.exception, EnvironmentLacksError)
-    assert "limit on addresses is 61.0 GiB (`ulimit -v`); remedy: `ulimit -v unlimited`" in str(found.exception)
+    assert "limits addresses to 61.0 GiB (`ulimit -v`); remedy: `ulimit -v unlimited`" in str(found.exception)
     assert run_cli(sample, "--format", "md").exit_code == 0

@@ -167,8 +167,8 @@ def test_a_ratio_of_one_session_and_others_says_that_their_difference_is_not_in_
     one = _in_sessions(values, "aaaaa", "top")
     for sessions, told in (
         ("aaaaa", "within one session"),
-        ("bbbbb", "one session a side: how far sessions differ is not in it"),
-        ("bbccd", "one session a side: how far sessions differ is not in it"),
+        ("bbbbb", "one session per side: differences between sessions are not included"),
+        ("bbccd", "one session per side: differences between sessions are not included"),
     ):
         other = _in_sessions(values[::-1], sessions, "bottom")
         for top, bottom in ((one, other), (other, one)):

@@ -95,10 +95,10 @@ class ChainTraining:
         if memory is None:
             return Outcome(**left)
         memory.close_window()
-        plan = memory.found.plan
+        plan = memory.memory_plan.plan
         left |= {"spans": tuple(span for _, span in memory.spans()), "told": memory.rank_memory().model_dump()}
         left |= {"capacity_bytes": plan.capacity_bytes, "predicted_bytes": plan.predicted.swapped_bytes}
-        left |= {"rates": memory.found.rates, "warnings": memory.warnings}
+        left |= {"rates": memory.memory_plan.rates, "warnings": memory.warnings}
         memory.close()
         return Outcome(**left)
 
@@ -121,7 +121,7 @@ class ChainTraining:
             capacity = round(least + share * (whole.in_core_bytes - least))
             train = self._train(METHODS[method], capacity)
             bench = Workbench(**{**vars(bench), "train": train})
-        return ActivationMemory(*(train, plan_memory(bench), model, self.device, 0, self.open_tier), wrap_block=None)
+        return ActivationMemory(bench, plan_memory(bench), 0, wrap_block=None)
 
     def _train(self, method: dict[str, str], capacity: int | None = None) -> TrainSpec:
         planned = "planned" in method.values()

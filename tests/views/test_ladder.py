@@ -221,7 +221,7 @@ def test_a_missing_run_takes_its_repeat_from_its_own_step_alone(tmp_path: Path) 
     assert (steps["tensor fusion"].gain.n, steps["tensor fusion"].verdict) == (5, "faster")
     assert (steps["large batch"].gain.n, steps["large batch"].verdict) == (4, "insufficient")
     assert steps["baseline"].throughput.n == 5
-    assert any("Only over the 4 of 5 repeats that all steps have" in text for text in cell.notes)
+    assert any("only over the 4 of 5 repeats that all steps have" in text for text in cell.notes)
 
 
 def test_a_real_ladder_of_two_ranks(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""One view of all forms in which labelled images are stored: a tree of JPEGs, tar shards, TFRecord shards.
+"""Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards.
 
-Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case). The sorted class folders are labels 0, 1,
-...; hidden names, a manifest and a licence are passed over, other files are passed over and named. ImageNet-2012
-unpacked has this form.
+Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case), as ImageNet-2012 has it unpacked. The
+sorted class folders are labels 0, 1, ... Other files are not read; a remark names them, unless they are hidden, a
+manifest or a licence.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg", b".webp")
 ENDINGS = ".jpg, .jpeg or .webp"
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
-_NAMED = 20  # files passed over that are named; of the others the number
+_NAMED = 20  # files not read that are named; the others are only counted
 
 
 def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
     """Opens a folder of class folders, or a folder of shards.
 
-    `split`: which of two splits of shards that names tell apart is wanted.
+    `split`: read this split if the names of the shards distinguish two.
     """
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
@@ -55,7 +55,7 @@ def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
-    """What a set lacks, or has too much, to be a split of ImageNet-2012 by its counts; None if they agree."""
+    """Returns how the counts of a set differ from a split of ImageNet-2012; None if they agree."""
     images, classes = image_set.num_samples, len(image_set.classes)
     if (images, classes) == (IMAGENET[split], IMAGENET_CLASSES):
         return None
@@ -72,13 +72,13 @@ def require_classes(num_classes: int, model: ResNetModel, where: str) -> None:
 
 
 def resembles_imagenet(image_set: ImageSet) -> bool:
-    """Returns whether a set may be meant to be ImageNet-2012: by its number or its names of classes."""
+    """Returns whether a set may be meant as ImageNet-2012, by the number or the names of its classes."""
     return len(image_set.classes) == IMAGENET_CLASSES or all(map(_SYNSET.fullmatch, image_set.classes))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JpegTree(ImageSet):
-    """Which files there are and what they show. A million files take tens of MB and no object each."""
+    """The files of a tree and their labels, as arrays: a million files take tens of MB."""
 
     root: Path
     classes: tuple[str, ...]  # names of the class folders; the position is the label
@@ -86,14 +86,14 @@ class JpegTree(ImageSet):
     names: bytes  # file names inside their class folders, joined; a name may hold any byte but NUL and a slash
     offsets: NDArray[np.int64]  # (num_samples + 1,) where each name starts in `names`
     sha256: str  # digest of class and file names, in order; contents are not read
-    remarks: tuple[str, ...] = ()  # which files were passed over, one line if there are any
+    remarks: tuple[str, ...] = ()  # one line that names files which are not read, if there are any
     kind: str = "jpeg-tree"
 
     def path(self, index: int) -> Path:
         return Path(self._path(index))
 
     def _path(self, index: int) -> str:
-        # Text: to make a Path of it takes as long as to open and read the file.
+        # A string, because creating a Path takes as long as opening and reading the file.
         name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
         return f"{self.root}/{self.classes[int(self.labels[index])]}/{os.fsdecode(name)}"
 
@@ -110,10 +110,11 @@ class JpegTree(ImageSet):
         return Files(self.num_samples, self.path)
 
     def close(self) -> None:
-        """Files are open only while they are read."""
+        """Does nothing: files are open only while they are read."""
 
 
-def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
+def _class_folders(folder: Path, unread: list[str]) -> list[str]:
+    """Returns the names of the class folders, sorted; appends other names to `unread`."""
     if not folder.exists():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
     if not folder.is_dir():
@@ -124,7 +125,7 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
             if entry.is_dir() and not entry.name.startswith(".") and entry.name not in OF_STORAGE:
                 names.append(entry.name)
             elif not entry.name.startswith(".") and entry.name not in _EXPECTED:
-                passed_over.append(entry.name)
+                unread.append(entry.name)
     if not names:
         raise UserError(f"{str(folder)!r} holds no class folders; expected {LAYOUT}")
     require_no_splits(folder, names)
@@ -134,14 +135,14 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
 def index_jpeg_tree(folder: Path) -> JpegTree:
     """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order."""
     digest, labels, names, lengths = hashlib.sha256(), [], [], []
-    passed_over: list[str] = []
+    unread: list[str] = []
     try:
-        classes = _class_folders(folder, passed_over)
+        classes = _class_folders(folder, unread)
         for label, name in enumerate(classes):
             with os.scandir(os.fsencode(folder / name)) as entries:
                 files = sorted(entry.name for entry in entries if not entry.name.startswith(b"."))
             images = [file for file in files if file.lower().endswith(SUFFIXES)]
-            passed_over += [f"{name}/{os.fsdecode(file)}" for file in files if not file.lower().endswith(SUFFIXES)]
+            unread += [f"{name}/{os.fsdecode(file)}" for file in files if not file.lower().endswith(SUFFIXES)]
             if not images:
                 raise UserError(f"{str(folder / name)!r} holds no {ENDINGS} file; expected {LAYOUT}")
             digest.update(os.fsencode(name) + b"/\0" + b"\0".join(images) + b"\0")
@@ -151,10 +152,11 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
     except OSError as error:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     remarks: tuple[str, ...] = ()
-    if passed_over:
-        more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
-        named = ", ".join(map(repr, sorted(passed_over)[:_NAMED]))
-        remarks = (f"passed over, not {ENDINGS} in a class folder: {len(passed_over)} ({named}{more})",)
+    if unread:
+        names_text = ", ".join(map(repr, sorted(unread)[:_NAMED]))
+        if len(unread) > _NAMED:
+            names_text += f" and {len(unread) - _NAMED} more"
+        remarks = (f"not read, not {ENDINGS} in a class folder: {len(unread)} ({names_text})",)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
     return JpegTree(
         root=folder,

@@ -1,12 +1,11 @@
-"""Encoded images become pixels, whole or at a half, a quarter or an eighth of their size.
+"""Decodes images, at their full size or at a half, a quarter or an eighth of it.
 
 A JPEG is stored as blocks of 8 x 8 frequencies. Taking only the lowest 4 x 4, 2 x 2 or 1 x 1 of each block decodes a
-smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work where a crop
-would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for the powers of two only.
+smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work if a crop is
+scaled down anyway. libjpeg-turbo has fast code only for these powers of two.
 
-Of a wanted part no more is decoded than it needs, where `dlbench setup images` has built a function in C for that:
-`jpeg_crop_scanline` and `jpeg_skip_scanlines` (libjpeg-turbo, `libjpeg.txt`, "Partial image decompression") leave out
-all but the codes above and beside it, of which only decoding finds the end. No Python library passes them on.
+After `dlbench setup images` a function in C decodes only the needed part of an image with `jpeg_crop_scanline` and
+`jpeg_skip_scanlines` (libjpeg-turbo, `libjpeg.txt`, "Partial image decompression"), which no Python library offers.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ if TYPE_CHECKING:
 
 Decoding = Literal["region", "full"]
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
-FACTORS = (8, 4, 2, 1)  # how many times smaller an image can be decoded, from the smallest result to the whole
-_MOST_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535
+FACTORS = (8, 4, 2, 1)  # divisors of width and height that an image can be decoded with
+_MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs; a damaged header may claim 65,535 x 65,535
 _SOURCE = Path(__file__).with_name("region.c")
-_END = b"\xff\xd9"  # of an image; within coded data 0xff is followed by 0 or the number of a restart
-_TAIL = 1024  # bytes in which the end of an image is looked for; some cameras write a few after it
+_END = b"\xff\xd9"  # end of an image; within coded data 0xff is followed by 0 or the number of a restart
+_TAIL = 1024  # bytes at the end of a file that may contain the end of the image; some cameras write a few after it
 _HARMLESS = "extraneous bytes before marker"
-"""libjpeg's warning about bytes between two parts of a file; some old cameras write them, and nothing is missing."""
+"""libjpeg's warning about bytes between two segments of a file: some old cameras write them, the image is complete."""
 
 
 @cache
 def _simplejpeg() -> Any | None:
     try:
         import simplejpeg
-    except ImportError:  # Pillow decodes too, at about half the speed
+    except ImportError:  # Pillow is used instead, at about half the speed
         return None
     return simplejpeg
 
@@ -67,53 +66,57 @@ def _library() -> Path:
 
 @cache
 def region_function() -> tuple[Any | None, str]:
-    """The function in C, None where crops are cut from whole images; and which library decodes, in words.
+    """Returns the function in C, or None if whole images must be decoded, and the decoder's name for reports.
 
-    It is tried in each process: machines that share a home, and so the cache, may differ in their libjpeg.
+    The function is tested in each process, because machines with a common home folder may have different libjpegs.
     """
     if _simplejpeg() is None:
         return None, "Pillow"
     try:
         if (path := _library()).exists():
-            return _tried(path), "simplejpeg, crops by libjpeg-turbo"
+            return _tested(path), "simplejpeg, crops by libjpeg-turbo"
     except (OSError, RuntimeError) as error:
         return None, f"simplejpeg, decoder of crops cannot be used ({utf8_text(str(error))})"
     return None, "simplejpeg, before `dlbench setup images`"
 
 
-def _tried(path: Path) -> Any:
+def _tested(path: Path) -> Any:
+    """Loads the function in C, and raises OSError if its pixels differ from simplejpeg's."""
     library: Any = _simplejpeg()
-    found = ctypes.CDLL(str(path)).dlbench_region
-    found.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]
+    decode_region = ctypes.CDLL(str(path)).dlbench_region
+    decode_region.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]
     noise = np.random.default_rng(0).integers(0, 256, (48, 200, 3), np.uint8)
     for colours in ("444", "422", "420", "440", "Gray"):
         encoded = inspect(library.encode_jpeg(noise, colorsubsampling=colours))
         for factor in FACTORS:
             left, top, right, bottom = box = (150 // factor, 20 // factor, 168 // factor, 40 // factor)
-            part = encoded.region(found, factor, box)
+            part = encoded.region(decode_region, factor, box)
             if part is None or not np.array_equal(part, encoded.pixels(factor)[0][top:bottom, left:right]):
-                raise OSError(f"its pixels are not simplejpeg's, {colours} at 1/{factor}")
-    return found
+                raise OSError(f"its pixels differ from simplejpeg's, {colours} at 1/{factor}")
+    return decode_region
 
 
 def build_region() -> Path:
-    """Builds the function in C apart from others, and tries it there."""
+    """Compiles the function in C in a temporary folder, tests it there, and moves it into the cache."""
     if _simplejpeg() is None:
         raise EnvironmentLacksError("simplejpeg is not installed; pip install 'dlbench[data]'")
     path = _library()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:  # NFS keeps what is loaded
+    # On NFS a loaded library cannot be removed.
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
         part, english = Path(folder) / path.name, {**os.environ, "LC_ALL": "C"}
         command = ("cc", "-O2", "-shared", "-fPIC", "-o", str(part), str(_SOURCE), "-ljpeg")
         try:
             subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, env=english)
-            _tried(part)
+            _tested(part)
             part.replace(path)
         except (OSError, subprocess.CalledProcessError) as error:
-            line = re.search(".*(error:|cannot find).*", getattr(error, "stderr", ""))
-            reason = error if line is None else line[0]
-            told = "install a C compiler and libjpeg-turbo's header, 2.0.6 or newer (Debian: libjpeg-dev)"
-            raise EnvironmentLacksError(f"what decodes crops of JPEGs cannot be built ({reason}): {told}") from None
+            compiler_error = re.search(".*(error:|cannot find).*", getattr(error, "stderr", ""))
+            reason = str(error)
+            if compiler_error is not None:
+                reason = compiler_error[0]
+            remedy = "install a C compiler and libjpeg-turbo's header, 2.0.6 or newer (Debian: libjpeg-dev)"
+            raise EnvironmentLacksError(f"the decoder of JPEG crops cannot be built ({reason}): {remedy}") from None
     region_function.cache_clear()
     return path
 
@@ -125,35 +128,39 @@ class Encoded:
     data: bytes
     width: int  # pixels
     height: int  # pixels
-    kind: str | None  # If not a JPEG of three colour channels: `grey`, or format and mode as Pillow names them.
+    kind: str | None  # None for a JPEG of three colour channels, else `grey`, or Pillow's format and mode
     fast: bool  # whether simplejpeg can decode it
     scalable: bool = True  # whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width
 
     def pixels(self, factor: int = 1, part: Box | None = None) -> tuple[NDArray[np.uint8], str | None]:
-        """(ceil(height / factor), ceil(width / factor), 3) RGB, and a remark if it was not read as it was stored.
+        """Decodes to (ceil(height / factor), ceil(width / factor), 3) RGB, with a remark if it was converted.
 
-        Grey images get three equal channels; CMYK and other forms that Pillow knows are converted by Pillow. A pixel is
-        `factor` pixels of the whole image wide and high; those of the last row and column may reach beyond it.
-        `factor`: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable. `part`: the pixels
-        that are wanted of these, bit for bit as without it. Damage in what is left out is not seen, and that a code is
-        wrong may not be; None: all are.
+        Grey images get three equal channels; Pillow converts CMYK and other formats. `factor`: one of `FACTORS`, no
+        larger than width and height; 1 if the image is not scalable. `part`: the pixels to return, equal to those of
+        the whole image; damage outside of it may not be noticed. None: all pixels.
         Raises ValueError: it is truncated or damaged.
         """
-        decode = region_function()[0] if part is not None and self.fast else None
         left, top, right, bottom = box = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
-        if decode is not None and (cut := self.region(decode, factor, box)) is not None:
-            return cut, self._remark
-        pixels, remark = self._by_simplejpeg(factor) if self.fast else self._by_pillow(factor)
+        if part is not None and self.fast:
+            decode_region, _ = region_function()
+            if decode_region is not None and (pixels := self.region(decode_region, factor, box)) is not None:
+                return pixels, self._remark
+        if self.fast:
+            pixels, remark = self._by_simplejpeg(factor)
+        else:
+            pixels, remark = self._by_pillow(factor)
         return pixels[top:bottom, left:right], remark
 
-    def region(self, decode: Any, factor: int, part: Box) -> NDArray[np.uint8] | None:
-        """Such pixels by the function in C; None: it is progressive, or damaged, of which the whole says what it is."""
+    def region(self, decode_region: Any, factor: int, part: Box) -> NDArray[np.uint8] | None:
+        """Decodes a part with the function in C; None if the image is progressive or damaged."""
         if self.data.find(_END, max(0, len(self.data) - _TAIL)) < 0:
             return None
         left, top, right, bottom = part
-        cut, row = np.empty((bottom - top, right - left, 3), np.uint8), np.empty(3 * self.width, np.uint8)
+        pixels, row = np.empty((bottom - top, right - left, 3), np.uint8), np.empty(3 * self.width, np.uint8)
         address, size = np.frombuffer(self.data, np.uint8).ctypes.data, len(self.data)
-        return None if decode(address, size, factor, *part, cut.ctypes.data, row.ctypes.data) else cut
+        if decode_region(address, size, factor, *part, pixels.ctypes.data, row.ctypes.data):
+            return None
+        return pixels
 
     @property
     def _remark(self) -> str | None:
@@ -161,22 +168,24 @@ class Encoded:
 
     def _by_simplejpeg(self, factor: int) -> tuple[NDArray[np.uint8], str | None]:
         library = _simplejpeg()
-        assert library is not None  # `fast` says so
-        asked = {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}
+        assert library is not None  # because `fast` is set
+        options = {}
+        if factor > 1:
+            options = {"min_factor": factor, "min_width": -(-self.width // factor)}
         try:
-            return library.decode_jpeg(self.data, "RGB", **asked), self._remark
+            return library.decode_jpeg(self.data, "RGB", **options), self._remark
         except ValueError as error:
             reason = _one_line(error)
             if _HARMLESS not in reason:
                 raise ValueError(reason) from None
-        return library.decode_jpeg(self.data, "RGB", strict=False, **asked), f"{reason}, passed over"
+        return library.decode_jpeg(self.data, "RGB", strict=False, **options), f"{reason}, ignored"
 
     def _by_pillow(self, factor: int) -> tuple[NDArray[np.uint8], str | None]:
         image = _pillow()
         try:
             with image.open(io.BytesIO(self.data)) as opened:
                 if factor > 1:
-                    # Pillow takes the largest power of two that leaves no less than this.
+                    # Pillow takes the largest power of two that leaves at least this size.
                     opened.draft(None, (max(1, self.width // factor), max(1, self.height // factor)))
                 return np.array(opened.convert("RGB")), self._remark
         except _pillow_errors() as error:
@@ -184,26 +193,25 @@ class Encoded:
 
 
 def _pillow_errors() -> tuple[type[Exception], ...]:
-    # What Pillow's decoders raise on damage, as its test-suite of broken files shows.
+    # Errors of Pillow's decoders on damaged files, from its test suite.
     return OSError, SyntaxError, ValueError, EOFError, _pillow().DecompressionBombError
 
 
 def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "damaged image"
+    return next(iter(str(error).strip().splitlines()), "damaged image")
 
 
 def inspect(data: bytes) -> Encoded:
     """Reads the header of an encoded image.
 
-    Raises ValueError: it is empty, no image, its header is damaged, or it claims more pixels than any photograph has.
+    Raises ValueError: it is empty or not an image, its header is damaged, or claims more pixels than a photograph has.
     EnvironmentLacksError: Pillow is not installed.
     """
     if not data:
         raise ValueError("empty file")
     encoded = _jpeg_header(data) or _any_header(data)
-    if encoded.width * encoded.height > _MOST_PIXELS:
-        raise ValueError(f"header says {encoded.width} x {encoded.height}, at most {_MOST_PIXELS} pixels are read")
+    if encoded.width * encoded.height > _MAX_PIXELS:
+        raise ValueError(f"header says {encoded.width} x {encoded.height}, at most {_MAX_PIXELS} pixels are supported")
     return encoded
 
 
@@ -220,8 +228,9 @@ def _jpeg_header(data: bytes) -> Encoded | None:
         height, width, colours, _subsampling = library.decode_jpeg_header(data, strict=False)
     if colours not in ("YCbCr", "RGB", "Gray"):
         return None
-    # Fewer pixels have the same width at half and at 3/8 of the size, and the library takes the smaller one.
-    return Encoded(data, width, height, "grey" if colours == "Gray" else None, True, scalable=width >= 8)
+    kind = "grey" if colours == "Gray" else None
+    # A narrower image has the same width at 1/2 and at 3/8 of its size, and the library would take the smaller one.
+    return Encoded(data, width, height, kind, True, scalable=width >= 8)
 
 
 def _any_header(data: bytes) -> Encoded:
@@ -239,8 +248,8 @@ def _any_header(data: bytes) -> Encoded:
 
 
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
-    """An encoded image as (H, W, 3) RGB, and a remark if it was not stored as a sound JPEG of three colour channels.
+    """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels.
 
-    Raises ValueError: it is empty, truncated or no image. EnvironmentLacksError: Pillow is not installed.
+    Raises ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed.
     """
     return inspect(data).pixels()

@@ -1,6 +1,6 @@
-"""The kinds of data sets that `dlbench data make` knows: a request becomes a recipe; and images that become shards.
+"""Chooses the recipe for `dlbench data make`, `dlbench data pack` and `dlbench data demo`.
 
-`dlbench data demo` makes three small real data sets for machines without internet by the same recipes.
+The demo consists of three small data sets, for machines without internet access.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 CONTAINERS = {"images": ("tree",), "text": ("txt",), "density": ("hdf5", "tfrecord")}
-"""By the kinds that are made; the first one of each kind is the default."""
-VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
-_WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
+"""Containers by kind of data; the first is the default."""
+VALIDATION_SHARE = 0.1  # default number of validation samples, relative to the training samples
+_WIDE_BELOW = 64  # edge in cells below which volumes use WIDE parameters: they cannot distinguish similar universes
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRequest:
-    """What a person asks for; what is None has a default of the kind."""
+    """The options of `dlbench data make`; None means the default of the kind."""
 
-    samples: int | None = None  # of the training split; of images and volumes
+    samples: int | None = None  # training images or volumes
     validation: int | None = None
     size: str | None = None  # pixels as 500x375 (images), or the edge of a volume (density)
     classes: int | None = None
@@ -36,16 +36,16 @@ class DatasetRequest:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """A recipe and how it is to be made."""
+    """A recipe with options of its execution."""
 
     recipe: Recipe
-    unit: str  # what its samples are called
-    most_workers: int | None = None  # more would not be faster
-    remarks: Sequence[str] = ()  # which files of a source are read, and which are left out
+    unit: str  # name of its samples, plural
+    most_workers: int | None = None  # more processes would not be faster
+    remarks: Sequence[str] = ()  # which files of a source are read, and which are not
 
 
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
-    """Returns how data of a kind is made as requested."""
+    """Returns the recipe for a kind of data."""
     if kind not in CONTAINERS:
         raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, CONTAINERS)}")
     container = request.container or CONTAINERS[kind][0]
@@ -59,20 +59,20 @@ def _text(request: DatasetRequest, container: str) -> BuildPlan:
     from dlbench.datasets.making.text_recipes import TextRecipe
 
     _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
-    # Each process would parse the text anew, which takes longer than writing it.
+    # Each process would parse the text again, which takes longer than writing it.
     return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
 
 
 def _samples(kind: str, request: DatasetRequest) -> int:
     if request.samples is None:
-        raise UserError(f"--samples is missing: it decides how many {kind} are made")
+        raise UserError(f"--samples is missing: give the number of training {kind}")
     return request.samples
 
 
 def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
     for name in names:
         if getattr(request, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: {kind} has no such choice; leave it out")
+            raise UserError(f"--{name.replace('_', '-')}: not an option of {kind}; leave it out")
 
 
 def _images(request: DatasetRequest, container: str) -> BuildPlan:
@@ -117,15 +117,15 @@ def _density(request: DatasetRequest, container: str) -> BuildPlan:
     return BuildPlan(recipe, "volumes")
 
 
-def _validation(request: DatasetRequest, train: int, least: int) -> int:
-    """Validation samples: as asked, or a tenth of the training samples and at least so many."""
+def _validation(request: DatasetRequest, train: int, minimum: int) -> int:
+    """Returns the number of validation samples: as requested, or by default a tenth of the training samples."""
     if request.validation is not None:
         return request.validation
-    return max(least, round(train * VALIDATION_SHARE))
+    return max(minimum, round(train * VALIDATION_SHARE))
 
 
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
-    """Images become tar shards; both splits if the source holds both."""
+    """Returns the recipe that packs images into tar shards; both splits if the source has both."""
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.kinds import KINDS
     from dlbench.datasets.making.image_recipes import PackRecipe
@@ -147,7 +147,7 @@ def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
 
 
 def recipes(seed: int = 0) -> dict[str, Recipe]:
-    """What is made, by the name of its folder.
+    """Returns the recipes of the demo data, by the name of the folder.
 
     - images: 10 classes of 40 training and 10 validation images of 96 to 128 pixels.
     - text: the documentation of the running Python, nine tenths of its documents for training; once.
@@ -169,25 +169,25 @@ def recipes(seed: int = 0) -> dict[str, Recipe]:
 def prepare_demo_data(
     folder: Path, seed: int = 0, workers: int = 1, progress: Callable[[str], None] | None = None
 ) -> dict[str, Path]:
-    """Makes what is missing of the three data sets of `recipes`, and returns the folder of each, by its name."""
-    wanted = recipes(seed)
-    there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}
-    for name, recipe in wanted.items():
+    """Makes the missing data sets of `recipes`, and returns their folders by name."""
+    recipe_by_name = recipes(seed)
+    missing = [name for name, recipe in recipe_by_name.items() if not _is_made(recipe, folder / name, seed)]
+    for name in missing:
         target = folder / name
-        if not there[name]:
-            if progress is not None:
-                progress(f"making {name} in {target}")
-            # The text is parsed once in each process, which takes longer than writing it.
-            produce(recipe, target, workers=1 if name == "text" else workers)
-    return {name: folder / name for name in wanted}
+        if progress is not None:
+            progress(f"making {name} in {target}")
+        # Each process would parse the text again, which takes longer than writing it.
+        num_workers = 1 if name == "text" else workers
+        produce(recipe_by_name[name], target, workers=num_workers)
+    return {name: folder / name for name in recipe_by_name}
 
 
-def _is_there(recipe: Recipe, target: Path, seed: int) -> bool:
+def _is_made(recipe: Recipe, target: Path, seed: int) -> bool:
     manifest = read_manifest(target) if target.is_dir() else None
     if manifest is not None and recipe.kind == "text":
         from dlbench.datasets.making.text_recipes import python_version
 
-        # The whole `made_with` has a digest of the text, which takes seconds; the version of Python decides it.
+        # `made_with` contains a digest of the text, which takes seconds; it depends only on the version of Python.
         decisive = {"python": python_version(), "seed": seed}
         if manifest.kind == recipe.kind and decisive.items() <= manifest.made_with.items():
             return True

@@ -185,7 +185,7 @@ class SampleRows:
         """
         path, row = self.index.locate(index)
         with damage_as_oserror():
-            datasets = self._files.found(path, _datasets)
+            datasets = self._files.content(path, _datasets)
             return read_rows(datasets, row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
-"""A campaign: the jobs of a series before they are submitted, and what they may cost in node-hours.
+"""Plans the Slurm jobs of a series, and the node-hours that they may cost.
 
-Few jobs wait less than many, and repeats on the same nodes differ less: runs share a job where they ask Slurm for the
-same things. Inside a job they keep the order of the series, in which repeats are interleaved over points.
+A few jobs wait less in the queue than many, and repeats on the same nodes differ less: runs that request the same
+resources share a job. Inside a job they keep the order of the series, in which repeats are interleaved over points.
 
-The repeats of a point run on the same nodes, or on others in turn. On the same nodes differences between nodes are in
-no comparison of points, and a slow node is in all figures. In turn, every node is used alike over the repeats:
-differences between nodes average out, stand in the scatter of repeats, and are separable from those of hosts. The
-nodes are asked for with --nodelist, which is part of each run's plan.
+The repeats of a point run on the same nodes (`same`) or start on a different node each time (`rotate`). On the same
+nodes a comparison of points is free of differences between nodes, but a slow node affects all figures. With rotation
+these differences average out and show up as scatter between repeats.
 """
 
 from __future__ import annotations
@@ -29,59 +28,64 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.hostlist import compressed, expanded
 from dlbench.specs.launch import EARLY_S
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.units import format_seconds
+from dlbench.units import counted, format_seconds
 
 Mode = Literal["same", "rotate"]
 
-_MOST_ELEMENTS = 1000  # Of an array: Slurm numbers up to 1,000 by default (slurm.conf(5), MaxArraySize 1001).
-_MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
-MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
-START_S = 60.0  # Given to each run besides that: its record begins when rank 0 has started.
-MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
+_MAX_ARRAY_SIZE = 1000  # Elements of a job array by default (slurm.conf(5): MaxArraySize is 1001, exclusive).
+_MINUTE = 60  # Seconds; Slurm counts time limits in minutes (sbatch(1), --time).
+MARGIN = 1.5  # Times the longest earlier run: a run that is stopped is lost, unused time is not charged.
+START_S = 60.0  # Seconds added to each run for its start: its record begins when rank 0 has started.
+MOST_READ = 500  # Earlier runs that are read at most, the last by name: each one costs a file.
 
 _NOT_DECIDING = (
     *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
     *("system", "layout"),  # in part
 )
-"""Keys of a plan that do not decide how long it takes."""
+"""Keys of a plan that have no influence on the duration of the run."""
 
 _LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
-"""Keys of `measure` that decide how many steps there are, and nothing else."""
+"""Keys of `measure` that set the number of steps, and nothing else."""
 
 
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
-    """The plans, each with the nodes that it runs on.
+    """Returns the plans with the nodes that each one runs on (`slurm.nodelist`).
 
-    `mode`: `same`: every run on the first of the nodes; `rotate`: repeat k of n nodes begins at node k n, counted on
-    from the beginning after the end. `hosts`: the nodes to choose from, as Slurm writes them. `share_one_job`: whether
-    points of different sizes share a job: then they share its nodes. Raises `UserError`: there are too few nodes, or
-    none that Slurm could read, or the system names nodes already.
+    `mode`: with `same` every run takes the first of the nodes; with `rotate` repeat k of a run on n nodes begins at
+    node k n, modulo the number of nodes. `hosts`: the nodes to choose from, as a Slurm host list. `share_one_job`:
+    whether points of different sizes share a job, and so its nodes. Raises `UserError`: there are too few nodes, the
+    host list cannot be read, or the system file names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:
         names = list(dict.fromkeys(expanded(hosts)))
     except UserError as error:
         raise UserError(f"{option}: {error}") from None
-    if named := next((plan.system.slurm.nodelist for plan in plans if plan.system.slurm.nodelist), None):
-        raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {named}")
+    for plan in plans:
+        if plan.system.slurm.nodelist:
+            raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {plan.system.slurm.nodelist}")
     largest = max(plan.layout.nodes for plan in plans)
-    wanted = largest + (mode == "rotate")
-    if len(names) < wanted:
-        why = "there is nothing to rotate over" if len(names) == largest else f"a run takes {largest}"
-        raise UserError(f"{option}: names {len(names)} nodes, and {why}; {wanted} or more are needed")
-    found = []
+    needed = largest
+    if mode == "rotate":
+        needed += 1
+    if len(names) < needed:
+        reason = f"a run takes {largest}"
+        if len(names) == largest:
+            reason = "there is no other node to rotate to"
+        raise UserError(f"{option}: names {len(names)} nodes, and {reason}; {needed} or more are needed")
+    placed_plans = []
     for plan in plans:
         size = largest if share_one_job else plan.layout.nodes
-        begin = plan.series.repeat * size if mode == "rotate" else 0
-        chosen = [names[(begin + offset) % len(names)] for offset in range(size)]
-        slurm = plan.system.slurm.model_copy(update={"nodelist": compressed(chosen)})
-        found.append(plan.model_copy(update={"system": plan.system.model_copy(update={"slurm": slurm})}))
-    return found
+        first = plan.series.repeat * size if mode == "rotate" else 0
+        hosts_of_run = [names[(first + offset) % len(names)] for offset in range(size)]
+        slurm = plan.system.slurm.model_copy(update={"nodelist": compressed(hosts_of_run)})
+        placed_plans.append(plan.model_copy(update={"system": plan.system.model_copy(update={"slurm": slurm})}))
+    return placed_plans
 
 
 Packing = Literal["points", "all", "runs"]
-"""points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
-largest size. runs: each has its own, in job arrays."""
+"""points: the runs with equal numbers of nodes and ranks share an allocation. all: the runs of all points share one
+allocation of the largest size. runs: each run has its own allocation, as an element of a job array."""
 
 
 def jobs_of(
@@ -91,56 +95,60 @@ def jobs_of(
     packing: Packing = "points",
     chain: bool = True,
 ) -> list[Job]:
-    """The jobs of a series, in the order of their first runs.
+    """Returns the jobs of a series, in the order of their first runs.
 
-    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `chain`: whether the
-    elements of an array run one at a time. Raises `UserError`: the sides of a comparison cannot share a job, because
-    they ask Slurm for different things, or shall not.
+    `seconds`: time limit of each run by run id, 0 for no limit; None: the time limit of its system. `chain`: whether
+    the elements of an array run one at a time. Raises `UserError`: the two sides of --ab cannot share a job, because
+    they request different resources or `packing` is `runs`.
     """
-    _refuse_apart(plans, packing)
-    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+    _require_common_job(plans, packing)
+    limits_s = seconds or _system_limits(plans)
     jobs = []
     groups: dict[Hashable, list[LaunchPlan]] = {}
     for plan in plans:
         groups.setdefault(group_of(plan, packing), []).append(plan)
     for group in groups.values():
         if packing == "runs":
-            jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
-        else:
-            jobs += [job_of(part, given) for whole in _within(group, given) for part in _fitting(whole)]
+            jobs += [_array(part, limits_s, chain) for part in _parts(group, _MAX_ARRAY_SIZE)]
+            continue
+        for part in _within_max_time(group, limits_s):
+            jobs += [job_of(job_plans, limits_s) for job_plans in _split_by_ranks_per_node(part)]
     return jobs
 
 
 def job_of(plans: Sequence[LaunchPlan], seconds: Mapping[str, float] | None = None) -> Job:
-    """One allocation for these runs, which must ask for the same; `seconds` as in `jobs_of`."""
-    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
-    return Job(plans=tuple(plans), time_limit=_limit([given[plan.run_id] for plan in plans]))
+    """Returns one allocation for runs that request the same resources; `seconds` as in `jobs_of`."""
+    limits_s = seconds or _system_limits(plans)
+    return Job(plans=tuple(plans), time_limit=_limit([limits_s[plan.run_id] for plan in plans]))
 
 
-def _array(plans: Sequence[LaunchPlan], given: Mapping[str, float], chain: bool) -> Job:
+def _system_limits(plans: Sequence[LaunchPlan]) -> dict[str, float]:
+    return {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+
+
+def _array(plans: Sequence[LaunchPlan], limits_s: Mapping[str, float], chain: bool) -> Job:
     if len(plans) == 1:
-        return job_of(plans, given)
-    every = [given[plan.run_id] for plan in plans]
-    limit = _limit([max(every) if all(every) else 0.0])
-    return Job(plans=tuple(plans), time_limit=limit, array_limit=1 if chain else 0)
+        return job_of(plans, limits_s)
+    limits = [limits_s[plan.run_id] for plan in plans]
+    element_limit_s = max(limits) if all(limits) else 0.0
+    return Job(plans=tuple(plans), time_limit=_limit([element_limit_s]), array_limit=1 if chain else 0)
 
 
-def _limit(every: Sequence[float]) -> str:
-    """The time limit for runs one after the other, in whole minutes; one without a limit has none together."""
-    if not all(every):
+def _limit(seconds: Sequence[float]) -> str:
+    """Returns the time limit for runs one after the other, in whole minutes; no limit if one of them has none (0)."""
+    if not all(seconds):
         return time_text(0)
-    return time_text(-int(-sum(every) // _MINUTE) * _MINUTE)
+    return time_text(-int(-sum(seconds) // _MINUTE) * _MINUTE)
 
 
 def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
-    """What a run asks for; runs of which that is equal may share a job."""
-    layout = plan.layout
-    size = () if packing == "all" else (layout.nodes, layout.ranks)
+    """Returns the resources that a run requests; runs for which they are equal may share a job."""
+    size = () if packing == "all" else (plan.layout.nodes, plan.layout.ranks)
     return (size, *requested(plan))
 
 
-def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
-    """Runs of a job as they are, or by ranks on a node where the run of the most nodes has fewer than another one."""
+def _split_by_ranks_per_node(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
+    """Splits the runs of a job by ranks per node, if the run with the most nodes has fewer of them than another run."""
     shape = Job(plans=tuple(group), time_limit="").shape
     if all(plan.layout.ranks_per_node <= shape.layout.ranks_per_node for plan in group):
         return [group]
@@ -150,14 +158,14 @@ def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
     return list(by_node.values())
 
 
-def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator[list[LaunchPlan]]:
-    """Parts that stay below the longest time of a job, in their order; a pair of sides is never torn."""
-    longest = limit_seconds(group[0].system.slurm.max_time)
+def _within_max_time(group: Sequence[LaunchPlan], limits_s: Mapping[str, float]) -> Iterator[list[LaunchPlan]]:
+    """Yields consecutive parts whose runs take at most `slurm.max_time` together; a pair of --ab stays together."""
+    longest_s = limit_seconds(group[0].system.slurm.max_time)
     part: list[LaunchPlan] = []
-    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
-    for unit in _parts(group, size):
-        total = sum(given[plan.run_id] for plan in (*part, *unit))
-        if part and longest and total > longest:
+    is_pair = isinstance(group[0], RunPlan) and group[0].series.side
+    for unit in _parts(group, 2 if is_pair else 1):
+        total_s = sum(limits_s[plan.run_id] for plan in (*part, *unit))
+        if part and longest_s and total_s > longest_s:
             yield part
             part = []
         part.extend(unit)
@@ -169,54 +177,60 @@ def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPl
         yield group[start : start + size]
 
 
-def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
-    for one, other in pairwise(plans):
-        if not (isinstance(one, RunPlan) and isinstance(other, RunPlan) and one.series.side):
+def _require_common_job(plans: Sequence[LaunchPlan], packing: Packing) -> None:
+    """Raises `UserError` if the two sides of --ab cannot share a job."""
+    for plan_a, plan_b in pairwise(plans):
+        if not (isinstance(plan_a, RunPlan) and isinstance(plan_b, RunPlan) and plan_a.series.side):
             return
         if packing == "runs":
             raise UserError("--one-run-per-job: both sides of --ab run on the same nodes, in one job")
-        first = dict(requested(one))
-        for key, value in requested(other):
-            if value != first[key]:
+        request_a = dict(requested(plan_a))
+        for key, value in requested(plan_b):
+            if value != request_a[key]:
                 raise UserError(
-                    f"--ab: both sides run in one Slurm job, which has one {key}: they ask for {first[key]} and "
+                    f"--ab: both sides run in one Slurm job, which has one {key}: they request {request_a[key]} and "
                     f"{value}; give it to --set, or submit two series"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeEstimate:
-    """Of one run."""
+    """The time limit of one run, and the earlier runs that it is based on."""
 
-    seconds: float  # What a job is given for it; 0: no limit.
-    expected_s: float | None = None  # What it should take; None where there is no earlier run.
-    earlier: int = 0  # How many earlier runs it is estimated from.
-    longest_s: float = 0.0  # The longest of them, with the steps of this run.
-    warning_s: int = 0  # Seconds that its job is given besides: Slurm's warning must not come before the runs' end.
+    seconds: float  # Time limit of the run within its job; 0: no limit.
+    expected_s: float | None = None  # Median duration of earlier runs; None if there is no earlier run.
+    earlier: int = 0  # Number of earlier runs that the estimate is based on.
+    longest_s: float = 0.0  # Duration of the longest earlier run, scaled to the steps of this run.
+    warning_s: int = 0  # Seconds added to its job, so that Slurm's warning does not come before the runs have ended.
 
     @property
     def text(self) -> str:
-        """Where it comes from, in words."""
+        """How the time limit was chosen, for the terminal."""
         if not self.earlier:
-            return f"time limit of {format_seconds(self.seconds)} a run" if self.seconds else "no time limit"
-        of = f"{self.earlier} earlier run{'s' * (self.earlier > 1)}"
-        longest = "the longest " if self.earlier > 1 else ""
-        within = "" if self.seconds >= MARGIN * self.longest_s + START_S else ", within system.slurm.max_time"
-        start = f"{START_S:g} s for its start{within}"
+            return f"time limit of {format_seconds(self.seconds)} per run" if self.seconds else "no time limit"
+        longest = f"{format_seconds(self.longest_s)} per run"
+        if self.earlier > 1:
+            longest = f"the longest {longest}"
+        start = f"{START_S:g} s for its start"
+        if self.seconds < MARGIN * self.longest_s + START_S:
+            start += ", within system.slurm.max_time"
         if self.warning_s:
-            start += f"; a job gets {self.warning_s} s more, because Slurm may warn so long before the limit"
-        return f"estimated from {of}: {longest}{format_seconds(self.longest_s)} a run, margin {MARGIN:g}, and {start}"
+            start += f"; a job gets {self.warning_s} s more, because Slurm may warn that long before the limit"
+        sources = counted(self.earlier, "earlier run")
+        return f"estimated from {sources}: {longest}, margin {MARGIN:g}, and {start}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Earlier:
+    """The duration of an earlier run of the same configuration."""
+
     total_s: float
-    steps: int  # 0: not known, or not to be scaled.
+    steps: int  # 0: unknown, or the duration does not scale with the steps.
     step_s: float
-    length: tuple[object, ...]  # Its part of `measure` that the configuration leaves out.
+    length: tuple[object, ...]  # Values of the keys `_LENGTH` of its plan.
 
     def scaled(self, plan: LaunchPlan) -> float:
-        """Seconds that a run of the same configuration takes with the steps of `plan`."""
+        """Returns the duration with the number of steps of `plan`, in seconds."""
         if not isinstance(plan, RunPlan) or not self.steps or self.length == _length(plan.measure.model_dump()):
             return self.total_s
         steps = plan.measure.warmup_steps + plan.measure.measured_steps
@@ -225,88 +239,96 @@ class _Earlier:
 
 
 def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, TimeEstimate]:
-    """How long each run of a series may take, by run id.
+    """Returns the time limit of each run of a series, by run id.
 
-    `out`: folder of all runs, which need not exist. `asked`: a time limit for each run, as Slurm writes it, that was
-    asked for; None: what earlier runs took, unless the plans have one that was set for them.
+    `out`: folder of all runs, which need not exist. `asked`: the time limit of a run that the user gave, as Slurm
+    writes it; None: a limit that the settings of the plan give, else an estimate from earlier runs.
     """
     if asked is not None:
         return {plan.run_id: TimeEstimate(seconds=limit_seconds(asked)) for plan in plans}
-    wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
-    asked_for = {key for key in wanted.values() if key}
+    configurations = {plan.run_id: _configuration(plan.model_dump(mode="json")) for plan in plans if not _is_set(plan)}
+    earlier = _earlier_runs(out, {*configurations.values()})
+    return {plan.run_id: _estimate(plan, earlier.get(configurations.get(plan.run_id, ""), [])) for plan in plans}
+
+
+def _earlier_runs(out: Path, configurations: set[str]) -> dict[str, list[_Earlier]]:
+    """Returns the earlier runs below a folder that have one of the configurations, by configuration."""
     earlier: dict[str, list[_Earlier]] = {}
     names: list[str] = []
-    if asked_for:
+    if configurations:
         with suppress(OSError):
             names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
     for name in names[-MOST_READ:]:
         folder = RunFolder(out / name)
-        # What cannot be read is no history.
+        # A run that cannot be read does not count.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            content = read_json(folder.plan, MAX_JSON)
-            key = _key(content)
-            if key in asked_for:
-                earlier.setdefault(key, []).append(_earlier(folder, content))
-    return {plan.run_id: _estimate(plan, earlier.get(wanted[plan.run_id], [])) for plan in plans}
+            plan = read_json(folder.plan, MAX_JSON)
+            configuration = _configuration(plan)
+            if configuration in configurations:
+                earlier.setdefault(configuration, []).append(_earlier(folder, plan))
+    return earlier
 
 
 def _is_set(plan: LaunchPlan) -> bool:
-    series = plan.series if isinstance(plan, RunPlan) else None
-    sides = () if series is None else (series.axes, *series.sides.values())
-    return any("system.slurm.time_limit" in settings for settings in (plan.overrides, *sides))
+    """Returns whether a setting of the user gives the time limit."""
+    settings = [plan.overrides]
+    if isinstance(plan, RunPlan):
+        settings += [plan.series.axes, *plan.series.sides.values()]
+    return any("system.slurm.time_limit" in values for values in settings)
 
 
 def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> TimeEstimate:
     if not earlier:
         return TimeEstimate(seconds=limit_seconds(plan.system.slurm.time_limit))
-    took = sorted(one.scaled(plan) for one in earlier)
-    seconds, longest = MARGIN * took[-1] + START_S, limit_seconds(plan.system.slurm.max_time)
+    durations_s = sorted(run.scaled(plan) for run in earlier)
+    limit_s = MARGIN * durations_s[-1] + START_S
+    max_time_s = limit_seconds(plan.system.slurm.max_time)
+    # The margin must not push a run that fits above the longest time that the site allows.
+    if max_time_s and durations_s[-1] + START_S <= max_time_s < limit_s:
+        limit_s = max_time_s
     return TimeEstimate(
-        # No margin makes a run too long for its site that fits.
-        seconds=longest if longest and took[-1] + START_S <= longest < seconds else seconds,
-        expected_s=took[len(took) // 2],
-        earlier=len(took),
-        longest_s=took[-1],
+        seconds=limit_s,
+        expected_s=durations_s[len(durations_s) // 2],
+        earlier=len(durations_s),
+        longest_s=durations_s[-1],
         warning_s=_warned_ahead_s(plan),
     )
 
 
 def _warned_ahead_s(plan: LaunchPlan) -> int:
-    """Returns how long before the time limit Slurm may warn a job, in seconds; 0: it is not warned."""
+    """Returns how long before the time limit Slurm may warn a job, in seconds; 0: no warning."""
     warning_s = plan.system.slurm.warning_s
     return warning_s + EARLY_S if warning_s else 0
 
 
 def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
-    """Raises OSError or a kind of ValueError: it has no record, or one of its last part alone."""
+    """Raises OSError or ValueError if the run has no record, or a record of its last attempt only."""
     if "comm" in plan:
         record = read_json(folder.comm, MAX_JSON)
         return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=())
     record = read_json(folder.record, MAX_JSON)
     if plan["measure"]["until"] == "quality" and record["attempt"] > 1 and record["first_step"]:
-        raise ValueError("resumed after an interruption: the record is of its last part")
+        raise ValueError("resumed after an interruption: the record covers the last attempt only")
+    length = _length(plan["measure"])
     steps = int(record["steps"])
-    measured = steps - int(plan["measure"]["warmup_steps"])
+    measured_steps = steps - int(plan["measure"]["warmup_steps"])
+    if plan["measure"]["until"] != "steps" or measured_steps <= 0:
+        return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=length)
     measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
-    scales = plan["measure"]["until"] == "steps" and measured > 0
-    return _Earlier(
-        total_s=_seconds(record),
-        steps=steps if scales else 0,
-        step_s=measured_s / measured if scales else 0.0,
-        length=_length(plan["measure"]),
-    )
+    return _Earlier(total_s=_seconds(record), steps=steps, step_s=measured_s / measured_steps, length=length)
 
 
 def _seconds(record: Mapping[str, Any]) -> float:
-    begun, ended = (datetime.fromisoformat(record[key]) for key in ("started", "finished"))
-    return max(0.0, (ended - begun).total_seconds())
+    started, finished = (datetime.fromisoformat(record[key]) for key in ("started", "finished"))
+    return max(0.0, (finished - started).total_seconds())
 
 
 def _length(measure: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(measure.get(name) for name in _LENGTH)
 
 
-def _key(plan: Mapping[str, Any]) -> str:
+def _configuration(plan: Mapping[str, Any]) -> str:
+    """Returns the part of a plan that decides how long a step takes, as JSON."""
     content = {key: value for key, value in plan.items() if key not in _NOT_DECIDING}
     if "measure" in content:
         content["measure"] = {key: value for key, value in content["measure"].items() if key not in _LENGTH}
@@ -319,81 +341,85 @@ def _key(plan: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """The jobs of a series, and how long their runs should take."""
+    """The jobs of a series, and the estimated durations of their runs."""
 
     plans: tuple[LaunchPlan, ...]
     packing: Packing
     chain: bool  # Whether each job waits for the one before.
-    estimates: Mapping[str, TimeEstimate]  # Of each run, by run id.
+    estimates: Mapping[str, TimeEstimate]  # By run id.
     jobs: tuple[Job, ...]
 
     @property
     def bound(self) -> float | None:
-        """Node-hours that all jobs take at most; None where a job has no time limit."""
-        each = [job.node_hours for job in self.jobs]
-        known = [hours for hours in each if hours is not None]
-        return sum(known) if len(known) == len(each) else None
+        """Node-hours that all jobs use at most; None if a job has no time limit."""
+        total_hours = 0.0
+        for job in self.jobs:
+            if job.node_hours is None:
+                return None
+            total_hours += job.node_hours
+        return total_hours
 
     @property
     def expected(self) -> float | None:
-        """Node-hours that they should take, by earlier runs; None where some run has none."""
+        """Node-hours that all jobs should use, by earlier runs; None if a run has no earlier run."""
         hours = 0.0
         for job in self.jobs:
             for plan in job.plans:
-                took = self.estimates[plan.run_id].expected_s
-                if took is None:
+                expected_s = self.estimates[plan.run_id].expected_s
+                if expected_s is None:
                     return None
-                hours += (plan.layout.nodes + held_nodes(job, plan)) * took / 3600
+                hours += (plan.layout.nodes + idle_nodes(job, plan)) * expected_s / 3600
         return hours
 
     @property
     def idle_bound(self) -> float:
-        """Node-hours of `bound` in which nodes are held by runs that do not use them."""
-        each = ((job, plan) for job in self.jobs for plan in job.plans)
-        return sum(held_nodes(job, plan) * self.estimates[plan.run_id].seconds for job, plan in each) / 3600
+        """Node-hours of `bound` in which nodes are allocated while a smaller run leaves them idle."""
+        idle_s = 0.0
+        for job in self.jobs:
+            idle_s += sum(idle_nodes(job, plan) * self.estimates[plan.run_id].seconds for plan in job.plans)
+        return idle_s / 3600
 
 
-def held_nodes(job: Job, plan: LaunchPlan) -> int:
-    """Nodes that a job holds while one of its runs uses the others."""
+def idle_nodes(job: Job, plan: LaunchPlan) -> int:
+    """Returns how many nodes of a job are idle while one of its runs uses the others."""
     return 0 if job.is_array else job.shape.layout.nodes - plan.layout.nodes
 
 
 def campaign_of(
     plans: Sequence[LaunchPlan], out: Path, *, packing: Packing = "points", chain: bool = True, time: str | None = None
 ) -> Campaign:
-    """The jobs of a series.
+    """Plans the jobs of a series.
 
-    `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that was asked for, as Slurm writes
-    it; none: by earlier runs. Raises `UserError`: the sides of a comparison cannot share a job, or a job's time is so
-    short that Slurm's warning would stop its runs.
+    `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that the user gave, as Slurm writes
+    it; None: estimated from earlier runs. Raises `UserError`: the two sides of --ab cannot share a job, or the time
+    limit of a job is so short that Slurm's warning would stop its runs.
     """
-    found = estimates(plans, out, asked=time)
-    seconds = {run_id: estimate.seconds for run_id, estimate in found.items()}
+    time_estimates = estimates(plans, out, asked=time)
+    seconds = {run_id: estimate.seconds for run_id, estimate in time_estimates.items()}
     jobs = []
     for job in jobs_of(plans, seconds, packing=packing, chain=chain):
-        # With the seconds besides those of its runs, if its time is estimated and may be that long.
-        warning_s = max(found[run_id].warning_s for run_id in job.run_ids)
+        warning_s = max(time_estimates[run_id].warning_s for run_id in job.run_ids)
         limit_s = limit_seconds(job.time_limit)
         longest_s = limit_seconds(job.shape.system.slurm.max_time) or math.inf
         if warning_s and limit_s and limit_s < longest_s:
             jobs.append(replace(job, time_limit=_limit([min(limit_s + warning_s, longest_s)])))
         else:
             jobs.append(job)
-        _refuse_warned_too_early(jobs[-1], found)
-    return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=tuple(jobs))
+        _require_late_warning(jobs[-1], time_estimates)
+    return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=time_estimates, jobs=tuple(jobs))
 
 
-def _refuse_warned_too_early(job: Job, given: Mapping[str, TimeEstimate]) -> None:
-    """Refuses a job whose warning comes before one of its runs can have ended. Raises `UserError`.
+def _require_late_warning(job: Job, time_estimates: Mapping[str, TimeEstimate]) -> None:
+    """Raises `UserError` if Slurm's warning may come before one of the job's runs can have ended.
 
-    Runs that keep checkpoints go on after the warning: of these only the start counts.
+    Runs with checkpoints continue after a requeue: for these only the start counts.
     """
     ahead_s = _warned_ahead_s(job.shape)
     seconds = limit_seconds(job.time_limit)
     needed_s = 0.0
     for plan in job.plans:
         if isinstance(plan, RunPlan) and not plan.checkpoint.is_on:
-            needed_s = max(needed_s, plan.least_training_s, given[plan.run_id].longest_s)
+            needed_s = max(needed_s, plan.least_training_s, time_estimates[plan.run_id].longest_s)
     if not ahead_s or not seconds or seconds > needed_s + ahead_s:
         return
     needs = f", and a run needs {format_seconds(needed_s)} or more" if needed_s else ""
@@ -405,15 +431,15 @@ def _refuse_warned_too_early(job: Job, given: Mapping[str, TimeEstimate]) -> Non
     )
 
 
-def refuse_above(campaign: Campaign, most: float) -> None:
-    """Refuses a campaign that may cost more. Raises `UserError`: it may; names what fits."""
+def refuse_above(campaign: Campaign, max_node_hours: float) -> None:
+    """Raises `UserError` if a campaign may use more node-hours."""
     bound = campaign.bound
     if bound is None:
-        raise UserError(f"--max-node-hours {most:g}: a job without a time limit has no bound: give --time")
-    if bound <= most:
+        raise UserError(f"--max-node-hours {max_node_hours:g}: a job has no time limit: give --time")
+    if bound <= max_node_hours:
         return
-    runs = f"{len(campaign.plans):,} run{'s' * (len(campaign.plans) > 1)}"
+    runs = counted(len(campaign.plans), "run")
     raise UserError(
-        f"--max-node-hours {most:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); "
+        f"--max-node-hours {max_node_hours:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); "
         "raise it, give fewer --repeats or nodes, or a shorter --time"
     )

@@ -1,13 +1,12 @@
-"""Ends a series, or takes runs of ended jobs into new ones. Never a stranger's job.
+"""Cancels a series, or puts runs whose jobs have ended into new jobs; never touches a job of anyone else.
 
-A series is ended: its jobs are cancelled, and what was never submitted is taken out. Whose job it is, the scheduler
-says: each was submitted with the folder of its first run as its working directory, and of an array the script that the
-scheduler holds says which element is which run. Files in a folder of runs may be anybody's; that one of them names a
-job proves nothing.
+Only the scheduler can say which jobs are the series' own: each was submitted with the folder of its first run as
+working directory, and the script of an array names the run of each element. Files in the run folders do not count,
+because others may have written them.
 
-Runs whose job ended before it came to them, at its time limit say, become jobs of their series again. Those of a job
-that was cancelled do not, unless they are asked for: whoever ran scancel did not want them. Of these, a run that had
-begun is a further attempt then; what the one before left lies in `attempt-NNNN/`, as after a requeue.
+A run whose job ended before the run began, for example at the time limit, gets a new job. Runs of a job that was
+cancelled do so only on request, since somebody chose to cancel them. If such a run had begun it becomes a new attempt,
+and the files of the previous one move to `attempt-NNNN/`, as after a requeue.
 """
 
 from __future__ import annotations
@@ -15,32 +14,34 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
-from dlbench.jobs.campaign.completing import entry_of, forget, keep_found, take_back
+from dlbench.jobs.campaign.completing import entry_of, forget, record_adopted, remove_unsubmitted
 from dlbench.jobs.campaign.series_file import (
     SeriesJob,
     SubmissionStatus,
     append,
-    held,
     jobs_of_series,
+    locked,
     never_began,
     require_own,
     series_path,
     submission_status,
     write_series,
 )
-from dlbench.jobs.scheduler import Queue, Submission, UnansweredError, array_of, read_submission
+from dlbench.jobs.scheduler import Queue, SchedulerUnavailableError, Submission, array_of, read_submission
+from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job_log import was_cancelled
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.units import counted
 
 if TYPE_CHECKING:
     from dlbench.jobs.slurm.scheduler import Slurm
@@ -51,83 +52,106 @@ _STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    """What became of a series or a run that was cancelled."""
+    """The result of cancelling a series or a run."""
 
-    jobs: tuple[str, ...] = ()  # Ids of the jobs that were cancelled.
-    over: int = 0  # Jobs that had ended before.
-    taken_out: int = 0  # Jobs that were never submitted.
-    unsure: int = 0  # Jobs of which nobody knows whether they are queued; they stay in the series.
-    strangers: tuple[str, ...] = ()  # Ids that are another job's by now; they were left alone.
+    jobs: tuple[str, ...] = ()  # Ids of the cancelled jobs.
+    num_ended: int = 0  # Jobs that had ended before.
+    num_removed: int = 0  # Jobs that were never submitted, and are no longer part of the series.
+    num_unsure: int = 0  # Jobs that may be queued or not; they stay in the series.
+    foreign_jobs: tuple[str, ...] = ()  # Recorded ids that belong to another job by now; these were not cancelled.
 
     @property
     def text(self) -> str:
-        """In words, e.g. ``3 jobs cancelled, 1 ended before, 4 never submitted and taken out of the series``."""
-        parts = [f"{len(self.jobs)} job{'s' * (len(self.jobs) != 1)} cancelled"]
-        parts += [f"{self.over} ended before"] * bool(self.over)
-        parts += [f"{self.taken_out} never submitted and taken out of the series"] * bool(self.taken_out)
-        parts += [f"{self.unsure} may be queued or not"] * bool(self.unsure)
-        if self.strangers:
-            parts.append(f"left alone, because it is no job of this series: {', '.join(self.strangers)}")
+        """For example ``3 jobs cancelled, 1 ended before, 4 never submitted and removed from the series``."""
+        parts = [f"{counted(len(self.jobs), 'job')} cancelled"]
+        if self.num_ended:
+            parts.append(f"{self.num_ended} ended before")
+        if self.num_removed:
+            parts.append(f"{self.num_removed} never submitted and removed from the series")
+        if self.num_unsure:
+            parts.append(f"{self.num_unsure} may or may not be queued")
+        if self.foreign_jobs:
+            parts.append(f"not cancelled, because it is no job of this series: {', '.join(self.foreign_jobs)}")
         return ", ".join(parts)
 
 
 def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
-    """Cancels what waits or runs of a series, and takes out of it what was never submitted.
+    """Cancels the jobs of a series that wait or run, and removes those from it that were never submitted.
 
-    Raises `UserError`: there is no such series of this user, or another process submits it. `UnansweredError`: the
-    scheduler does not say whose the jobs are; nothing was cancelled. `RunError`: it did not cancel them.
+    Raises `UserError`: this user has no such series, or another process submits it. `SchedulerUnavailableError`: the
+    queue cannot be read; nothing was cancelled. `RunError`: the scheduler did not cancel the jobs.
     """
     require_own(root, series_id)
-    with held(root, series_id):
+    with locked(root, series_id):
         now = submission_status(root, series_id)
-        kept: list[SeriesJob] = []
-        mine: list[str] = []
-        strangers: list[str] = []
+        unknown_jobs = _unknown_jobs(root, now)
+        queue = _queue_of_series(now, unknown_jobs.values(), scheduler)
+        entries: list[SeriesJob] = []
+        own_ids: list[str] = []
+        foreign_ids: list[str] = []
         unsubmitted: list[RunFolder] = []
-        unsure = over = 0
-        unknown = [number for number, state in enumerate(now.states) if state in ("unsure", "written")]
-        all_jobs = jobs_of_series(root, now.series) if unknown else []
-        clusters = {*now.clusters, *(place for number in unknown for place in scheduler.clusters(all_jobs[number]))}
-        queue = _queue(scheduler, clusters) if now.known else Queue()
+        num_unsure = num_ended = 0
         for number, (entry, state, job_id) in enumerate(zip(now.series.jobs, now.states, now.ids, strict=True)):
             if state == "missing":
                 continue
             comments = {entry.comment, *(job.comment for job in queue.of(job_id))}
-            own = _submitted_from(queue, root / entry.runs[0], comments)
-            if not own and state == "written":
-                unsubmitted += [RunFolder(root / run_id) for run_id in entry.runs]
+            queued_ids = _submitted_from(queue, root / entry.runs[0], comments)
+            if not queued_ids and state == "written":
+                unsubmitted += [RunFolder(root / run_id) for run_id in entry.runs if (root / run_id).is_dir()]
                 continue
-            kept.append(entry)
-            if own and number in unknown:
-                keep_found(root, scheduler, all_jobs[number], entry, own[0])
-            mine += own
-            if not own and queue.active(job_id):
-                strangers.append(job_id)
-            elif not own:
-                unsure += state == "unsure"
-                over += bool(job_id)
-        # First what no longer shall come, so that nothing follows what is cancelled.
-        taken_out = len(now.series.jobs) - len(kept)
-        if taken_out and kept:
-            write_series(root, now.series.model_copy(update={"jobs": tuple(kept)}))
+            entries.append(entry)
+            if queued_ids:
+                own_ids += queued_ids
+                if number in unknown_jobs:
+                    record_adopted(root, scheduler, unknown_jobs[number], entry, queued_ids[0])
+            elif queue.active(job_id):
+                foreign_ids.append(job_id)
+            elif state == "unsure":
+                num_unsure += 1
+            elif job_id:
+                num_ended += 1
+        # Unsubmitted jobs go first, so that nobody submits them after the others were cancelled.
+        num_removed = len(now.series.jobs) - len(entries)
+        if num_removed and entries:
+            write_series(root, now.series.model_copy(update={"jobs": tuple(entries)}))
         for folder in unsubmitted:
-            if folder.path.is_dir():
-                take_back(folder)
-        _cancel(scheduler, mine, root)
-        if not kept:
+            remove_unsubmitted(folder)
+        _cancel(scheduler, own_ids, root)
+        if not entries:
             forget(root, series_id)
-    return Cancelled(jobs=tuple(mine), over=over, taken_out=taken_out, unsure=unsure, strangers=tuple(strangers))
+    return Cancelled(
+        jobs=tuple(own_ids),
+        num_ended=num_ended,
+        num_removed=num_removed,
+        num_unsure=num_unsure,
+        foreign_jobs=tuple(foreign_ids),
+    )
+
+
+def _unknown_jobs(root: Path, now: SubmissionStatus) -> dict[int, Job]:
+    """Returns the jobs that may be queued without a known id, by their number in the series."""
+    numbers = [number for number, state in enumerate(now.states) if state in ("unsure", "written")]
+    if not numbers:
+        return {}
+    jobs = jobs_of_series(root, now.series)
+    return {number: jobs[number] for number in numbers}
+
+
+def _queue_of_series(now: SubmissionStatus, unknown_jobs: Iterable[Job], scheduler: Slurm) -> Queue:
+    if not now.known:
+        return Queue()
+    return _queue(scheduler, now.clusters.union(*map(scheduler.clusters, unknown_jobs)))
 
 
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> Cancelled:
     """Cancels the job of one run.
 
-    Raises `UserError`: it shares its job with other runs, or is another user's. `UnansweredError`: the scheduler does
-    not say whose the job is. `RunError`: it did not cancel it.
+    Raises `UserError`: the run shares its job with other runs, or belongs to another user.
+    `SchedulerUnavailableError`: the queue cannot be read. `RunError`: the scheduler did not cancel the job.
     """
     run_id = folder.path.name
     if submission.other_owner:
-        raise UserError(f"{run_id}: its job is of user {submission.other_owner}, who alone can cancel it")
+        raise UserError(f"{run_id}: its job belongs to user {submission.other_owner}, who alone can cancel it")
     if submission.runs:
         raise UserError(
             f"{run_id}: shares job {submission.job_id} with {len(submission.runs) - 1} other runs; cancel the series, "
@@ -136,166 +160,186 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> C
     queue = _queue(scheduler, [submission.cluster])
     active = queue.active(submission.reference)
     if array_of(submission.reference):
-        mine = [submission.reference] if active and _is_element(scheduler, submission.reference, folder.path) else []
+        own_ids = []
+        if active and _is_element(scheduler, submission.reference, folder.path):
+            own_ids = [submission.reference]
     else:
-        mine = _submitted_from(queue, folder.path)
-    if active and not mine:
-        return Cancelled(strangers=(submission.job_id,))
-    _cancel(scheduler, mine, folder.path.parent)
-    return Cancelled(jobs=tuple(mine), over=int(not mine))
+        own_ids = _submitted_from(queue, folder.path)
+    if own_ids:
+        _cancel(scheduler, own_ids, folder.path.parent)
+        return Cancelled(jobs=tuple(own_ids))
+    if active:
+        return Cancelled(foreign_jobs=(submission.job_id,))
+    return Cancelled(num_ended=1)
 
 
 def _queue(scheduler: Slurm, clusters: Collection[str]) -> Queue:
     queue = scheduler.query(clusters=sorted(clusters))
     if queue.unanswered:
-        raise UnansweredError(f"{queue.unanswered}: nothing was cancelled; try again")
+        raise SchedulerUnavailableError(f"{queue.unanswered}: nothing was cancelled; try again")
     return queue
 
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
-    """Ids of this user's active jobs that, as the scheduler says, were submitted from a folder; an array's once.
+    """Returns the ids of active jobs that were submitted from a folder, the id of an array once.
 
-    A person may submit others from there by hand: where comments are given, a job carries one of them.
+    The user may have submitted other jobs from that folder. If comments are given, a job must have one of them.
     """
-    found = [
-        array_of(job.job_id) or job.job_id
-        for job in queue.jobs.values()
-        if job.phase != "over"
-        and (not comments or job.comment in comments)
-        and job.folder.rpartition("/")[2] == folder.name
-        and _is_same(job.folder, folder)
-    ]
-    return list(dict.fromkeys(found))
+    job_ids = []
+    for job in queue.jobs.values():
+        if job.phase == "over" or (comments and job.comment not in comments):
+            continue
+        if job.folder.rpartition("/")[2] == folder.name and _is_same(job.folder, folder):
+            job_ids.append(array_of(job.job_id) or job.job_id)
+    return list(dict.fromkeys(job_ids))
 
 
 def _is_element(scheduler: Slurm, job_id: str, folder: Path) -> bool:
-    """Whether an element of an array is the run of a folder, by the script that the scheduler holds of it."""
-    # Of slurm/job.sbatch.j2: run CONFIGURATION FOLDER, a line each in the order of the array, from 1.
-    runs = [line for line in scheduler.script(job_id).splitlines() if line.startswith("run ")]
+    """Returns whether an array element is the run of a folder, by the job script that the scheduler holds."""
+    # slurm/job.sbatch.j2 has lines `run CONFIGURATION FOLDER` in the order of the array, from 1.
+    run_lines = [line for line in scheduler.script(job_id).splitlines() if line.startswith("run ")]
     try:
-        place = int(job_id.partition(";")[0].rpartition("_")[2])
-        return place > 0 and _is_same(shlex.split(runs[place - 1])[-1], folder)
-    except (ValueError, IndexError):  # no script of dlbench's
+        index = int(job_id.partition(";")[0].rpartition("_")[2])
+        return index > 0 and _is_same(shlex.split(run_lines[index - 1])[-1], folder)
+    except (ValueError, IndexError):  # not a script of dlbench
         return False
 
 
-def _is_same(known: str, folder: Path) -> bool:
-    return known == str(folder) or os.path.realpath(known) == os.path.realpath(folder)
+def _is_same(path: str, folder: Path) -> bool:
+    return path == str(folder) or os.path.realpath(path) == os.path.realpath(folder)
 
 
 def _cancel(scheduler: Slurm, job_ids: Sequence[str], root: Path) -> None:
-    said = scheduler.cancel(job_ids) if job_ids else ""
-    if said:
-        raise RunError(f"{said}; see `{shlex.join(['dlbench', 'status', str(root)])}`, and try again")
+    if not job_ids:
+        return
+    if problem := scheduler.cancel(job_ids):
+        raise RunError(f"{problem}; see `{shlex.join(['dlbench', 'status', str(root)])}`, and try again")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reopened:
-    """Runs without a record, whose jobs have ended."""
+    """The runs without a record whose jobs have ended."""
 
-    campaign: Campaign | None = None  # Of those that are in new jobs now; None if there are none.
-    cancelled: tuple[str, ...] = ()  # Those that were left alone, because their jobs were cancelled.
-    cancelled_jobs: tuple[str, ...] = ()  # Ids of these.
-    begun: tuple[str, ...] = ()  # Of those that are in new jobs now: what had begun.
+    campaign: Campaign | None = None  # The new jobs; None if there are none.
+    cancelled: tuple[str, ...] = ()  # Run ids that got no new job, because their jobs were cancelled.
+    cancelled_jobs: tuple[str, ...] = ()  # Ids of these jobs.
+    begun: tuple[str, ...] = ()  # Run ids in new jobs that had begun before.
 
     @property
     def runs(self) -> int:
-        """How many are in new jobs now."""
+        """Number of runs in new jobs."""
         return 0 if self.campaign is None else len(self.campaign.plans)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting:
+class _UnfinishedRun:
     run_id: str
-    job_id: str  # Of an element of an array its own.
-    log: Path | None  # Of its job, if that wrote anything, and so began.
-    has_begun: bool  # Something lies in its folder besides what a submission wrote, and Slurm's log.
+    job_id: str  # For an element of an array the id of the element.
+    log: Path | None  # Log of its job; None if the job has not written one, and so has not started.
+    has_begun: bool  # Its folder holds files of a rank, not only those of the submission and Slurm's log.
 
 
 def reopen(
     root: Path, series_id: str, scheduler: Slurm, *, with_cancelled: bool = False, dry_run: bool = False
 ) -> Reopened:
-    """Takes runs that never began, of jobs that have ended, into new jobs of their series.
+    """Puts runs that never began, and whose jobs have ended, into new jobs of their series.
 
-    Nothing happens while the scheduler does not answer. Runs that began are left to themselves, but for those of
-    cancelled jobs where these are asked for; and so are all of a job that it says was completed.
+    Does nothing if the scheduler does not answer. Runs of a job in state COMPLETED get no new job, nor do runs that
+    began, except with `with_cancelled`.
 
-    `with_cancelled`: whether runs of jobs that were cancelled are taken, too, those that had begun included. Raises
-    `UserError`: there is no such series of this user, or another process submits it. `RunError`: a file cannot be
-    written. `IncompleteDataError`: a file of the series is damaged.
+    `with_cancelled`: also take runs whose jobs were cancelled, even if they had begun. Raises `UserError`: this user
+    has no such series, or another process submits it. `RunError`: a file cannot be written. `IncompleteDataError`: a
+    file of the series is damaged.
     """
     require_own(root, series_id)
-    with held(root, series_id):
+    with locked(root, series_id):
         now = submission_status(root, series_id)
-        unfinished = [one for number in range(now.total) if now.ids[number] for one in _unfinished(root, now, number)]
+        unfinished: list[_UnfinishedRun] = []
+        for job, job_id in zip(now.series.jobs, now.ids, strict=True):
+            if job_id:
+                unfinished += _unfinished(root, job, job_id)
         if not unfinished:
             return Reopened()
-        queue = scheduler.query(list(dict.fromkeys(one.job_id for one in unfinished)))
+        queue = scheduler.query(list(dict.fromkeys(run.job_id for run in unfinished)))
         if queue.unanswered:
             return Reopened()
-        ended = [(one, _end(queue, one)) for one in unfinished]
-        cancelled = [one for one, end in ended if end == "cancelled"]
-        left = {one.run_id: one for one, end in ended if end == "cut off" and not one.has_begun}
+        cancelled = []
+        renewed: dict[str, _UnfinishedRun] = {}
+        for run in unfinished:
+            end = _end(queue, run)
+            if end == "cancelled":
+                cancelled.append(run)
+            elif end == "cut off" and not run.has_begun:
+                renewed[run.run_id] = run
         if with_cancelled:
-            left |= {one.run_id: one for one in cancelled}
+            renewed |= {run.run_id: run for run in cancelled}
             cancelled = []
+        campaign: Campaign | None = None
+        if renewed:
+            campaign = _renew(root, now, renewed, dry_run=dry_run)
         return Reopened(
-            campaign=_renew(root, now, left, dry_run=dry_run) if left else None,
-            cancelled=tuple(one.run_id for one in cancelled),
-            cancelled_jobs=tuple(dict.fromkeys(one.job_id.partition(";")[0] for one in cancelled)),
-            begun=tuple(one.run_id for one in left.values() if one.has_begun),
+            campaign=campaign,
+            cancelled=tuple(run.run_id for run in cancelled),
+            cancelled_jobs=tuple(dict.fromkeys(run.job_id.partition(";")[0] for run in cancelled)),
+            begun=tuple(run.run_id for run in renewed.values() if run.has_begun),
         )
 
 
-def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting]:
-    found = []
-    for run_id in now.series.jobs[number].runs:
+def _unfinished(root: Path, job: SeriesJob, series_job_id: str) -> Iterator[_UnfinishedRun]:
+    """Yields the runs of a job that have no record."""
+    for run_id in job.runs:
         folder = RunFolder(root / run_id)
         if folder.record.exists() or folder.comm.exists() or not folder.plan.exists():
             continue
         submission = read_submission(folder)
-        job_id: str = now.ids[number]
+        job_id = series_job_id
         log: Path | None = None
         if submission is not None:
             job_id = submission.reference
             if (root / submission.log).exists():
                 log = root / submission.log
-        found.append(_Waiting(run_id=run_id, job_id=job_id, log=log, has_begun=not never_began(folder)))
-    return found
+        yield _UnfinishedRun(run_id=run_id, job_id=job_id, log=log, has_begun=not never_began(folder))
 
 
-def _end(queue: Queue, one: _Waiting) -> Literal["cut off", "cancelled", ""]:
-    """How the job of a run ended without it; empty where it goes on, or nobody knows.
+def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", ""]:
+    """Returns how the job of an unfinished run ended; empty if it has not ended, was completed, or is unknown.
 
-    Of a job that the scheduler has forgotten its log says: it must have begun.
+    For a job that the scheduler has forgotten, its log decides, which exists if the job has started.
     """
-    jobs = queue.of(one.job_id)
+    jobs = queue.of(run.job_id)
     if not jobs:
-        if one.log is None:
+        if run.log is None:
             return ""
-        return "cancelled" if was_cancelled(one.log) else "cut off"
+        return "cancelled" if was_cancelled(run.log) else "cut off"
     if any(job.phase != "over" for job in jobs) or all(job.state == "COMPLETED" for job in jobs):
         return ""
     return "cancelled" if any(job.state == "CANCELLED" for job in jobs) else "cut off"
 
 
 def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run: bool) -> Campaign:
-    """Whatever is cut off here is found again by the next call: folders are cleared first, the series is last."""
+    """Moves runs into new jobs of their series.
+
+    The folders are cleared first and the series file is written last, so that another call continues after a kill.
+    """
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
-    made = campaign.jobs
     if dry_run:
         return campaign
     for run_id in sorted(runs):
         _clear(RunFolder(root / run_id))
-    rest = [job.model_copy(update={"runs": tuple(one for one in job.runs if one not in runs)}) for job in series.jobs]
-    # A job goes by its first run: the ids of old ones are no longer theirs, but those of the runs that stay.
-    lines = [f"{job.runs[0]} {job_id}\n" for job, job_id in zip(rest, now.ids, strict=True) if job.runs and job_id]
-    lines += [f"{job.run_ids[0]} \n" for job in made]
+    # `ID.jobs` names a job by its first run: the id moves to the first run that stays in the job.
+    remaining_jobs = []
+    lines = []
+    for job, job_id in zip(series.jobs, now.ids, strict=True):
+        run_ids = tuple(run_id for run_id in job.runs if run_id not in runs)
+        if run_ids:
+            remaining_jobs.append(job.model_copy(update={"runs": run_ids}))
+        if run_ids and job_id:
+            lines.append(f"{run_ids[0]} {job_id}\n")
+    lines += [f"{job.run_ids[0]} \n" for job in campaign.jobs]
     append(series_path(root, series.id, "jobs"), "".join(lines))
-    kept = [job for job in rest if job.runs]
-    write_series(root, series.model_copy(update={"jobs": (*kept, *map(entry_of, made))}))
+    write_series(root, series.model_copy(update={"jobs": (*remaining_jobs, *map(entry_of, campaign.jobs))}))
     return campaign
 
 
@@ -305,19 +349,19 @@ def _position(plan: LaunchPlan) -> int:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Takes away what would say that the run is submitted; what its job said stays, under another name.
+    """Removes the files of the submission from a run's folder, and renames the log of the job.
 
-    What a run left that had begun goes aside, as slurm/earlier.j2 does it when Slurm starts a job again.
+    The files of a run that had begun move to `attempt-NNNN/`, as slurm/earlier.j2 moves them after a requeue.
     """
     try:
         if not never_began(folder):
-            aside = folder.path / f"attempt-{attempt_of(folder):04d}"
-            aside.mkdir()
-            # Last what says which job it was.
+            attempt_folder = folder.path / f"attempt-{attempt_of(folder):04d}"
+            attempt_folder.mkdir()
+            # `submission.json` comes last: until then the run still belongs to its old job.
             for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.submission):
-                if path not in (folder.plan, aside) and not _STAYS.fullmatch(path.name):
-                    path.rename(aside / path.name)
-        # What accounting says is of the job that ended, and would be taken for the new one's.
+                if path not in (folder.plan, attempt_folder) and not _STAYS.fullmatch(path.name):
+                    path.rename(attempt_folder / path.name)
+        # The accounting of the old job would be read as that of the new one.
         for path in (folder.submission, folder.script, folder.accounting):
             path.unlink(missing_ok=True)
         for path in list(folder.path.iterdir()):

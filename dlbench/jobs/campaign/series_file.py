@@ -1,7 +1,7 @@
-"""The files of a series: what it shall hold is on disk before the first job, so that it can be resumed.
+"""The files of a series, written before the first job is submitted, so that a series can be resumed.
 
-Below the folder of all runs, `.series/ID.json` lists its jobs and `.series/ID.plans` holds their plans, a line each; a
-line in `.series/ID.jobs` follows each job that the scheduler took.
+In the folder of all runs, `.series/ID.json` lists its jobs, `.series/ID.plans` holds one plan per line, and
+`.series/ID.jobs` gets one line per submitted job.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ if TYPE_CHECKING:
     from dlbench.jobs.slurm.scheduler import Slurm
 
 JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
-"""unsure: its script was written, and nothing says whether Slurm took it. written: likewise, and it was to be submitted
-by hand. begun: its ranks wrote, no id is known."""
+"""unsure: the script was written, and it is unknown whether Slurm queued the job. written: the same, but the user was
+to submit it by hand. begun: a rank wrote files, the job id is unknown. missing: no script was written."""
 
-WRITTEN = "-"  # Instead of a job's id in `ID.jobs`, a line for each of its runs: its script was written, not submitted.
+WRITTEN = "-"  # In `ID.jobs` in place of a job id, one line per run: the script was written, not submitted.
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
 _ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
 _EARLIER = re.compile(r"attempt-\d{4}|checkpoints")
 _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.json|launch\.log")
 
-FOLDER = ".series"  # Below the folder of all runs; what reads runs passes over names that begin with a dot.
+FOLDER = ".series"  # In the folder of all runs; reading runs skips names that begin with a dot.
 _LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
-_MAX_PLANS = 1 << 30  # Bytes of all plans of a series: one has some 10 kB.
+_MAX_PLANS = 1 << 30  # Bytes of all plans of a series; one plan has some 10 kB.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionStatus:
-    """How far a series has got."""
+    """How many jobs of a series have been submitted."""
 
     series: SeriesFile
-    states: tuple[JobState, ...]  # Of each job.
-    ids: tuple[str, ...]  # Slurm's; empty where it is not known.
+    states: tuple[JobState, ...]  # One per job.
+    ids: tuple[str, ...]  # Slurm's id of each job; empty if unknown.
 
     @property
     def submitted(self) -> int:
-        """Jobs that Slurm took."""
+        """Number of jobs that Slurm accepted."""
         return sum(state in ("submitted", "begun") for state in self.states)
 
     @property
     def clusters(self) -> set[str]:
-        """Those that took its jobs; an empty name: the one here."""
+        """Names of the clusters of its jobs, empty for the local cluster."""
         return {cluster_of(job_id) for job_id in self.ids if job_id}
 
     @property
     def known(self) -> bool:
-        """Whether Slurm took, or may have taken, any job."""
+        """Whether Slurm accepted, or may have accepted, any job."""
         return any(state != "missing" for state in self.states)
 
     @property
@@ -79,82 +79,89 @@ class SubmissionStatus:
 
     @property
     def text(self) -> str:
-        """E.g. ``5 of 8 jobs submitted, 1 more may be queued``."""
-        unsure, written = self.states.count("unsure"), self.states.count("written")
-        more = f", {unsure} more may be queued" if unsure else ""
-        more += f", {written} written only" if written else ""
-        return f"{self.submitted} of {self.total} jobs submitted{more}"
+        """For example ``5 of 8 jobs submitted, 1 more may be queued``."""
+        parts = [f"{self.submitted} of {self.total} jobs submitted"]
+        if num_unsure := self.states.count("unsure"):
+            parts.append(f"{num_unsure} more may be queued")
+        if num_written := self.states.count("written"):
+            parts.append(f"{num_written} with a script only")
+        return ", ".join(parts)
 
 
 def standings(root: Path) -> tuple[list[SubmissionStatus], list[str]]:
-    """Every series below the folder of all runs, and what is damaged, a line each."""
-    found, problems = [], []
+    """Returns the status of every series in the folder of all runs, and the errors of damaged files."""
+    statuses, problems = [], []
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
-            found.append(submission_status(root, path.stem))
+            statuses.append(submission_status(root, path.stem))
         except WithheldError:
-            continue  # so are its runs, of which that is said
+            continue  # its runs are not readable either, which is reported for them
         except IncompleteDataError as error:
             problems.append(str(error))
-    return found, problems
+    return statuses, problems
 
 
 def submission_status(root: Path, series_id: str) -> SubmissionStatus:
-    """How far one series has got.
+    """Reads how many jobs of a series have been submitted.
 
-    Raises `UserError`: there is none of this name. `IncompleteDataError`: its file, or that of a run, is damaged.
+    Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
     """
     series = read_series(root, series_id)
-    known = known_jobs(root, series_id)
-    states, ids = zip(*(_state(root, job, known) for job in series.jobs), strict=True) if series.jobs else ((), ())
+    known_ids = known_jobs(root, series_id)
+    states = []
+    ids = []
+    for job in series.jobs:
+        state, job_id = _state(root, job, known_ids.get(job.runs[0], ""))
+        states.append(state)
+        ids.append(job_id)
     return SubmissionStatus(series=series, states=tuple(states), ids=tuple(ids))
 
 
-def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
-    noted = known.get(job.runs[0], "")
-    if noted not in ("", WRITTEN):
-        return "submitted", noted
+def _state(root: Path, job: SeriesJob, known_id: str) -> tuple[JobState, str]:
+    """Returns the state and the id of a job. `known_id`: its id in `ID.jobs`, `WRITTEN`, or empty."""
+    if known_id not in ("", WRITTEN):
+        return "submitted", known_id
     folders = [RunFolder(root / run_id) for run_id in job.runs]
     for folder in folders:
         submission = read_submission(folder)
+        if submission is not None and job.array_limit is None:
+            return "submitted", submission.reference
         if submission is not None:
-            own = submission.reference
-            return "submitted", own if job.array_limit is None else array_of(own)
-    wrote, job_id = _wrote(folders)
-    if wrote:
+            return "submitted", array_of(submission.reference)
+    has_begun, job_id = _has_begun(folders)
+    if has_begun:
         return "begun", job_id
     if not any(folder.script.exists() for folder in folders):
         return "missing", ""
-    return ("written" if noted == WRITTEN else "unsure"), ""
+    return ("written" if known_id == WRITTEN else "unsure"), ""
 
 
-def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
-    """Whether a job left anything in the folders of its runs, and the id that its log is named by."""
-    wrote = False
+def _has_begun(folders: Sequence[RunFolder]) -> tuple[bool, str]:
+    """Returns whether a job left files in the folders of its runs, and its id by the name of its log."""
+    has_begun = False
     for folder in folders:
         try:
             names = [path.name for path in folder.path.iterdir()]
         except OSError:
             continue
         for name in names:
-            if found := _LOG.fullmatch(name):
-                return True, found[1]
-            wrote = wrote or _WROTE.fullmatch(name) is not None
-    return wrote, ""
+            if match := _LOG.fullmatch(name):
+                return True, match[1]
+            has_begun = has_begun or _WROTE.fullmatch(name) is not None
+    return has_begun, ""
 
 
 def never_began(folder: RunFolder) -> bool:
-    """Whether nothing lies in a run's folder but what its submission wrote, and what the scheduler says of its job.
-
-    What an earlier attempt at the run left does not count.
-    """
-    submitted = {folder.plan.name, folder.script.name, folder.submission.name, folder.accounting.name}
+    """Returns whether a run's folder holds only files of its submission, Slurm's logs, and earlier attempts."""
+    submission_names = {folder.plan.name, folder.script.name, folder.submission.name, folder.accounting.name}
     try:
         names = {path.name for path in folder.path.iterdir()}
     except OSError:
         return False
-    left = (name for name in names - submitted if not _ANY_LOG.fullmatch(name) and not _EARLIER.fullmatch(name))
-    return folder.plan.name in names and next(left, None) is None
+    rank_files = [
+        name for name in names - submission_names if not _ANY_LOG.fullmatch(name) and not _EARLIER.fullmatch(name)
+    ]
+    return folder.plan.name in names and not rank_files
 
 
 class SeriesJob(Spec):
@@ -169,7 +176,7 @@ class SeriesJob(Spec):
 
 
 class SeriesFile(Spec):
-    """`.series/ID.json`: what a series that was submitted shall hold."""
+    """`.series/ID.json`: the planned jobs of a series."""
 
     format: Literal["dlbench.series"] = Field("dlbench.series", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
@@ -187,15 +194,15 @@ class SeriesFile(Spec):
 
 
 def series_path(root: Path, series_id: str, suffix: str) -> Path:
-    """A file of a series: `json`, `plans` or `jobs`."""
+    """Returns the path of a file of a series, with suffix `json`, `plans` or `jobs`."""
     return root / FOLDER / f"{series_id}.{suffix}"
 
 
 def read_series(root: Path, series_id: str) -> SeriesFile:
-    """The file of one series. Raises `UserError`: there is none of this name. `IncompleteDataError`: it is damaged."""
+    """Reads `ID.json`. Raises `UserError`: there is no such series. `IncompleteDataError`: the file is damaged."""
     path = series_path(root, series_id, "json")
     if "/" in series_id or not series_id:
-        raise UserError(f"{series_id!a}: is no name of a series")
+        raise UserError(f"{series_id!a}: is not the name of a series")
     try:
         return SeriesFile.model_validate(read_json(path, MAX_JSON))
     except FileNotFoundError:
@@ -207,55 +214,57 @@ def read_series(root: Path, series_id: str) -> SeriesFile:
 
 
 def write_series(root: Path, series: SeriesFile) -> None:
-    """Replaces it. Raises `RunError`: it cannot be written."""
+    """Replaces `ID.json`. Raises `RunError`: it cannot be written."""
     write_json(series_path(root, series.id, "json"), series.model_dump(mode="json"))
 
 
 def known_jobs(root: Path, series_id: str) -> dict[str, str]:
-    """The scheduler's id of each job that was taken, by the job's first run."""
-    known = {}
+    """Reads `ID.jobs`: the id of each submitted job, by the job's first run."""
+    ids = {}
     with suppress(FileNotFoundError):
         lines = read_bytes(series_path(root, series_id, "jobs"), MAX_JSON).decode("utf-8", "replace").split("\n")
-        for line in lines[:-1]:  # what follows the last line's end was cut off
+        for line in lines[:-1]:  # without a last line that was not written completely
             run_id, _, job_id = line.partition(" ")
-            known[run_id] = job_id
-    return known
+            ids[run_id] = job_id
+    return ids
 
 
 def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
-    """The plans of a series' jobs.
+    """Returns the jobs of a series with their plans.
 
-    Raises `IncompleteDataError`: the file of plans is damaged, lacks one, or is of an earlier dlbench.
+    Raises `IncompleteDataError`: `ID.plans` is damaged, lacks a plan, or is from an earlier dlbench.
     """
     path = series_path(root, series.id, "plans")
     plans: dict[str, LaunchPlan] = {}
     try:
         for line in read_bytes(path, _MAX_PLANS).split(b"\n")[:-1]:
             content = parse_json(line)
-            kind = CommPlan if content.get("format") == CommPlan.model_fields["format"].default else RunPlan
-            plan = kind.model_validate(content)
+            is_comm = content.get("format") == CommPlan.model_fields["format"].default
+            plan_type = CommPlan if is_comm else RunPlan
+            plan = plan_type.model_validate(content)
             plans[plan.run_id] = plan
-        return [
-            Job(plans=tuple(plans[one] for one in job.runs), time_limit=job.time_limit, array_limit=job.array_limit)
-            for job in series.jobs
-        ]
+        plans_by_job = [tuple(map(plans.__getitem__, job.runs)) for job in series.jobs]
     except ValidationError as error:
-        raise refused_file(path, kind, error) from None
+        raise refused_file(path, plan_type, error) from None
     except (OSError, ValueError, AttributeError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     except KeyError as error:
         raise IncompleteDataError(f"{path}: damaged: it lacks the plan of {error.args[0]}") from None
+    return [
+        Job(plans=job_plans, time_limit=job.time_limit, array_limit=job.array_limit)
+        for job, job_plans in zip(series.jobs, plans_by_job, strict=True)
+    ]
 
 
 def is_held(root: Path, series_id: str) -> bool:
-    """Whether a process is submitting the series; not where the file system has no locks."""
+    """Returns whether a process is submitting the series; False on a file system without locks."""
     try:
         number = descriptor(series_path(root, series_id, "plans"))
     except OSError:
         return False
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # any other is of a file system without locks
+    except OSError as error:  # errors other than BlockingIOError come from a file system without locks
         return isinstance(error, BlockingIOError)
     finally:
         os.close(number)
@@ -263,17 +272,17 @@ def is_held(root: Path, series_id: str) -> bool:
 
 
 def require_own(root: Path, series_id: str) -> SeriesFile:
-    """The file of a series of this user.
+    """Reads the file of a series of this user.
 
-    Raises `UserError`: there is none of this name, or it is another user's. `IncompleteDataError`: it is damaged.
+    Raises `UserError`: there is no such series, or it belongs to another user. `IncompleteDataError`: it is damaged.
     """
     if owner := owner_of_other(root, series_id):
-        raise UserError(f"{root}: series {series_id} is of user {owner}, who alone can go on with it")
+        raise UserError(f"{root}: series {series_id} belongs to user {owner}, who alone can continue it")
     return read_series(root, series_id)
 
 
 def owner_of_other(root: Path, series_id: str) -> str:
-    """Who submitted the series of this name; empty if it was this user, or nobody."""
+    """Returns the user who submitted the series, if it is another user; else empty."""
     path = series_path(root, series_id, "json")
     if not path.exists():
         return ""
@@ -284,20 +293,20 @@ def owner_of_other(root: Path, series_id: str) -> str:
 
 
 @contextmanager
-def held(root: Path, series_id: str) -> Iterator[int]:
-    """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
+def locked(root: Path, series_id: str) -> Iterator[int]:
+    """Keeps other processes from submitting the series, if the file system has locks.
 
-    Yields a descriptor: a program that inherits it keeps the lock as long as it runs.
-    Raises `UserError`: another one does. `RunError`: the file cannot be made.
+    Yields a file descriptor: a program that inherits it holds the lock as long as it runs.
+    Raises `UserError`: another process submits the series. `RunError`: the file cannot be created.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
-        for left in reversed(range(_LOCK_TRIES)):
+        for remaining_tries in reversed(range(_LOCK_TRIES)):
             try:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # Who only looks (`is_held`) has it for a moment, too.
-                if not left:
+                # A process that only checks (`is_held`) holds the lock for a moment.
+                if not remaining_tries:
                     raise UserError(f"series {series_id} is being submitted by another process") from None
                 time.sleep(_LOCK_PAUSE_S)
             except OSError:  # no locks
@@ -306,7 +315,7 @@ def held(root: Path, series_id: str) -> Iterator[int]:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds whole lines; the rest of a line that was cut off is taken away first.
+    """Appends whole lines; first removes a last line that was not written completely.
 
     Raises `RunError`: the file cannot be written.
     """
@@ -324,7 +333,7 @@ def append(path: Path, text: str) -> None:
 def _appending(path: Path) -> IO[str]:
     try:
         if is_stream(path):
-            raise RunError(f"{path}: cannot be written: is no file")
+            raise RunError(f"{path}: cannot be written: is not a regular file")
         return path.open("a", encoding="utf-8")
     except OSError as error:
         raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
@@ -340,7 +349,7 @@ SCHEDULERS: dict[str, Callable[[], Slurm]] = {"slurm": _slurm}
 
 
 def scheduler_named(name: str) -> Slurm:
-    """The scheduler of a name. Raises `UserError`: there is none."""
+    """Returns the scheduler of a name. Raises `UserError`: there is none."""
     if name not in SCHEDULERS:
         raise UserError(f"no scheduler {name}; {nearest(name, SCHEDULERS)}")
     return SCHEDULERS[name]()

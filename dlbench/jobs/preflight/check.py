@@ -1,4 +1,4 @@
-"""A whole pre-flight: what Slurm says to the job, the job or the look at this machine, the verdict, the file."""
+"""Runs a pre-flight: sbatch --test-only, a short job that checks its nodes, and the report on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
-from dlbench.jobs.scripts.launch import sbatch_arguments, told_options
+from dlbench.jobs.scripts.launch import sbatch_arguments, script_options
 from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm
@@ -32,17 +32,17 @@ from dlbench.specs.requests import SeriesRequest
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
-JOB_S = 300  # What the job asks for: it takes a minute, and longer where a file system loads libraries slowly.
+JOB_S = 300  # Time limit of the job in seconds: it takes a minute, or longer if a file system loads libraries slowly.
 
-SIZES = (1024, 1 << 20)  # Bytes of the vectors: one that libraries send at once, and one that they cut up.
+SIZES = (1024, 1 << 20)  # Bytes of the vectors: libraries send the first at once, and the second in pieces.
 
 _ITERATION_S = 30.0
 _STALL_S = 120.0
 POLL_S = 1.0
-LATE_FILES_S = 10.0  # How long the script's last word is waited for after the job: shared file systems show files late.
-_LAST_WORDS = 1 << 14
+LATE_FILES_S = 10.0  # Seconds to wait for the script's last file after the job: shared file systems show files late.
+_LOG_END_BYTES = 1 << 14
 MODULE = "dlbench.node.site_check"
-# Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
+# Writes what it can, and always ends with 0: after another exit code the launcher would end the other ranks.
 _LOOK = """\
 folder=$1
 shift
@@ -61,16 +61,19 @@ exit 0
 
 
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
-    """The plan, which is that of a run of `dlbench comm`.
+    """Returns the plan of the job's all-reduce, which is a plan of `dlbench comm`.
 
-    `machine_cores`: cores of this machine, where the system leaves a node's cores open. Raises `UserError`: no run can
-    be planned on such a system.
+    `machine_cores`: cores of this machine, used if the system does not set the cores of a node. Raises `UserError`: no
+    run can be planned on such a system.
     """
-    # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
+    # After a requeue the files of two sets of nodes would be mixed, and the user waits anyway.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
     request = SeriesRequest(points=(nodes,), points_are="nodes")
     layout = request.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
-    by_mpi = ("mpi",) if system.launch.by_mpi else ()
+    # All backends that a run on this system could use; the ranks report those that are not installed.
+    backends: list[Literal["gloo", "mpi", "nccl"]] = ["nccl" if system.node.gpus else "gloo"]
+    if system.launch.by_mpi:
+        backends.append("mpi")
     name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     return CommPlan(
         run_id=name,
@@ -78,9 +81,8 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
         dlbench_version=dlbench.__version__,
         layout=layout,
         system=system,
-        # By all that a run on this system could exchange by; what is not installed there is said by the ranks.
         comm=CommSpec(
-            backends=("nccl" if system.node.gpus else "gloo", *by_mpi),
+            backends=tuple(backends),
             sizes=SIZES,
             warmup=1,
             iterations=3,
@@ -93,7 +95,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
 
 
 class PreflightJob(Job):
-    """A job under another name than that of a run."""
+    """A job whose name says that it is a pre-flight."""
 
     @property
     def name(self) -> str:
@@ -101,46 +103,49 @@ class PreflightJob(Job):
 
 
 def job_of(plan: CommPlan) -> Job:
-    """The job of a pre-flight: of a few minutes, or of the system's limit where that is shorter."""
+    """Returns the job of a pre-flight, with the system's time limit if that is shorter than `JOB_S`."""
     limit = limit_seconds(plan.system.slurm.time_limit) or JOB_S
     return PreflightJob(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waited:
-    """How waiting for a job came to its end."""
+    """The result of waiting for a job."""
 
-    end: Literal["ended", "pending", "running"]  # ended, or what it was when the time was over; it is cancelled then.
-    seconds: float
+    end: Literal["ended", "pending", "running"]  # ended, or its state at the timeout, after which it was cancelled.
+    seconds: float  # Time spent waiting.
     reason: str = ""  # Slurm's word for why it was pending.
 
 
 def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
-    """What `sbatch --test-only` says to the arguments of the submission itself."""
+    """Runs `sbatch --test-only` with the arguments of the submission."""
     program, *arguments = sbatch_arguments(job, folder.run)
     subject = "sbatch --test-only"
     done = asked([program, "--test-only", *arguments], environment)
     if isinstance(done, str):
         return Finding(subject=subject, state="unknown", found=done)
-    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    output = " ".join(f"{done.stdout} {done.stderr}".split())
     if done.returncode != 0:
-        why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)[:300] or f"ended with {done.returncode}"
-        return Finding(subject=subject, state="wrong", found=why, remedy="change what it names")
-    start = re.search(r"to start at (\S+) using", said)
-    return Finding(subject=subject, state="ok", found=f"would start at {start[1]}" if start else "accepts the job")
+        message = re.sub(r"(sbatch|allocation failure): (error: )?", "", output)[:300]
+        problem = message or f"ended with {done.returncode}"
+        return Finding(subject=subject, state="wrong", found=problem, remedy="change the option that it names")
+    start = re.search(r"to start at (\S+) using", output)
+    if start is None:
+        return Finding(subject=subject, state="ok", found="accepts the job")
+    return Finding(subject=subject, state="ok", found=f"would start at {start[1]}")
 
 
 def wait(
     job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], notify: Callable[[str], None]
 ) -> Waited:
-    """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
+    """Waits until the job has ended; cancels it after `timeout_s`, or if `check` raises.
 
-    `folder`: of the pre-flight; its script says there when it ends. `timeout_s`: for all of it, in the queue and on the
-    nodes. `check`: called while it waits; what it raises is passed on. `notify`: gets the state with its reason when it
-    changes.
+    `folder`: of the pre-flight; the script writes a file there when it ends. `timeout_s`: for pending and running time
+    together. `check`: called at each poll; its exceptions are passed on. `notify`: called with the state and its reason
+    when they change.
     """
-    begun = time.monotonic()
-    state = ""
+    begin = time.monotonic()
+    state_text = ""
     try:
         while not folder.ended.exists():
             check()
@@ -151,31 +156,35 @@ def wait(
                 while time.monotonic() < deadline and not folder.ended.exists():
                     time.sleep(POLL_S / 5)
                 break
-            before = state
+            end: Literal["pending", "running"] = "running"
+            reason = ""
             if active:
-                state = f"{active[0].state} ({active[0].reason})" if active[0].reason else active[0].state
-            if state != before:
-                notify(state)
-            if time.monotonic() - begun > timeout_s:
+                job = active[0]
+                reason = job.reason
+                if job.phase == "waiting":
+                    end = "pending"
+                last_text = state_text
+                state_text = f"{job.state} ({reason})" if reason else job.state
+                if state_text != last_text:
+                    notify(state_text)
+            if time.monotonic() - begin > timeout_s:
                 Slurm().cancel([job_id])
-                is_pending = bool(active) and active[0].phase == "waiting"
-                reason = active[0].reason if active else ""
-                return Waited(end="pending" if is_pending else "running", seconds=timeout_s, reason=reason)
+                return Waited(end=end, seconds=timeout_s, reason=reason)
             time.sleep(POLL_S)
     except BaseException:
         Slurm().cancel([job_id])
         raise
-    return Waited(end="ended", seconds=time.monotonic() - begun)
+    return Waited(end="ended", seconds=time.monotonic() - begin)
 
 
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
-    """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
+    """Returns the text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
     ranks_python = containers.python_of(plan, python)
     return render(
         "preflight.sbatch.j2",
         plan=plan,
-        **told_options(job, folder.run),
+        **script_options(job, folder.run),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
         look=quoted(look_command(plan, folder, ranks_python)),
@@ -185,9 +194,9 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
 
 
 def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
-    """The command that a run would be started by, with the look in place of a rank.
+    """Returns the command that starts the check of the nodes as it would start the ranks of a run.
 
-    What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
+    Each rank executes a shell, which also works if Python is broken, and in it the check under a supervisor.
 
     `plan`: of the pre-flight; its launcher is not `local`.
     """
@@ -199,10 +208,10 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 def preflight(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool = True
 ) -> PreflightReport:
-    """Looks, and writes what it found into the folder, which is made.
+    """Runs the pre-flight and writes its report into the folder, which is created.
 
-    `folder`: absolute; not there yet. `timeout_s`: for the job, in the queue and on the nodes. `notify`: hears what
-    happens now, a line each. `starts_job`: off: nothing is submitted or started.
+    `folder`: absolute; must not exist. `timeout_s`: for the job, pending and running time together. `notify`: called
+    with lines about the progress. `starts_job`: if False, nothing is submitted.
     Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
     `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
@@ -212,7 +221,7 @@ def preflight(
     except OSError as error:
         raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
-    report = _looked(plan, folder, timeout_s, notify, starts_job=starts_job)
+    report = _checked(plan, folder, timeout_s, notify, starts_job=starts_job)
     write_json(folder.report, report.model_dump(mode="json"))
     return report
 
@@ -222,15 +231,17 @@ def _report(plan: CommPlan, **content: object) -> PreflightReport:
     return PreflightReport.model_validate({**head, "dlbench_version": plan.dlbench_version, "exit_code": 0, **content})
 
 
-def _looked(
+def _checked(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool
 ) -> PreflightReport:
+    """Submits the job, waits for it, and returns the report."""
     job = job_of(plan)
     write_atomic(folder.run.script, render_preflight(job, folder, sys.executable))
-    tried = trial(job, folder, job_environment([plan]))
-    if not starts_job or tried.state == "wrong":
-        code = ExitCode.ENVIRONMENT if tried.state == "wrong" else ExitCode.OK
-        return _report(plan, job=(tried,), exit_code=int(code))
+    test_finding = trial(job, folder, job_environment([plan]))
+    if test_finding.state == "wrong":
+        return _report(plan, job=(test_finding,), exit_code=int(ExitCode.ENVIRONMENT))
+    if not starts_job:
+        return _report(plan, job=(test_finding,), exit_code=int(ExitCode.OK))
     answer = Slurm().submit(job, sbatch_arguments(job, folder.run))
     if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -239,33 +250,41 @@ def _looked(
     if not answer.job_id:
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     job_id = answer.job_id
+
+    def notify_state(state: str) -> None:
+        notify(f"job {job_id}: {state}")
+
     with Interruption() as interruption:
-        waited = wait(job_id, folder, timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}"))
-    if waited.end != "ended":
-        after = format_seconds(waited.seconds)
-        if waited.end == "pending":
-            why = f" ({waited.reason})" if waited.reason else ""
-            found = f"{job_id} was pending{why} for {after} and was cancelled: nothing is known of the nodes"
-            remedy = "--timeout with more seconds, another partition, or fewer --nodes"
-            finding = Finding(subject="job", state="unknown", found=found, remedy=remedy)
-            code = ExitCode.INCONCLUSIVE
-        else:
-            found = f"{job_id} had not ended after {after} and was cancelled: see {folder.path}/slurm-{job_id}.out"
-            finding = Finding(subject="job", state="wrong", found=found)
-            code = ExitCode.TIMEOUT
-        nodes = judge(plan, folder, _hosts(folder)) if waited.end == "running" else ()
-        content = {"job": (tried, finding), "nodes": nodes, "exclude": excluded(nodes)}
-        return _report(plan, job_id=job_id, exit_code=int(code), **content)
-    ran = Finding(subject="job", state="ok", found=f"{job_id} ended after {format_seconds(waited.seconds)}")
-    # The look never ends badly by itself: what the script ended with is that of the part before it, or of the exchange.
-    why = _script_failed(folder)
-    if why and not any(folder.begun(rank).exists() for rank in range(plan.layout.ranks)):
-        ran = Finding(subject="job", state="wrong", found=f"{job_id} reached no node's rank: {why}")
-        return _report(plan, job_id=job_id, job=(tried, ran), exit_code=int(ExitCode.ENVIRONMENT))
-    return _judged(plan, folder, (tried, ran), _hosts(folder), job_id)
+        waited = wait(job_id, folder, timeout_s, interruption.check, notify_state)
+    duration = format_seconds(waited.seconds)
+    if waited.end == "pending":
+        reason = f" ({waited.reason})" if waited.reason else ""
+        job_finding = Finding(
+            subject="job",
+            state="unknown",
+            found=f"{job_id} was pending{reason} for {duration} and was cancelled: no node was checked",
+            remedy="--timeout with more seconds, another partition, or fewer --nodes",
+        )
+        job_findings = (test_finding, job_finding)
+        return _report(plan, job_id=job_id, exit_code=int(ExitCode.INCONCLUSIVE), job=job_findings)
+    if waited.end == "running":
+        problem = f"{job_id} had not ended after {duration} and was cancelled: see {folder.path}/slurm-{job_id}.out"
+        job_findings = (test_finding, Finding(subject="job", state="wrong", found=problem))
+        nodes = judge(plan, folder, _hosts(folder))
+        content = {"job": job_findings, "nodes": nodes, "exclude": excluded(nodes)}
+        return _report(plan, job_id=job_id, exit_code=int(ExitCode.TIMEOUT), **content)
+    # The check of a node always ends with 0, so that a failure comes from the part before it or from the all-reduce.
+    problem = _script_problem(folder)
+    if problem and not any(folder.begun(rank).exists() for rank in range(plan.layout.ranks)):
+        problem = f"{job_id} started no rank: {problem}"
+        job_findings = (test_finding, Finding(subject="job", state="wrong", found=problem))
+        return _report(plan, job_id=job_id, job=job_findings, exit_code=int(ExitCode.ENVIRONMENT))
+    job_finding = Finding(subject="job", state="ok", found=f"{job_id} ended after {duration}")
+    return _judged(plan, folder, (test_finding, job_finding), _hosts(folder), job_id)
 
 
-def _script_failed(folder: PreflightFolder) -> str:
+def _script_problem(folder: PreflightFolder) -> str:
+    """Returns the exit code of the script and its last error message; empty if it succeeded."""
     code = ""
     with suppress(OSError, ValueError):
         code = read_text(folder.ended, 64).strip()
@@ -274,11 +293,12 @@ def _script_failed(folder: PreflightFolder) -> str:
     lines: list[str] = []
     for path in folder.path.glob("slurm-*.out"):
         with suppress(OSError):
-            lines += read_end(path, _LAST_WORDS).decode("utf-8", "replace").splitlines()
-    own = [line for line in lines if "dlbench: error:" in line or "dlbench preflight:" in line]
-    last = next(reversed(own or [line for line in lines if line.strip()]), "")
-    said = last.rpartition("dlbench: error: ")[2].strip()[:300]
-    return f"its script ended with {code or 'no word of it'}" + (f": {said}" if said else "")
+            lines += read_end(path, _LOG_END_BYTES).decode("utf-8", "replace").splitlines()
+    problem = f"its script ended with {code}" if code else "its script did not write its exit code"
+    own_errors = [line for line in lines if "dlbench: error:" in line or "dlbench preflight:" in line]
+    last_line = next(reversed(own_errors or [line for line in lines if line.strip()]), "")
+    message = last_line.rpartition("dlbench: error: ")[2].strip()[:300]
+    return f"{problem}: {message}" if message else problem
 
 
 def _hosts(folder: PreflightFolder) -> list[str]:
@@ -290,24 +310,30 @@ def _hosts(folder: PreflightFolder) -> list[str]:
 def _judged(
     plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str
 ) -> PreflightReport:
-    nodes = judge(plan, folder, hosts)
-    silent = [node.host for node in nodes if len(node.ranks) < plan.layout.ranks_per_node]
-    if silent:
-        found = f"not tried, because {', '.join(silent[:3])}{' and others' * (len(silent) > 3)} could not look"
-        exchange = Finding(subject="all-reduce", state="unknown", found=found)
-        blamed: dict[str, str] = {}
+    """Returns the report on nodes that were checked. `before`: findings on the job."""
+    nodes = []
+    all_reduce_problems: dict[str, str] = {}  # By host.
+    judged = judge(plan, folder, hosts)
+    unchecked = [node.host for node in judged if len(node.ranks) < plan.layout.ranks_per_node]
+    if unchecked:
+        names = ", ".join(unchecked[:3])
+        if len(unchecked) > 3:
+            names += " and others"
+        problem = f"not tried, because the check of {names} failed"
+        all_reduce = Finding(subject="all-reduce", state="unknown", found=problem)
     else:
-        exchange, blamed = exchange_finding(plan, folder)
-    nodes = tuple(
-        node.model_copy(update={"problems": (*node.problems, f"all-reduce: {blamed[node.host]}")})
-        if node.host in blamed
-        else node
-        for node in nodes
-    )
-    findings = (*before, exchange)
+        all_reduce, all_reduce_problems = exchange_finding(plan, folder)
+    for node in judged:
+        if node.host in all_reduce_problems:
+            problems = (*node.problems, f"all-reduce: {all_reduce_problems[node.host]}")
+            node = node.model_copy(update={"problems": problems})
+        nodes.append(node)
+    findings = (*before, all_reduce)
     num_failed = sum(bool(node.problems) for node in nodes)
     wrong = {finding.subject for finding in findings if finding.state == "wrong"}
-    code = ExitCode.RUN_FAILED if num_failed or wrong else ExitCode.OK
+    code = ExitCode.OK
     if num_failed == len(nodes) or (not num_failed and wrong - {"all-reduce", "look"}):
-        code = ExitCode.ENVIRONMENT  # the same is lacking everywhere
-    return _report(plan, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code))
+        code = ExitCode.ENVIRONMENT  # the same problem on all nodes
+    elif num_failed or wrong:
+        code = ExitCode.RUN_FAILED
+    return _report(plan, job_id=job_id, job=findings, nodes=tuple(nodes), exclude=excluded(nodes), exit_code=int(code))

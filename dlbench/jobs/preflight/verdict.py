@@ -1,10 +1,11 @@
-"""What ranks saw becomes a verdict on each node: of use, doubtful, or to be left out."""
+"""Judges each node of a pre-flight from the reports of its ranks: usable, doubtful, or to be excluded."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
@@ -13,143 +14,153 @@ from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
+from dlbench.units import counted, plural
 
-_LAST_WORDS = 4096
+_LOG_END_BYTES = 4096
+_REQUIRED = ("torch", "numpy")  # Packages without which no run can start.
 
 
 def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
-    """One node after the other, in the order of their ranks.
+    """Returns the nodes with their problems and doubts, in the order of their ranks.
 
-    `folder`: its folder, when its job has ended. `hosts`: names of the nodes, as far as they are known.
+    `folder`: of the pre-flight, after its job has ended. `hosts`: names of the nodes, as far as they are known.
     """
     per_node = plan.layout.ranks_per_node
-    seen = {rank: _seen(folder, rank) for rank in range(plan.layout.ranks)}
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for one in seen.values():
-        if isinstance(one, SeenRank):
-            for name, version in one.versions.items():
-                counts[name][version] += 1
-    common = {name: versions.most_common(1)[0][0] for name, versions in counts.items()}
+    reports = [_report(folder, rank) for rank in range(plan.layout.ranks)]
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # Ranks by package and version.
+    for report in reports:
+        if isinstance(report, SeenRank):
+            for package, version in report.versions.items():
+                counts[package][version] += 1
+    common_versions = {package: versions.most_common(1)[0][0] for package, versions in counts.items()}
     nodes = []
     for number in range(plan.layout.nodes):
         ranks = range(number * per_node, (number + 1) * per_node)
-        host = _host(folder, ranks, seen, hosts, number)
-        looked = [one for rank in ranks if isinstance(one := seen[rank], SeenRank)]
-        problems = [text for rank in ranks if isinstance(text := seen[rank], str)]
-        problems += _problems(plan, looked, common)
+        seen_ranks: list[SeenRank] = []
+        problems: list[str] = []
+        for rank in ranks:
+            report = reports[rank]
+            if isinstance(report, str):
+                problems.append(report)
+            else:
+                seen_ranks.append(report)
+        problems += _problems(plan, seen_ranks, common_versions)
         nodes.append(
             PreflightNode(
-                host=host,
-                ranks=tuple(looked),
+                host=_host(folder, ranks, reports) or next(iter(hosts[number:]), f"node {number + 1}"),
+                ranks=tuple(seen_ranks),
                 problems=tuple(dict.fromkeys(problems)),
-                doubts=tuple(dict.fromkeys(_doubts(plan, looked))),
+                doubts=tuple(dict.fromkeys(_doubts(plan, seen_ranks))),
             )
         )
     return tuple(nodes)
 
 
-def _seen(folder: PreflightFolder, rank: int) -> SeenRank | str:
+def _report(folder: PreflightFolder, rank: int) -> SeenRank | str:
+    """Reads the report of a rank, or returns why there is none."""
     try:
         return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
     except FileNotFoundError:
-        code = _text(folder, rank, "failed")
-        last = ""
+        code = _text(folder.failed(rank))
+        message = ""
         with suppress(OSError):
-            lines = read_end(folder.log(rank), _LAST_WORDS).decode("utf-8", "replace").strip().splitlines()
-            last = lines[-1].removeprefix("dlbench: error: ")[:300] if lines else ""
-        if code or last:
-            return f"the ranks' Python ended with {code or 'an error'}: {last or 'without a word'}"
+            log_end = read_end(folder.log(rank), _LOG_END_BYTES).decode("utf-8", "replace").strip()
+            message = log_end.rpartition("\n")[2].removeprefix("dlbench: error: ")[:300]
+        if code or message:
+            return f"the ranks' Python ended with {code or 'an error'}: {message or 'no message'}"
         if not folder.begun(rank).exists():
-            return f"nothing was written to {folder.seen}: it is not there, or the rank was not started"
-        return "its rank was ended while it looked"
+            return f"nothing was written to {folder.seen}: the folder does not exist there, or the rank did not start"
+        return "its rank was ended during the check"
     except (OSError, ValueError) as error:
         return f"{folder.rank(rank).name}: damaged: {why_unreadable(error)}"
 
 
-def _text(folder: PreflightFolder, rank: int, which: str) -> str:
-    path = folder.failed(rank) if which == "failed" else folder.begun(rank)
+def _text(path: Path) -> str:
     with suppress(OSError, ValueError):
         return read_bytes(path, 1 << 12).decode("utf-8", "replace").strip()
     return ""
 
 
-def _host(
-    folder: PreflightFolder, ranks: range, seen: Mapping[int, SeenRank | str], hosts: Sequence[str], number: int
-) -> str:
+def _host(folder: PreflightFolder, ranks: range, reports: Sequence[SeenRank | str]) -> str:
+    """Returns the name of a node from the files of its ranks; empty if there are none."""
     for rank in ranks:
-        one = seen[rank]
-        if isinstance(one, SeenRank):
-            return one.host
-        if said := _text(folder, rank, "begun"):
-            return said
-    return hosts[number] if number < len(hosts) else f"node {number + 1}"
+        report = reports[rank]
+        if isinstance(report, SeenRank):
+            return report.host
+        if host := _text(folder.begun(rank)):
+            return host
+    return ""
 
 
-def _problems(plan: CommPlan, seen: Sequence[SeenRank], common: Mapping[str, str]) -> Iterator[str]:
-    for one in seen:
-        yield from one.problems
-        yield from (f"{name} does not import: {why}" for name, why in one.broken.items() if name in ("torch", "numpy"))
-        mine = one.versions.get("dlbench", "")
-        if mine != plan.dlbench_version:
-            yield f"dlbench {mine} there, {plan.dlbench_version} here: install the same ({one.python})"
-        for name, version in common.items():
-            other = one.versions.get(name)
-            if name != "dlbench" and other != version:
-                yield f"{name} {other or 'is not there'}, other nodes have {version}"
-        yield from (place.problem for place in one.scratch if place.problem)
-    wanted = plan.system.node.gpus
-    used = Counter(one.gpu for one in seen if one.gpu is not None)
-    yield from (f"{count} ranks share GPU {uuid}" for uuid, count in used.items() if count > 1)
-    shown = {uuid for one in seen for uuid in one.node_gpus}
-    count = max(len(shown), len(used))
-    # A rank may be shown its own GPU alone, or those that were asked for: as many as ranks.
-    needed = min(wanted, len(seen)) if plan.system.slurm.gpu_count == "ranks" else wanted
-    if seen and wanted and count < needed:
-        yield f"{count} of {needed} GPUs"
+def _problems(plan: CommPlan, ranks: Sequence[SeenRank], common_versions: Mapping[str, str]) -> Iterator[str]:
+    for rank in ranks:
+        yield from rank.problems
+        for package, error in rank.broken.items():
+            if package in _REQUIRED:
+                yield f"{package} does not import: {error}"
+        dlbench_version = rank.versions.get("dlbench", "")
+        if dlbench_version != plan.dlbench_version:
+            yield f"dlbench {dlbench_version} there, {plan.dlbench_version} here: install the same ({rank.python})"
+        for package, common_version in common_versions.items():
+            version = rank.versions.get(package)
+            if package != "dlbench" and version != common_version:
+                yield f"{package} {version or 'is not installed'}, other nodes have {common_version}"
+        yield from (tier.problem for tier in rank.scratch if tier.problem)
+    ranks_by_gpu = Counter(rank.gpu for rank in ranks if rank.gpu is not None)
+    yield from (f"{count} ranks share GPU {uuid}" for uuid, count in ranks_by_gpu.items() if count > 1)
+    visible_gpus = {uuid for rank in ranks for uuid in rank.node_gpus}
+    num_gpus = max(len(visible_gpus), len(ranks_by_gpu))
+    num_needed = plan.system.node.gpus
+    if plan.system.slurm.gpu_count == "ranks":  # the job requests only one GPU per rank
+        num_needed = min(num_needed, len(ranks))
+    if ranks and num_gpus < num_needed:
+        yield f"{num_gpus} of {num_needed} GPUs"
 
 
-def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
-    cores: Counter[int] = Counter(core for one in seen for core in one.cores)
-    needed = plan.layout.cores_per_rank
-    shared = sum(count > 1 for count in cores.values())
-    if plan.system.launch.pin and shared:
-        yield f"ranks share {shared} core{'s' * (shared > 1)}"
-    elif any(len(one.cores) < needed for one in seen):
-        least = min(len(one.cores) for one in seen)
-        yield f"{least} core{'s' * (least > 1)} of the {needed} that each rank should have"
-    if far := [str(one.local_rank) for one in seen if one.beside_gpu is False]:
-        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not next to the GPU: see slurm.cpu_bind"
-    for one in seen:
-        yield from (
-            f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")
-        )
-        if one.compiler:
-            yield f"train.compile and fused LAMB and LARS fail there: {one.compiler}"
+def _doubts(plan: CommPlan, ranks: Sequence[SeenRank]) -> Iterator[str]:
+    ranks_by_core: Counter[int] = Counter(core for rank in ranks for core in rank.cores)
+    num_needed = plan.layout.cores_per_rank
+    num_shared = sum(count > 1 for count in ranks_by_core.values())
+    least_cores = min((len(rank.cores) for rank in ranks), default=num_needed)
+    if plan.system.launch.pin and num_shared:
+        yield f"ranks share {counted(num_shared, 'core')}"
+    elif least_cores < num_needed:
+        yield f"{counted(least_cores, 'core')} of the {num_needed} that each rank should have"
+    if remote := [str(rank.local_rank) for rank in ranks if rank.beside_gpu is False]:
+        local_ranks = f"{plural('local rank', len(remote))} {', '.join(remote)}"
+        yield f"cores of {local_ranks} are not on the NUMA node of the GPU: see slurm.cpu_bind"
+    for rank in ranks:
+        for package, error in rank.broken.items():
+            if package not in _REQUIRED:
+                yield f"{package} does not import: {error}"
+        if rank.compiler:
+            yield f"train.compile and fused LAMB and LARS fail there: {rank.compiler}"
 
 
 def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, dict[str, str]]:
-    """What became of the all-reduce; and what it says against single hosts."""
+    """Returns the result of the all-reduce, and the problems of single hosts in it."""
     subject = "all-reduce"
     if plan.layout.ranks == 1:
-        return Finding(subject=subject, state="unknown", found="one rank has nobody to exchange with"), {}
+        return Finding(subject=subject, state="unknown", found="not possible with one rank"), {}
     try:
         run = read_comm_run(folder.path)
     except IncompleteDataError as error:
         return Finding(subject=subject, state="wrong", found=str(error)), {}
     if run.record is None:
-        blamed = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
-        all_alike = len(blamed) == run.plan.layout.nodes
-        return Finding(subject=subject, state="wrong", found=run.detail), {} if all_alike else blamed
-    points = [point for point in run.record.points if point.times_s]
-    carriers = ", ".join(dict.fromkeys(point.carrier for point in points))
-    missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
+        reasons = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
+        if len(reasons) == run.plan.layout.nodes:  # all nodes fail, so that no single one is to blame
+            reasons = {}
+        return Finding(subject=subject, state="wrong", found=run.detail), reasons
     if run.record.state != "valid":
         return Finding(subject=subject, state="wrong", found=run.detail), {}
-    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{missing}"
-    return Finding(subject=subject, state="ok", found=found), {}
+    carriers = ", ".join(dict.fromkeys(point.carrier for point in run.record.points if point.times_s))
+    text = f"correct sums over {plan.layout.ranks} ranks by {carriers}"
+    if run.record.not_measured:
+        text += f"; not measured here: {'; '.join(run.record.not_measured)}"
+    return Finding(subject=subject, state="ok", found=text), {}
 
 
 def excluded(nodes: Sequence[PreflightNode]) -> str:
-    """Nodes to leave out, in Slurm's short form; none where no node passed, for then it is not the nodes."""
+    """Returns the nodes to exclude as a host list; empty if all failed, because then the nodes are not the cause."""
     failed = [node.host for node in nodes if node.problems]
     return compressed(failed) if len(failed) < len(nodes) else ""

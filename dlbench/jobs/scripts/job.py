@@ -1,7 +1,7 @@
-"""A job: the runs that one sbatch takes to Slurm, and what it asks for. Pure.
+"""A job, the runs that one sbatch submits, and the resources that it requests; nothing is run here.
 
-In templates of `slurm/` undefined names are errors, and text from outside goes through a filter: `sh` makes one word of
-it, `comment` what may stand in a comment: one line of printable characters.
+In the templates of `slurm/` undefined names are errors. Text from outside passes through a filter: `sh` quotes it as
+one word, `comment` turns it into one line of printable characters.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from dlbench.jobs.scripts import containers
 from dlbench.machine.mpi import FOREIGN, REMEDY
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
+from dlbench.units import printable
 
 if TYPE_CHECKING:
     import jinja2
 
 _NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
-"""Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
+"""Keys of `SlurmSpec` that are not options of sbatch, or that a job sums over its runs."""
 
-PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # As bash has it by default.
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # Bash's default.
 
 SUBMITTED = "DLBENCH_SUBMITTED"
-"""Says to a job's script that it got no other variable of the submitting shell than those let through."""
+"""Tells the job script that `dlbench submit` has removed the other variables of the submitting shell."""
 
 _OF_SRUN = """
     ACCOUNT BCAST BCAST_EXCLUDE BURST_BUFFER COMPRESS CONSTRAINT CORE_SPEC DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY
@@ -37,8 +38,8 @@ _OF_SRUN = """
     RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB STDERRMODE STDINMODE STDOUTMODE TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS
     THREAD_SPEC TIMELIMIT UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
 """
-"""Variables SLURM_* by which srun takes options, and which sbatch does not set for a job: srun(1), INPUT ENVIRONMENT
-VARIABLES, of Slurm 22.05, without those of a step, of the job, and by which the cluster is reached."""
+"""Variables SLURM_* that set options of srun and that sbatch does not set for a job: srun(1), INPUT ENVIRONMENT
+VARIABLES, of Slurm 22.05, without those that describe a step, the job or the cluster."""
 
 _WITH_OPTION = {
     "ACCTG_FREQ": "acctg-freq",
@@ -48,20 +49,28 @@ _WITH_OPTION = {
     "NETWORK": "network",
     "PROFILE": "profile",
 }
-"""More of them, which sbatch sets where the job is given that option."""
+"""More such variables with their options: sbatch sets one of these if the job has the option."""
 
 
 def render(template: str, **values: object) -> str:
-    """A template of the bundled folder `slurm/`, filled in.
+    """Renders a template of the bundled folder `slurm/`.
 
-    Raises `jinja2.UndefinedError`: the template uses a name that was not given (a defect of dlbench).
+    Raises `jinja2.UndefinedError`: the template uses a name that has no value (a defect of dlbench).
     """
     return _environment(bundled.folder("slurm")).get_template(template).render(**values)
 
 
+def _quoted_word(value: object) -> str:
+    return shlex.quote(str(value))
+
+
+def _comment_text(value: object) -> str:
+    return printable(str(value))[:200]
+
+
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
-    import jinja2  # ranks that start without a script need none
+    import jinja2  # slow, and ranks that start without a script do not need it
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -72,38 +81,43 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.globals |= {"foreign_mpirun": FOREIGN, "mpirun_remedy": REMEDY}
-    environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
+    environment.filters["sh"] = _quoted_word
+    environment.filters["comment"] = _comment_text
     return environment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Runs that go to Slurm together.
+    """Runs that are submitted together.
 
-    One after the other in one allocation; or each in an allocation of its own, as the elements of a job array.
+    They run one after the other in one allocation, or as elements of a job array.
     """
 
     plans: tuple[LaunchPlan, ...]  # At least one, in the order in which they run.
-    time_limit: str  # What sbatch is asked for, as Slurm writes it: of all runs, in an array of each.
+    time_limit: str  # Time limit of all runs, or of each element of an array, as Slurm writes it.
     array_limit: int | None = None
-    """None: one allocation for all. Else an array, of which that many run at a time at most; 0: any number."""
+    """None: one allocation for all. Else a job array with at most this many elements running; 0: no maximum."""
 
     @property
     def is_array(self) -> bool:
-        """Whether each run has an allocation of its own."""
+        """Whether each run has its own allocation."""
         return self.array_limit is not None
 
     @property
+    def num_elements(self) -> int:
+        """Number of jobs in the queue: the elements of an array, else 1."""
+        return len(self.plans) if self.is_array else 1
+
+    @property
     def shape(self) -> LaunchPlan:
-        """The plan that decides what is asked for: one of the most nodes and ranks; smaller ones run inside."""
+        """The plan with the most nodes and ranks, whose resources the job requests."""
         return max(self.plans, key=lambda plan: (plan.layout.nodes, plan.layout.ranks))
 
     @property
     def passes_warning_on(self) -> bool:
-        """Whether the warning before the end of its time goes to its script, which signals what starts the ranks.
+        """Whether Slurm's warning before the time limit goes to the script, which signals mpirun.
 
-        Slurm signals the tasks of steps otherwise; those of mpirun's steps are daemons, which pass nothing on.
+        Otherwise Slurm signals the tasks of the steps. The tasks of mpirun's step are daemons, which ignore the signal.
         """
         by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
         return by_mpirun and self.shape.system.slurm.warning_s > 0
@@ -114,13 +128,13 @@ class Job:
 
     @property
     def node_hours(self) -> float | None:
-        """Nodes times the time limit, all elements of an array together; None where the limit is none."""
-        seconds = limit_seconds(self.time_limit) * (len(self.plans) if self.is_array else 1)
+        """Nodes times the time limit, summed over the elements of an array; None without a time limit."""
+        seconds = limit_seconds(self.time_limit) * self.num_elements
         return self.shape.layout.nodes * seconds / 3600 if seconds else None
 
     @property
     def name(self) -> str:
-        """Its name in Slurm's queue, of safe characters."""
+        """Name of the job in Slurm's queue."""
         shape = self.shape
         if len(self.plans) == 1 or (isinstance(shape, RunPlan) and shape.series.side):
             return shape.job_name
@@ -128,37 +142,45 @@ class Job:
 
 
 def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
-    """All that decides what a plan asks sbatch for, but for nodes, ranks and time, by the keys of the plan."""
+    """Yields the keys of a plan that decide the options of sbatch, with their values, except nodes, ranks and time."""
     for name in SlurmSpec.model_fields:
         if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
-    # Where Slurm does not know, runs of one job may differ.
-    yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
+    cores: int | None = None  # Unless sbatch gets --cpus-per-task, runs of one job may differ.
+    if plan.system.slurm.cpus_per_task:
+        cores = plan.layout.cores_per_rank
+    yield "layout.cores_per_rank", cores
 
 
 def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
-    """Names of the submitting shell's variables that a job of these plans gets: all let the same through."""
-    given = [source for plan in plans for source in plan.system.launch.environment.values()]
-    referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
-    return {*plans[0].system.slurm.export, *referenced, "HOME", "USER", "LOGNAME", "SHELL"}
+    """Returns the names of the submitting shell's variables that a job gets; slurm.export is equal for all plans."""
+    names = {*plans[0].system.slurm.export, "HOME", "USER", "LOGNAME", "SHELL"}
+    for plan in plans:
+        for source in plan.system.launch.environment.values():
+            if not isinstance(source, str) and source.variable:
+                names.add(source.variable)
+    return names
 
 
 def shell_values(job: Job) -> dict[str, object]:
-    """What the script's part for variables of the submitting shell is filled in with."""
-    systems = [plan.system for plan in job.plans]
-    # Nodes set what stands in their paths.
-    paths = [path for one in systems for path in (one.storage.local.path, one.storage.memory.path)]
-    of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
-    granted = containers.GRANTED if systems[0].slurm.gpu_request != "none" else ()
-    slurm = systems[0].slurm
-    asked = {word.partition("=")[0] for word in slurm.extra} | ({"hint"} if slurm.hint else set())
-    of_srun = [*_OF_SRUN.split(), *(name for name, option in _WITH_OPTION.items() if option not in asked)]
-    if slurm.memory is not None:  # else Slurm may set it, by the site's default
+    """Returns the values for the template `shell.j2`."""
+    slurm = job.plans[0].system.slurm
+    granted = containers.GRANTED if slurm.gpu_request != "none" else ()
+    names = let_through(job.plans)
+    # Variables in the paths of storage tiers are set by the nodes.
+    for plan in job.plans:
+        for path in (plan.system.storage.local.path, plan.system.storage.memory.path):
+            names.update(name for name in containers.VARIABLE.findall(path) if name != "TMPDIR")
+    names.difference_update(granted)
+    options = {word.partition("=")[0] for word in slurm.extra}
+    if slurm.hint:
+        options.add("hint")
+    of_srun = [*_OF_SRUN.split(), *(name for name, option in _WITH_OPTION.items() if option not in options)]
+    if slurm.memory is not None:  # else Slurm may set it to the site's default
         of_srun.append("MEM_PER_CPU")
-    others = (let_through(job.plans) | (of_paths - {"TMPDIR"})) - {*granted}
     return {
-        # Patterns that the template has anyway would match first.
-        "kept": sorted(name for name in others if not name.startswith(("SLURM", "SPANK_"))),
+        # The template has patterns for Slurm's variables already.
+        "kept": sorted(name for name in names if not name.startswith(("SLURM", "SPANK_"))),
         "granted": granted,
         "of_srun": [f"SLURM_{name}" for name in of_srun],
         "plain_path": PLAIN_PATH,
@@ -167,19 +189,19 @@ def shell_values(job: Job) -> dict[str, object]:
 
 
 def time_text(seconds: int) -> str:
-    """Seconds as Slurm writes a time limit."""
+    """Returns seconds as a time limit of Slurm, ``HH:MM:SS`` or ``D-HH:MM:SS``."""
     clock = f"{seconds // 3600 % 24:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{seconds // 86400}-{clock}" if seconds >= 86400 else clock
 
 
 def limit_seconds(limit: str) -> int:
-    """A time limit in seconds.
+    """Returns a time limit in seconds.
 
     `limit`: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
     `days-hours:minutes:seconds` (sbatch(1), --time).
     """
-    days, dash, rest = limit.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
     if dash or len(parts) == 3:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
     else:

@@ -1,6 +1,6 @@
-"""A plan becomes the command that starts its ranks, a job a batch script and the sbatch command that submits it.
+"""Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job.
 
-Pure: nothing is run, nothing is looked up.
+Nothing is run here.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import YIELD, LaunchPlan, RunPlan, value_text
 from dlbench.specs.series import side_words
+from dlbench.units import counted
 
-MAX_BYTES = 64 * 1024  # Of a value from a file; Linux itself refuses a variable of 128 KiB.
+MAX_BYTES = 64 * 1024  # Largest value of a variable from a file; Linux itself refuses 128 KiB.
 
 UNBOUND = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_TASK")
-"""Before srun: its step does not take over the job's --gpus-per-task (the second variable: since Slurm 23.11)."""
+"""Keeps srun's step from inheriting the job's --gpus-per-task (the second variable: since Slurm 23.11)."""
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Distinguishes the ranks of one start from those of another."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:,/@=+%&|*^\[\]()-]*")
 _NEVER_A_LINE = re.compile(r"(?i)hetjob|packjob|--(quiet|verbose|ignore-pbs)\b")
-"""sbatch takes the first two, anywhere in such a line, for the beginning of another job; the others it reads as
-arguments alone (src/sbatch/opt.c of Slurm)."""
+"""Options that cannot be #SBATCH lines: the first two begin a new job component anywhere in a line, the others are read
+only as arguments (src/sbatch/opt.c of Slurm)."""
 
 
-def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Every variable with its value.
+def resolve(sources: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns variables with their values.
 
-    `given`: texts, and references to where the text is. `variables`: the environment of dlbench itself.
-    Raises `UserError`: a variable that is referred to is not set, or a file cannot be read; the line holds no value.
+    `sources`: values, or references to another variable or a file. `variables`: the environment of dlbench.
+    Raises `UserError`: a referenced variable is not set, or a file cannot be read; the message contains no value.
     """
-    return {name: _value(name, source, variables) for name, source in given.items()}
+    return {name: _value(name, source, variables) for name, source in sources.items()}
 
 
 def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]) -> str:
@@ -56,7 +57,7 @@ def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]
         except OSError as error:
             raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
         if b"\0" in content:
-            raise UserError(f"{where}: {path} holds no value of a variable, but a NUL character")
+            raise UserError(f"{where}: {path} contains a NUL character and cannot be the value of a variable")
         return os.fsdecode(content).rstrip("\n")
     assert source.variable is not None
     if source.variable not in variables:
@@ -65,18 +66,20 @@ def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]
 
 
 def has_script(plan: LaunchPlan) -> bool:
-    """Whether a shell must come before the ranks."""
+    """Returns whether a shell script must start the ranks."""
     system = plan.system
     return bool(system.modules or system.setup or system.slurm.login_shell or system.container.is_used)
 
 
 def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
-    """What runs the script; the shell of a job."""
-    return ["bash", *(["-l"] if plan.system.slurm.login_shell else []), str(script)]
+    """Returns the command that runs a script in the shell that a job would use."""
+    if plan.system.slurm.login_shell:
+        return ["bash", "-l", str(script)]
+    return ["bash", str(script)]
 
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """The exact text of `launch.sh`, which becomes what it starts last: a rank of launcher local, else the launcher.
+    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher.
 
     `python`: Python of the ranks, unless the system names another.
     """
@@ -91,37 +94,38 @@ def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
 
 
 def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
-    """What starts one rank under launcher local, else all of them; arguments as `render_run_script`."""
-    own = plan.system.python or python
-    of_ranks = containers.python_of(plan, own)
+    """Returns the command that starts one rank (launcher local) or all of them; arguments as `render_run_script`."""
+    host_python = plan.system.python or python
+    rank_python = containers.python_of(plan, host_python)
     words = words_of(folder)
-    if plan.system.launch.launcher == "local":
-        command = node_command(words.plan, of_ranks)
-        runtime = containers.in_container(plan, words.folder)
-        # A container is under a supervisor of its own, which ends the container's runtime.
-        return supervised([*runtime, *command], own) if runtime else command
-    return launcher_command(plan, words, of_ranks)
+    if plan.system.launch.launcher != "local":
+        return launcher_command(plan, words, rank_python)
+    command = node_command(words.plan, rank_python)
+    runtime = containers.in_container(plan, words.folder)
+    if runtime:
+        # A second supervisor outside of the container ends its runtime.
+        return supervised([*runtime, *command], host_python)
+    return command
 
 
 def sbatch_options(
-    plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None, warn_script: bool = False
+    plan: LaunchPlan, *, job_name: str = "", time_limit: str = "", warn_script: bool = False
 ) -> list[str]:
-    """Every option that the plan and its system decide; where a job runs and what it writes to is not among them.
+    """Returns the options of sbatch that a plan and its system decide, without --chdir, --output and --comment.
 
-    `plan`: of the run; of a job with several runs, of its largest. `job_name`: another name than the plan's.
-    `time_limit`: another than the system's, as Slurm writes it. `warn_script`: the warning before the end of the job's
-    time goes to its script, not to its steps.
+    `plan`: of the run, or the largest of the job. `job_name`, `time_limit`: in place of those of the plan and its
+    system. `warn_script`: Slurm's warning before the time limit goes to the script, not to its steps.
     """
     layout, slurm = plan.layout, plan.system.slurm
     options = [
-        f"--job-name={plan.job_name if job_name is None else job_name}",
+        f"--job-name={job_name or plan.job_name}",
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.ranks}",
         f"--ntasks-per-node={layout.ranks_per_node}",
     ]
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
-    options.append(f"--time={slurm.time_limit if time_limit is None else time_limit}")
+    options.append(f"--time={time_limit or slurm.time_limit}")
     for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude"):
         value = getattr(slurm, name)
         if value is not None:
@@ -131,40 +135,54 @@ def sbatch_options(
         options.append("--exclusive")
     options += threading_options(plan)
     options += [f"--{option}" for option in slurm.extra]
-    # All that sbatch is given, which is little: see `dlbench.jobs.slurm.scheduler`. Unlike NIL and a list of names,
-    # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
+    # Exports the environment of sbatch, which is small (`dlbench.jobs.slurm.environment`). All versions of Slurm agree
+    # on ALL, but not on NIL and lists of names, for which some run a login shell on the node.
     options.append("--export=ALL")
-    # The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
-    if slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun"):
-        options.append(f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}")
-    requeue = "--requeue" if slurm.requeue else "--no-requeue"
-    return [*options, requeue, "--open-mode=append"]
+    if slurm.warning_s and warn_script:
+        options.append(f"--signal=B:USR1@{slurm.warning_s}")
+    elif slurm.warning_s and plan.system.launch.launcher != "mpirun":  # the tasks of mpirun's steps are daemons
+        options.append(f"--signal=USR1@{slurm.warning_s}")
+    options.append("--requeue" if slurm.requeue else "--no-requeue")
+    return [*options, "--open-mode=append"]
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:
-    """What sbatch and srun are both given on the threads of a core."""
+    """Returns the options of sbatch and srun on hardware threads."""
     slurm = plan.system.slurm
-    hint = [] if slurm.hint is None else [f"--hint={slurm.hint}"]
-    return hint + ([] if slurm.threads_per_core is None else [f"--threads-per-core={slurm.threads_per_core}"])
+    options = []
+    if slurm.hint is not None:
+        options.append(f"--hint={slurm.hint}")
+    if slurm.threads_per_core is not None:
+        options.append(f"--threads-per-core={slurm.threads_per_core}")
+    return options
+
+
+def _gpus(plan: LaunchPlan, count: int) -> str:
+    """Returns ``COUNT``, or ``TYPE:COUNT`` if the system names a type of GPU."""
+    gpu_type = plan.system.slurm.gpu_type
+    return f"{gpu_type}:{count}" if gpu_type else str(count)
 
 
 def _gpus_per_node(plan: LaunchPlan) -> str:
-    slurm = plan.system.slurm
-    typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-    count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
-    return f"{typed}{count}"
+    if plan.system.slurm.gpu_count == "node":
+        return _gpus(plan, plan.system.node.gpus)
+    return _gpus(plan, plan.layout.ranks_per_node)
 
 
 def _resources(plan: LaunchPlan) -> list[str]:
     slurm = plan.system.slurm
-    gres = [f"gpu:{_gpus_per_node(plan)}"] if slurm.gpu_request == "gres" else []
-    gres += [] if slurm.gres is None else [slurm.gres]
-    options = [f"--gres={','.join(gres)}"] if gres else []
+    gres = []
+    if slurm.gpu_request == "gres":
+        gres.append(f"gpu:{_gpus_per_node(plan)}")
+    if slurm.gres is not None:
+        gres.append(slurm.gres)
+    options = []
+    if gres:
+        options.append(f"--gres={','.join(gres)}")
     if slurm.gpu_request == "gpus-per-node":
         options.append(f"--gpus-per-node={_gpus_per_node(plan)}")
     elif slurm.gpu_request == "gpus-per-task":
-        typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-        options.append(f"--gpus-per-task={typed}1")
+        options.append(f"--gpus-per-task={_gpus(plan, 1)}")
     if slurm.cpus_per_gpu is not None:
         options.append(f"--cpus-per-gpu={slurm.cpus_per_gpu}")
     if slurm.mem_per_gpu is not None:
@@ -175,29 +193,30 @@ def _resources(plan: LaunchPlan) -> list[str]:
 
 
 def srun_options(plan: LaunchPlan) -> list[str]:
-    """Every option of the step that a plan's ranks are.
+    """Returns the options of srun for the step of a plan's ranks.
 
-    A dead rank ends the step, which srun does not do by itself. Each line of output begins with its rank's number.
-    Whatever export policy the allocation was made with, ranks get what the script has.
+    --kill-on-bad-exit ends the step if a rank dies. --label begins each line of output with the rank's number.
+    --export=ALL gives ranks the variables of the script, whatever export policy the allocation has.
 
-    Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
-    as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
+    Ranks are distributed in blocks over nodes and sockets (srun(1), --distribution): neighbouring ranks share a socket,
+    as GPUs of neighbouring indices mostly do. Slurm's default is cyclic over the sockets.
 
-    GPUs are not bound to ranks: a bound rank cannot open the others', and NCCL goes by the host's memory. Each rank
-    takes its own by its place on the node. Without --gpu-bind Slurm shows each rank all GPUs that the step has on its
-    node. --gpu-bind=none is not given: for steps of two tasks or more it unsets CUDA_VISIBLE_DEVICES (seen with Slurm
-    22.05), which shows ranks the GPUs of other jobs where the site does not constrain devices.
+    GPUs are not bound to ranks: a bound rank cannot open the GPUs of others, and NCCL then copies through host memory.
+    Each rank selects its GPU by its local rank. Without --gpu-bind Slurm shows each rank all GPUs of the step on its
+    node. --gpu-bind=none is not used: for steps of two or more tasks it unsets CUDA_VISIBLE_DEVICES (seen with Slurm
+    22.05), and ranks then see GPUs of other jobs if the site does not constrain devices.
     """
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
+    mpi_plugin = launch.mpi_plugin if launch.launcher == "srun-mpi" else "none"
     options = [
-        f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
+        f"--mpi={mpi_plugin}",
         "--kill-on-bad-exit=1",
         "--label",
         "--export=ALL",
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.ranks}",
         f"--ntasks-per-node={layout.ranks_per_node}",
-        # Not the run's folder: a process that dies leaves its core where it is.
+        # Not the run's folder: a process that crashes writes its core dump into its working directory.
         "--chdir=/",
     ]
     if slurm.distribution != "site":
@@ -215,46 +234,46 @@ def srun_options(plan: LaunchPlan) -> list[str]:
 
 
 def _unbinds_tasks(plan: LaunchPlan) -> bool:
-    """Returns whether the step asks for its GPUs per node, because one per task would bind them (srun(1))."""
+    """Returns whether the step requests its GPUs per node, because one per task would bind them (srun(1))."""
     return plan.system.slurm.gpu_request == "gpus-per-task" and plan.system.slurm.gpu_bind == "none"
 
 
 def node_command(plan_file: str, python: str) -> list[str]:
-    """What every rank executes: a supervisor, which runs the rank and ends all that it started (dlbench.supervisor).
+    """Returns the command of every rank: a supervisor, which runs the rank and ends its processes.
 
-    With -P no module is taken from the working directory.
+    With -P Python imports no module from the working directory.
     """
     return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
 def supervised(launcher_command: list[str], python: str) -> list[str]:
-    """The command of mpirun or srun under a supervisor, as `dlbench run` starts it."""
+    """Returns the command of mpirun or srun under a supervisor, as `dlbench run` starts it."""
     return [python, "-P", "-m", "dlbench.supervisor", "--launcher", *launcher_command]
 
 
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
-    """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
-    # A rank's output must be in its log when it dies.
+    """Returns the variables of every rank, whatever starts it, as values or references."""
+    # Unbuffered, because the output of a rank must be in its log when it dies.
     variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
-    # Python leaves shared folders alone where no module is to come from: see python(1). Ranks on this machine alone are
-    # few, and keep what they compile for the next start.
+    # Keeps many ranks from searching and writing shared folders (python(1)). Ranks on this machine alone are few, and
+    # keep compiled modules for the next start.
     if plan.system.launch.launcher != "local":
         variables |= {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if Path(site.getusersitepackages()) not in Path(__file__).parents:
             variables["PYTHONNOUSERSITE"] = "1"
     variables |= containers.facts(plan)
     if plan.yields:
-        # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
+        # Open MPI busy-waits. With more ranks than cores that starves the rank it waits for.
         variables[YIELD] = "1"
     if plan.system.launch.by_mpi and plan.layout.nodes == 1:
-        # Ranks of one node share memory; Open MPI's TCP and OFI transports would listen all the same.
+        # Ranks of one node use shared memory; Open MPI's TCP and OFI transports would open ports nevertheless.
         variables["OMPI_MCA_btl"] = "^tcp,ofi"
-    # What the site says has the last word.
+    # The system file overrides all others.
     return {**variables, **plan.system.launch.environment}
 
 
 def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:
-    """For each rank of launcher `local`, the variables by which it knows its place."""
+    """Returns the variables of each rank of launcher `local`, with rank and world size."""
     return [
         {
             **rank_environment(plan),
@@ -268,77 +287,81 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | Var
 
 
 def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
-    """Open MPI's mpirun; ranks pin themselves, so it must not.
+    """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none.
 
-    Variables are named and their values left to mpirun's own environment: everybody may read a command line.
+    Only the names of variables are options, because everybody can read a command line; mpirun passes on its own values.
 
-    Under Slurm a node has as many slots as tasks were asked for, one for each rank. Elsewhere it has as many as
-    physical cores, and a host that is named has one (mpirun(1)): there more must be allowed.
+    Under Slurm a node has one slot per task, and so per rank. Elsewhere it has one slot per physical core, and a host
+    given by --host has one (mpirun(1)), so that oversubscription must be allowed.
     """
-    exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
     mapping = f"ppr:{plan.layout.ranks_per_node}:node"
     if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
         mapping += ":OVERSUBSCRIBE"
-    return [
-        *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
-        *(("--host", hosts) if hosts else ()),
-        *exports,
-    ]
+    command = ["mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"]
+    if hosts:
+        command += ["--host", hosts]
+    for name in sorted([*rank_environment(plan), TOKEN]):
+        command += ["-x", name]
+    return command
 
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
-    """What comes before a rank's own command: the plan's launcher, which is not `local`, and a container's runtime.
+    """Returns what comes before a rank's own command: the launcher, which is not `local`, and a container's runtime.
 
-    `hosts`: names of its nodes with commas between them; empty: all nodes of the allocation.
+    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation.
     """
     in_container = containers.in_container(plan, run.folder)
     if plan.system.launch.launcher == "mpirun":
         return [*_mpirun(plan, hosts), *in_container]
-    nodes = [joined("--nodelist=", hosts)] if hosts else []
-    return [
-        *(UNBOUND if _unbinds_tasks(plan) else ()),
-        *containers.before_launcher(plan),
-        # By its name, which is the run's, accounting finds the step again.
-        *("srun", joined("--job-name=", run.run_id), *srun_options(plan), *nodes),
-        *containers.srun_words(plan, run.folder),
-        *in_container,
-    ]
+    command: list[str] = []
+    if _unbinds_tasks(plan):
+        command += UNBOUND
+    command += containers.before_launcher(plan)
+    # The name of the step identifies the run in Slurm's accounting.
+    command += ["srun", joined("--job-name=", run.run_id), *srun_options(plan)]
+    if hosts:
+        command.append(joined("--nodelist=", hosts))
+    return [*command, *containers.srun_words(plan, run.folder), *in_container]
 
 
 def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = "") -> list[str]:
-    """The command that starts all ranks. `python`: of the ranks; other arguments as `before_rank`."""
+    """Returns the command that starts all ranks. `python`: of the ranks; other arguments as `before_rank`."""
     return [*before_rank(plan, run, hosts), *node_command(run.plan, python)]
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
-    """The exact text of `job.sbatch`, for one run or several.
+    """Returns the text of `job.sbatch`, for one run or several.
 
-    `job`: the runs; their system must have a scheduler. `folders`: where each run lives, absolute, in the same order.
-    `python`: Python of the compute nodes, unless the system names another. `comment`: by which the job is found again;
-    empty: none.
+    `job`: its system must have a scheduler. `folders`: absolute, one per run in the same order. `python`: Python of the
+    compute nodes, unless the system names another. `comment`: identifies the job in the queue; empty: none.
     """
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
-    ways = _ways(job, python)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
-    words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
+    words_by_side: dict[str, str] = {}
     swept: dict[str, list[str]] = {}
     for run in job.plans:
         if isinstance(run, RunPlan):
+            if run.series.side:
+                words_by_side[run.series.side] = side_words(run)
             for key, value in run.series.named.items():
                 swept.setdefault(key, []).append(value_text(key, value))
-    swept_text = ", ".join(f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items())
+    swept_texts = [f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items()]
+    configurations = _configurations(job, python)
+    runs = []
+    for configuration, folder in zip(configurations, folders, strict=True):
+        runs.append({"configuration": configuration["name"], "folder": folder.path})
     return render(
         "job.sbatch.j2",
         plan=plan,
         slurm=plan.system.slurm,
-        **told_options(job, folders[0], comment),
+        **script_options(job, folders[0], comment),
         **shell_values(job),
-        what=_what(job),
-        place={"series": plan.series.id, "swept": swept_text},
-        sides=[{"name": side, "words": words[side]} for side in sorted(words)],
-        configurations=list({way["name"]: way for way in ways}.values()),
-        runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
+        content=_content(job),
+        swept=", ".join(swept_texts),
+        sides=[{"name": side, "words": words_by_side[side]} for side in sorted(words_by_side)],
+        configurations=list({configuration["name"]: configuration for configuration in configurations}.values()),
+        runs=runs,
         record=record.name,
         is_array=job.is_array,
         passes_warning_on=job.passes_warning_on,
@@ -346,74 +369,83 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
     )
 
 
-def _what(job: Job) -> str:
+def _content(job: Job) -> str:
+    """Returns the runs of a job in words, for the head of the script."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     if len(job.plans) == 1:
         return f"repeat {plan.series.repeat + 1} of {plan.series.repeats}: {plan.title}"
-    name = f"{plan.workload.name} ({plan.workload.preset})" if isinstance(plan, RunPlan) else plan.title
-    how = "one in each job of an array" if job.is_array else "one after the other on the same nodes"
-    return f"{len(job.plans)} runs of {name}, {how}"
+    name = plan.title
+    if isinstance(plan, RunPlan):
+        name = f"{plan.workload.name} ({plan.workload.preset})"
+    order = "one in each element of a job array" if job.is_array else "one after the other on the same nodes"
+    return f"{len(job.plans)} runs of {name}, {order}"
 
 
-def _ways(job: Job, python: str) -> list[dict[str, object]]:
-    named: dict[str, dict[str, object]] = {}
-    ways = []
+def _configurations(job: Job, python: str) -> list[dict[str, object]]:
+    """Returns the shell function that starts each run, as values of the template; equal runs share one."""
+    by_text: dict[str, dict[str, object]] = {}
+    configurations = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
         hosts = variable("dlbench_hosts") if is_part else ""
-        words = launcher_command(plan, IN_SCRIPT, containers.python_of(plan, python), hosts)
-        way = {
-            "plan": plan,
-            "is_part": is_part,
-            "variables": rank_environment(plan),
-            # In place of the shell: the process that the script signals is the launcher.
-            "command": ("exec " if job.passes_warning_on else "") + quoted(words),
-        }
-        # Whatever of a plan reaches its part of the script.
-        text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"
-        if text not in named:
-            named[text] = {**way, "name": _name(plan, [*named.values()]), "whose": _whose(job, plan)}
-        ways.append(named[text])
-    if len(named) == 1:
-        ways[0] |= {"name": "start", "whose": ""}
-    return ways
+        command = quoted(launcher_command(plan, IN_SCRIPT, containers.python_of(plan, python), hosts))
+        if job.passes_warning_on:
+            # The launcher replaces the shell, because the script signals this process.
+            command = f"exec {command}"
+        values = {"plan": plan, "is_part": is_part, "variables": rank_environment(plan), "command": command}
+        # Everything in the function that depends on the plan.
+        text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **values)}"
+        if text not in by_text:
+            name = _function_name(plan, [*by_text.values()])
+            by_text[text] = {**values, "name": name, "heading": _heading(job, plan)}
+        configurations.append(by_text[text])
+    if len(by_text) == 1:
+        configurations[0] |= {"name": "start", "heading": ""}
+    return configurations
 
 
-def _name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
-    name = f"start_{plan.series.side}" if isinstance(plan, RunPlan) and plan.series.side else ""
-    return name if name and all(name != other["name"] for other in others) else f"start_{len(others) + 1}"
+def _function_name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
+    if isinstance(plan, RunPlan) and plan.series.side:
+        name = f"start_{plan.series.side}"
+        if all(name != other["name"] for other in others):
+            return name
+    return f"start_{len(others) + 1}"
 
 
-def _whose(job: Job, plan: LaunchPlan) -> str:
-    layout = plan.layout
+def _heading(job: Job, plan: LaunchPlan) -> str:
+    """Returns how the runs of a function differ from others of the job, as a sentence with a blank, or empty."""
     parts = []
-    if len({(one.layout.nodes, one.layout.ranks) for one in job.plans}) > 1:
-        parts.append(f"{layout.nodes} node{'s' * (layout.nodes > 1)}, {layout.ranks} rank{'s' * (layout.ranks > 1)}")
+    if len({(other.layout.nodes, other.layout.ranks) for other in job.plans}) > 1:
+        parts += [counted(plan.layout.nodes, "node"), counted(plan.layout.ranks, "rank")]
     if isinstance(plan, RunPlan) and plan.series.side:
         parts.append(f"Side {plan.series.side}")
     elif isinstance(plan, RunPlan):
-        of_system = {key: value for key, value in plan.series.axes.items() if key.startswith("system.")}
-        parts += [f"{key}={value_text(key, value)}" for key, value in of_system.items()]
+        settings = {key: value for key, value in plan.series.axes.items() if key.startswith("system.")}
+        parts += [f"{key}={value_text(key, value)}" for key, value in settings.items()]
     return f"{', '.join(parts)}. " if parts else ""
 
 
 def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
-    # In the path of --output Slurm expands percent signs.
-    output = f"{str(folder.path).replace('%', '%%')}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
     options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
-    options += [f"--chdir={folder.path}", f"--output={output}"]
-    if job.array_limit is not None:
-        options.append(f"--array=1-{len(job.plans)}{f'%{job.array_limit}' if job.array_limit else ''}")
-    # A comment of the site's, of the system file, is not replaced.
-    is_free = not any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
-    return [*options, *([f"--comment={comment}"] if comment and is_free else [])]
+    log_name = "slurm-%A_%a.out" if job.is_array else "slurm-%j.out"
+    # Slurm expands percent signs in --output.
+    output_folder = str(folder.path).replace("%", "%%")
+    options += [f"--chdir={folder.path}", f"--output={output_folder}/{log_name}"]
+    if job.is_array:
+        limit = f"%{job.array_limit}" if job.array_limit else ""
+        options.append(f"--array=1-{len(job.plans)}{limit}")
+    # A comment that the system file sets is not replaced.
+    has_comment = any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
+    if comment and not has_comment:
+        options.append(f"--comment={comment}")
+    return options
 
 
 def directive(option: str) -> str:
-    """An option as it stands after `#SBATCH`; empty where it cannot.
+    """Returns an option as the text after `#SBATCH`; empty if it must be an argument.
 
-    Inside of double quotes sbatch takes all as it is but a backslash, which escapes (`_get_argument` of its opt.c).
+    Within double quotes sbatch interprets only backslashes, which escape (`_get_argument` of its opt.c).
     """
     if not option.isprintable() or _NEVER_A_LINE.search(option):
         return ""
@@ -424,25 +456,27 @@ def directive(option: str) -> str:
     return f'{name}{equals}"{escaped}"'
 
 
-def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
-    """What the script says of a job's options: `directives`, and `arguments` that no directive can hold.
+def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
+    """Returns a job's options for its script: `directives`, and `arguments` that cannot be directives.
 
-    Arguments as of `sbatch_arguments`.
+    The parameters are those of `sbatch_arguments`.
     """
-    stated = [(option, directive(option)) for option in _options(job, folder, comment)]
-    return {
-        "directives": [line for _, line in stated if line],
-        "arguments": [option for option, line in stated if not line],
-    }
+    directives, arguments = [], []
+    for option in _options(job, folder, comment):
+        if line := directive(option):
+            directives.append(line)
+        else:
+            arguments.append(option)
+    return {"directives": directives, "arguments": arguments}
 
 
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """The command that submits a job's script, which holds all options but these.
+    """Returns the command that submits a job's script, with the options that the script cannot hold.
 
-    `folder`: that of its first run, absolute. `after`: id of the job that must have ended before this one begins; runs
-    of a series would disturb each other on shared switches and file systems.
+    `folder`: of the first run, absolute. `after`: id of a job that must have ended before this one starts; runs of a
+    series would disturb each other on shared switches and file systems.
     """
-    arguments = ["sbatch", "--parsable", *told_options(job, folder, comment)["arguments"]]
+    arguments = ["sbatch", "--parsable", *script_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")
     return [*arguments, str(folder.script)]

@@ -1,4 +1,4 @@
-"""Words of a command that stands in a script: texts, which are quoted there, and variables of the script in them."""
+"""Words of a command in a shell script: literal text, which is quoted, and variables of the script."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dlbench.records.folder import RunFolder
 
 
 class Shell(str):
-    """Text of the shell as it stands in a script; any other text is quoted there."""
+    """Shell code, which is not quoted; any other text is."""
 
     __slots__ = ()
 
 
 def variable(name: str) -> Shell:
-    """The value of a variable of the script, such as ``HOME`` or ``{job1%%;*}``."""
+    """Returns the value of a variable of the script, such as ``HOME`` or ``{job1%%;*}``."""
     return Shell(f'"${name}"')
 
 
 def joined(*parts: str, by: str = "") -> str:
-    """Parts as one word, with `by` between them, which needs no quotes."""
+    """Returns parts joined to one word by the separator `by`, which must need no quotes."""
     if not any(isinstance(part, Shell) for part in parts):
         return by.join(parts)
     return Shell(by.join(in_shell(part) if part else "" for part in parts))
 
 
 def in_shell(word: str) -> str:
-    """A word as it stands in a script."""
+    """Returns a word as shell code."""
     return word if isinstance(word, Shell) else shlex.quote(word)
 
 
 def quoted(words: list[str]) -> str:
-    """A command as one line of shell."""
+    """Returns a command as one line of shell code."""
     return " ".join(in_shell(word) for word in words)
 
 
 class RunWords(NamedTuple):
-    """Where a run lives, as words of the commands that start it."""
+    """The folder and the id of a run, as words of the commands that start it."""
 
-    folder: str  # Absolute.
+    folder: str  # Absolute path.
     run_id: str
 
     @property
@@ -48,9 +48,9 @@ class RunWords(NamedTuple):
 
 
 IN_SCRIPT = RunWords(variable("dlbench_run"), variable("{dlbench_run##*/}"))
-"""The run of which a script holds the folder in a variable."""
+"""The run whose folder is in the script's variable `dlbench_run`."""
 
 
 def words_of(folder: RunFolder) -> RunWords:
-    """A run's folder as words."""
+    """Returns the words of a known folder."""
     return RunWords(str(folder.path), folder.path.name)

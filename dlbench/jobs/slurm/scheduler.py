@@ -1,4 +1,4 @@
-"""Slurm, as a campaign speaks to it."""
+"""The interface to Slurm's commands: sbatch, squeue, sacct, scontrol and scancel."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.environment import asked, call, exported_names, job_environment, on_cluster
 from dlbench.records.folder import RunFolder
 
-# The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other
-# failure, such as a time-out, it may have been taken.
+# Messages of the controller (slurm_errno.c of Slurm) and of sbatch for a job that was refused. After any other failure,
+# such as a timeout, the job may be queued.
 _REFUSALS = (
     *("invalid partition", "no partition specified", "invalid account", "invalid qos", "invalid wckey"),
     *("access/permission denied", "access denied to requested reservation", "requested reservation is invalid"),
@@ -31,45 +31,45 @@ _REFUSALS = (
     *("unrecognized option", "unable to open file", "does not look like a batch script", "batch script is empty"),
 )
 
-_AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
+_IDS_PER_SCANCEL = 5_000  # Stays far below Linux's limit on the length of arguments.
 
 
 class Slurm:
-    """What a campaign asks for; tests have another one."""
+    """Submits, lists and cancels jobs; tests use a substitute."""
 
     def require(self) -> None:
-        """Proves that jobs can be submitted from here. Raises `EnvironmentLacksError`: sbatch is not on PATH."""
+        """Raises `EnvironmentLacksError` if sbatch is not on PATH."""
         if shutil.which("sbatch") is None:
             raise EnvironmentLacksError(
                 "sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run"
             )
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """The batch script of a job.
+        """Returns the batch script of a job.
 
-        `python`: Python of the nodes, unless the system names another. `comment`: by which the job is found again;
-        where the site has one of its own, the folder identifies the job.
+        `python`: Python of the nodes, unless the system names another. `comment`: identifies the job in the queue;
+        if the system file sets a comment, the working directory does.
         """
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
-        """The command that submits a script; `after`: id of the job that must have ended before, None: none."""
+        """Returns the command that submits a script; `after`: id of the job that must have ended before, or None."""
         if after is not None:
             after = after.partition(";")[0]
         return sbatch_arguments(job, folder, after, comment)
 
     def variables(self, job: Job) -> Sequence[str]:
-        """Names of the environment variables that a job is given."""
+        """Returns the names of the environment variables that a job is given."""
         return exported_names(job.plans)
 
     def clusters(self, job: Job) -> Sequence[str]:
-        """Names of the clusters that a job may go to; an empty one for the cluster here."""
+        """Returns the names of the clusters that a job may run on; an empty name is the local cluster."""
         return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-        """Runs that command; returns the id, else why the job may be queued all the same, else why it was refused.
+        """Runs the submission command; returns the job id, or why the job was refused or may be queued.
 
-        `keep_open`: descriptors that hold the series' lock until it ends, kill or not.
+        `keep_open`: file descriptors that sbatch inherits: it holds the lock of the series even if dlbench is killed.
         """
         try:
             done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
@@ -77,45 +77,47 @@ class Slurm:
             return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
         except OSError as error:
             return Answer(refusal=f"it cannot be started: {error.strerror or error}")
-        # Sites' own programs of this name print more than the id, perhaps other numbers: which is it, the queue knows.
-        lines = map(str.strip, done.stdout.splitlines())
-        answers = {line for line in lines if re.fullmatch(r"\d+(;\S+)?", line)}
+        # A wrapper of the site named sbatch may print more than the id, even other numbers: then the queue decides.
+        lines = [line.strip() for line in done.stdout.splitlines()]
+        job_ids = {line for line in lines if re.fullmatch(r"\d+(;\S+)?", line)}
         if done.returncode == 0:
-            if len(answers) == 1:
-                return Answer(job_id=answers.pop())
+            if len(job_ids) == 1:
+                return Answer(job_id=job_ids.pop())
             return Answer(doubt=f"sbatch gave an unexpected answer ({done.stdout.strip()!r:.200})")
-        why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        final = why.lower().rpartition("batch job submission failed:")[2]
-        if not answers and "timed out" not in final and any(words in final for words in _REFUSALS):
-            return Answer(refusal=why, is_full="job submit limit" in final or "maxsubmitjob" in why.lower())
-        return Answer(doubt=f"sbatch failed: {why:.300}")
+        message = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+        reason = message.lower().rpartition("batch job submission failed:")[2]
+        if not job_ids and "timed out" not in reason and any(refusal in reason for refusal in _REFUSALS):
+            return Answer(refusal=message, is_full="job submit limit" in reason or "maxsubmitjob" in message.lower())
+        return Answer(doubt=f"sbatch failed: {message:.300}")
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """This user's jobs: one squeue, and at most one sacct; where jobs are on other clusters, as many for those.
+        """Returns this user's jobs from one squeue and at most one sacct per cluster.
 
-        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs besides this
-        user's. `clusters`: asked besides those of the ids; where there is neither, the one here.
+        `job_ids`: jobs to ask sacct for if squeue no longer lists them. `users`: other users whose jobs are listed.
+        `clusters`: asked in addition to those of the ids; without both, the local cluster.
         """
         return ask(job_ids, users, clusters)
 
     def script(self, job_id: str) -> str:
-        """What scontrol writes of it; of an element of an array the script is the array's."""
-        bare, _, cluster = job_id.partition(";")
-        bare = bare.partition("_")[0]
-        done = asked(["scontrol", *on_cluster(cluster), "write", "batch_script", bare, "-"])
-        return "" if isinstance(done, str) or done.returncode else done.stdout
+        """Returns the batch script of a job, or of the array of an element, from scontrol; empty if it fails."""
+        bare_id, _, cluster = job_id.partition(";")
+        array_id = bare_id.partition("_")[0]
+        done = asked(["scontrol", *on_cluster(cluster), "write", "batch_script", array_id, "-"])
+        if isinstance(done, str) or done.returncode:
+            return ""
+        return done.stdout
 
     def cancel(self, job_ids: Sequence[str]) -> str:
-        """One scancel for some thousand ids of a cluster; returns what it said against it, empty if nothing."""
-        by_cluster: dict[str, list[str]] = {}
-        for job in job_ids:
-            by_cluster.setdefault(cluster_of(job), []).append(job.partition(";")[0])
-        said = []
-        for cluster, ids in by_cluster.items():
-            for start in range(0, len(ids), _AT_ONCE):
-                done = asked(["scancel", *on_cluster(cluster), *ids[start : start + _AT_ONCE]])
+        """Cancels jobs; returns the errors of scancel, empty if there were none."""
+        ids_by_cluster: dict[str, list[str]] = {}
+        for job_id in job_ids:
+            ids_by_cluster.setdefault(cluster_of(job_id), []).append(job_id.partition(";")[0])
+        problems = []
+        for cluster, ids in ids_by_cluster.items():
+            for start in range(0, len(ids), _IDS_PER_SCANCEL):
+                done = asked(["scancel", *on_cluster(cluster), *ids[start : start + _IDS_PER_SCANCEL]])
                 if isinstance(done, str):
-                    said.append(done)
+                    problems.append(done)
                 elif done.returncode != 0:
-                    said.append(" ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}")
-        return "; ".join(filter(None, said))
+                    problems.append(" ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}")
+        return "; ".join(filter(None, problems))

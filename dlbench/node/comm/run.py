@@ -17,7 +17,7 @@ from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.comm.pairs import PairTimer
-from dlbench.node.cores import CoreBinding, Seat, settle
+from dlbench.node.cores import CoreBinding, RankCores, check_sharing
 from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.nccl_log import NcclLog, joined_transport
@@ -118,7 +118,7 @@ def _gathered(
     """Returns the fields of the record that every rank contributes to; all ranks call it at once."""
     gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
     seats = [
-        Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
+        RankCores(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
         for rank, (host, cores, threads, pinned) in enumerate(gathered)
     ]
     switches = control.gather("switches", place.switch)
@@ -129,5 +129,5 @@ def _gathered(
         "switches": tuple(switches) if any(switches) else (),
         "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
         "nccl": joined_transport(logs),
-        "warnings": settle(seats).warnings,
+        "warnings": check_sharing(seats).warnings,
     }

@@ -1,11 +1,11 @@
-"""BERT with both pre-training heads: token ids become masked-token and next-sentence logits.
+"""BERT with both pre-training heads: token ids to masked-token and next-sentence logits.
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018), sections 3 and A.2: post-layer-norm
 encoder, exact (erf) GELU, learned positions, decoder tied to the word embedding. Query, key and value are three
 tensors as published, because LAMB adapts its step per tensor. Parameter names are our own.
 
-Padding may be left out of all layers ("unpadded"): the tokens of all samples follow each other in one dimension, and
-only attention knows where a sample begins.
+Layers may compute without padding ("unpadded"): then the tokens of all samples are concatenated in one dimension, and
+attention gets the sample boundaries.
 """
 
 from __future__ import annotations
@@ -36,42 +36,43 @@ from dlbench.specs.workload import BertModel, DataSpec, TextData
 NORM_EPSILON = 1e-12
 INIT_STD = 0.02
 
-_ALIGNED = 8
-_FIRST_WORD = 5  # Below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here any five ids will do.
+_ALIGNED = 8  # Row length of matrices in numbers of 16 bits, a multiple of which tensor cores need.
+_FIRST_WORD = 5  # Ids below are [PAD] [UNK] [CLS] [SEP] [MASK], as in the bundled vocabulary.
 _CLS, _SEP, _MASK = 2, 3, 4
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the samples lie that follow each other without padding."""
+    """The boundaries of samples whose tokens are concatenated without padding."""
 
-    starts: Tensor  # (N + 1,) int32, where each begins, and the tokens of all.
-    lengths: tuple[int, ...]  # Tokens of each; none on a GPU, which is not asked for them.
-    longest: int  # No sample has more tokens.
+    starts: Tensor  # (N + 1,) int32: first token of each sample, and the number of all tokens.
+    lengths: tuple[int, ...]  # Tokens of each sample; empty on a GPU, to avoid waiting for the device.
+    longest: int  # Upper bound of the tokens of a sample.
 
 
 Keep = Tensor | Packing | None
-"""What attention may look at: a mask, bool (N, 1, 1, S), true where a token is, at least one a row; within each sample
-of a packing; or everything."""
+"""Positions that attention may use: a mask, bool (N, 1, 1, S), true for tokens, at least one per row; those within each
+sample of a packing; or all."""
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
-    """Attention within each sample of a packing, (T, heads, width) -> the same.
+    """Returns attention within each sample of a packing, (T, heads, width) -> (T, heads, width).
 
-    On a GPU torch's kernels for jagged tensors do it, flash attention in bf16 and fp16. On a CPU, whose kernels know no
-    such tensors, it is sample by sample.
+    On a GPU torch's kernels for jagged tensors compute it, flash attention in bf16 and fp16. A CPU has no such kernels
+    and computes it sample by sample.
     """
     if query.device.type == "cuda":
-        # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
-        starts, most = packing.starts, packing.longest
+        # The kernels need only bounds of the lengths; without these torch would wait for the device.
+        starts, longest = packing.starts, packing.longest
         q, k, v = (
-            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
+            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=longest).transpose(1, 2)
             for x in (query, key, value)
         )
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
-    flat = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    each = zip(*(torch.split(x, list(packing.lengths), dim=2) for x in flat), strict=True)
-    mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in each]
+    lengths = list(packing.lengths)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))  # (1, heads, T, width)
+    samples = zip(*(torch.split(x, lengths, dim=2) for x in (q, k, v)), strict=True)
+    mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in samples]
     return torch.cat(mixed, dim=2).squeeze(0).transpose(0, 1)
 
 
@@ -88,8 +89,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
-        # The residual is fp32. Autocast keeps casts of parameters alone: it would cast the residual for each of the
-        # three products, and bring three gradients back to fp32 before they are added.
+        # The residual is fp32. Autocast caches casts of parameters only: it would cast the residual for each of the
+        # three products, and cast three gradients back to fp32 before they are added.
         x = x.to(autocast_type(x.device) or x.dtype)
         q, k, v = (y.view(*y.shape[:-1], self.num_heads, -1) for y in (self.query(x), self.key(x), self.value(x)))
         dropout = self.dropout if self.training else 0.0
@@ -103,7 +104,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """One encoder layer with the norms behind the sums (post-LN), (N, S, H) -> (N, S, H), or (T, H) packed."""
+    """One encoder layer with norms after the sums (post-LN), (N, S, H) -> (N, S, H), or (T, H) -> (T, H) packed."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, dropout: float) -> None:
         super().__init__()
@@ -122,18 +123,19 @@ class EncoderLayer(nn.Module):
 
 
 def decoder_padding(vocab_size: int, device: torch.device, kind: torch.dtype | None) -> int:
-    """Rows of zeros that the decoder's product is computed with besides those of the vocabulary.
+    """Returns the number of zero rows that pad the decoder's weights in its product.
 
-    Tensor cores want rows of a multiple of 16 bytes (cuBLAS, "Tensor Core Usage"), 8 numbers of 16 bits: rows of 30,522
-    logits would go to kernels for lesser alignment. NVIDIA's DeepLearningExamples pad the vocabulary itself to a
-    multiple of 8; here the parameters stay as published. `kind`: what autocast computes in; None: nothing is padded, as
-    weights would have to be copied for it.
+    Tensor cores need rows of a multiple of 16 bytes (cuBLAS, "Tensor Core Usage"), 8 numbers of 16 bits: rows of 30,522
+    logits would use slower kernels. NVIDIA's DeepLearningExamples pad the vocabulary itself to a multiple of 8; here
+    the parameters stay as published. Without autocast (`kind` None) padding would copy the weights, and is left out.
     """
-    return 0 if device.type != "cuda" or kind is None else -vocab_size % _ALIGNED
+    if device.type != "cuda" or kind is None:
+        return 0
+    return -vocab_size % _ALIGNED
 
 
 def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(N, P, H) x (vocabulary, H) -> (N, P, vocabulary); what is padded is cut off again, and changes no loss."""
+    """Returns logits, (N, P, H) x (vocabulary, H) -> (N, P, vocabulary); cuts off those of padding rows."""
     kind = autocast_type(masked.device)
     rows = decoder_padding(len(weight), masked.device, kind)
     if not rows:
@@ -143,14 +145,14 @@ def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM and the next-sentence head.
+    """BERT with the masked-LM and the next-sentence head; arguments are the fields of `BertModel`.
 
     BERT-large (vocabulary 30,522, 24 layers of 1,024, 16 heads, 4,096 feed-forward) has 336,226,108 parameters. Weights
     start from N(0, 0.02), biases at 0 (the published initializer_range, here not truncated), from torch's global
-    generator: seed it before.
+    generator.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each field of the model specification is an argument)
         self,
         vocab_size: int,
         hidden_size: int,
@@ -183,12 +185,15 @@ class BertForPreTraining(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        """Modules that are sharded and gathered one at a time, in the order of computing (`FsdpEngine`)."""
         return list(self.layers)
 
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Returns encoded tokens, (N, S) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        keep = None if attention_mask is None else attention_mask.to(torch.bool)[:, None, None, :]
+        keep = None
+        if attention_mask is not None:
+            keep = attention_mask.to(torch.bool)[:, None, None, :]
         return self._layers(input_ids, token_type_ids, positions, keep)
 
     def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
@@ -206,11 +211,11 @@ class BertForPreTraining(nn.Module):
         masked_positions: Tensor,
         packed: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits of both heads; the vocabulary is scored at the masked positions only.
+        """Returns masked-LM logits (N, P, vocabulary), at masked positions only, and next-sentence logits (N, 2).
 
-        Inputs are those of `build.Batch`. `masked_positions`: in the sequence, or among all tokens where `packed` is
-        given; unused ones point at the first token of the sample. `packed`: `tokens` and `starts` of
-        `dlbench.node.data.text`, to leave padding out of all layers; the mask is not read.
+        Inputs are those of `build.Batch`. `packed` holds `tokens` and `starts` of `dlbench.node.data.text`, to compute
+        without padding; then the mask is not read. `masked_positions` (N, P) are positions in the sequence, or among
+        all tokens if `packed`; unused ones point at the first token of the sample.
         """
         if packed is None:
             encoded = self.encode(input_ids, token_type_ids, attention_mask)
@@ -219,7 +224,9 @@ class BertForPreTraining(nn.Module):
         else:
             tokens, starts = packed
             longest = input_ids.shape[1]
-            lengths = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
+            lengths: tuple[int, ...] = ()
+            if starts.device.type == "cpu":
+                lengths = tuple(starts.diff().tolist())
             encoded = self._layers(
                 input_ids.flatten()[tokens],
                 token_type_ids.flatten()[tokens],
@@ -234,7 +241,7 @@ class BertForPreTraining(nn.Module):
 
 
 class MaskedLmAccuracy(Accuracy):
-    """Share of masked places whose most likely token is right."""
+    """Share of masked positions whose most likely token is right."""
 
     name = "masked_lm_accuracy"
     predictor = "always the most frequent token"
@@ -247,42 +254,45 @@ class MaskedLmAccuracy(Accuracy):
 
 
 class AttentionWatch:
-    """How the batches of a rank reach attention."""
+    """Counts the forward passes of a rank by the mask that attention gets."""
 
     def __init__(self, loss: Loss, plan: RunPlan, device: torch.device) -> None:
         self._loss, self._plan, self._device = loss, plan, device
         self._batches = {"masked": 0, "unmasked": 0, "unpadded": 0}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        how = "unpadded" if "tokens" in batch else "masked" if "attention_mask" in batch else "unmasked"
-        self._batches[how] += 1
+        if "tokens" in batch:
+            self._batches["unpadded"] += 1
+        elif "attention_mask" in batch:
+            self._batches["masked"] += 1
+        else:
+            self._batches["unmasked"] += 1
         return self._loss(model, batch)
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force; nothing before the first batch."""
+        """Returns attention and padding of the vocabulary, requested and effective; none before the first batch."""
         batches = {name: num for name, num in self._batches.items() if num}
         if not batches:
             return []
         spec = self._plan.workload.model
         assert isinstance(spec, BertModel)
-        found = [f"{num} {name}" for name, num in batches.items()]
-        in_force: str = spec.attention
-        if in_force == "auto":
-            in_force = "masked" if list(batches) == ["masked"] else "no mask where there is no padding"
-        evidence = f"forward passes by what attention was given: {', '.join(found)}"
-        settings = [Setting(key="model.attention", requested=spec.attention, effective=in_force, evidence=evidence)]
+        counts = ", ".join(f"{num} {name}" for name, num in batches.items())
+        effective: str = spec.attention
+        if spec.attention == "auto":
+            effective = "masked" if list(batches) == ["masked"] else "no mask where there is no padding"
+        evidence = f"forward passes by mask: {counts}"
+        settings = [Setting(key="model.attention", requested=spec.attention, effective=effective, evidence=evidence)]
         kind = AUTOCAST_TYPES.get(self._plan.workload.train.precision)
         rows = decoder_padding(spec.vocab_size, self._device, kind)
         if rows:
             key, padded = "model.vocab_size.padded", spec.vocab_size + rows
-            evidence = (
-                f"the decoder's product has {rows} rows of zeros, cut off its logits: tensor cores take multiples of 8"
-            )
+            evidence = f"the decoder's weights are padded with {rows} rows of zeros: tensor cores need multiples of 8"
             settings.append(Setting(key=key, requested=None, effective=padded, evidence=evidence))
         return settings
 
 
 def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Generator) -> Batch:
+    """Returns `num` random samples of two sentences, without padding."""
     length = data.sequence_length
     places = min(data.max_predictions, max(1, round(length * data.masked_lm_probability)))
     first_word = min(_FIRST_WORD, vocab_size - 1)
@@ -290,7 +300,7 @@ def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Gene
     middle = length // 2
     ids[:, 0] = _CLS % vocab_size
     ids[:, [middle, length - 1]] = _SEP % vocab_size
-    # Every position but 0 may be chosen; unused places point at 0 and weigh nothing, as with real text.
+    # Any position but 0 may be masked; unused places point at 0 and have weight 0, as with real text.
     order = torch.rand(num, max(length - 1, 1), generator=generator).argsort(1)[:, :places].sort(1).values + 1
     positions = torch.zeros(num, data.max_predictions, dtype=torch.int64)
     positions[:, : order.shape[1]] = order.clamp(max=length - 1)
@@ -329,7 +339,7 @@ def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 class BertNetwork(Network[BertModel]):
-    """Batches as of `build.Batch`."""
+    """BERT, with batches as described at `build.Batch`."""
 
     meter = MaskedLmAccuracy
 
@@ -340,7 +350,7 @@ class BertNetwork(Network[BertModel]):
         return _pre_training_logits
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Masked-LM cross-entropy averaged over the used places plus next-sentence cross-entropy (section A.2)."""
+        """Returns the mean masked-LM cross-entropy of used places plus that of the next sentence (section A.2)."""
         return _pre_training_loss
 
     def synthetic(
@@ -356,11 +366,11 @@ class BertNetwork(Network[BertModel]):
 
     def products(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Products:
         if isinstance(module, Attention):
-            # Scores and mixture, each (heads, S, S) by head width: the heads' widths sum to H. Padding is computed too.
+            # Scores and mixture: (heads, S, S) times the width of a head; widths sum to H. Padding is counted too.
             _, length, width = arguments[0].shape
             return [(part, "attention", length * length * width) for part in ("scores", "mixture")]
         if isinstance(module, BertForPreTraining):
-            # The decoder is the word embedding used as a matrix, in no module of its own.
+            # The decoder is the word embedding used as a matrix, not a module.
             return [("mlm_decoder", "linear", output[0].numel() * module.word_embedding.embedding_dim)]
         return []
 

@@ -1,12 +1,13 @@
-"""What the torch half of a network is: a `Network`; and what is asked of any: its loss, its quality, its multiply-adds.
+"""`Network`, the torch half of a family of networks, with loss, quality (`Meter`) and multiply-adds.
 
-A meter holds the sums of one rank. Its `sums` are plain Python, so that any engine can gather it; `combine` makes
-one result of all ranks' sums, in which every sample (masked token, parameter) weighs the same, wherever it was counted.
+A meter sums over the samples of one rank. Its `sums` are ready for JSON, so that any engine can gather them; `combine`
+computes one result from those of all ranks, with equal weight for each sample (masked token, parameter).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,42 +22,41 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import DataSpec, Model, ModelSpec
 
 Batch = dict[str, Tensor]
-"""Tensors by name, the first dimension N is the sample.
+"""Tensors by name; the first dimension N is the sample.
 
 - resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
-  Without attention_mask where nothing is padding, or where `dlbench.node.data.text` gives index arrays.
-- cosmoflow: volume (N, C, S, S, S) float32, or on its way to a GPU counts (N, S, S, S, C) int16, whose logarithm is
-  taken there; target (N, T) float32.
+  attention_mask is missing if there is no padding, or with index arrays of `dlbench.node.data.text`.
+- cosmoflow: volume (N, C, S, S, S) float32, or counts (N, S, S, S, C) int16, whose logarithm is taken on the device;
+  target (N, T) float32.
 """
 
 Outputs = tuple[Tensor, ...]
 """ResNet: class logits (N, classes). BERT: masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2). CosmoFlow:
 parameters (N, T)."""
 
-Criterion = Callable[[Outputs, Batch], Tensor]  # To a scalar loss, the mean over the batch, in float32.
+Criterion = Callable[[Outputs, Batch], Tensor]  # Returns the loss, a float32 scalar, the mean over the batch.
 
-Loss = Callable[[nn.Module, Batch], Tensor]  # Forward pass and loss: a scalar, the mean over the batch, in float32.
+Loss = Callable[[nn.Module, Batch], Tensor]  # Runs a forward pass; returns the loss like `Criterion`.
 
-AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes products in, by precision; others have no autocast."""
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # Type of autocast; other precisions have none.
 
 MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """One evaluation over all ranks."""
+    """The result of one evaluation over all ranks."""
 
     value: float  # The metric.
     loss: float  # Mean loss over samples.
     samples: int
-    predictor_value: float  # The metric of a predictor that knows only the evaluated targets' frequencies (or mean).
+    predictor_value: float  # The metric of a predictor that uses only the targets' frequencies (or mean).
 
 
 class Meter:
-    """Sums over one rank's share of a validation set; `add` a batch at a time, on the batch's device."""
+    """Sums over one rank's share of a validation set, on the device of its batches."""
 
     name: ClassVar[MetricName]
     higher_is_better: ClassVar[bool]
@@ -108,7 +108,7 @@ class Meter:
 
 
 class Accuracy(Meter):
-    """Share of right answers; the predictor always gives the most frequent one."""
+    """Share of right predictions; the trivial predictor always gives the most frequent target."""
 
     higher_is_better = True
 
@@ -117,37 +117,38 @@ class Accuracy(Meter):
         self._counts: Tensor | None = None
 
     def _tally(self, targets: Tensor, used: Tensor, num_classes: int) -> None:
-        """Counts each target that is used (0 or 1 each) on the device."""
+        """Counts targets on the device; `used` is 1 for those that count and 0 for others."""
         if self._counts is None:
             self._counts = torch.zeros(num_classes, dtype=torch.int64, device=targets.device)
         self._counts.index_add_(0, targets.flatten(), used.flatten().long())
 
     def _targets(self) -> list[Any]:
-        counts = [] if self._counts is None else self._counts.tolist()
-        return [(value, count) for value, count in enumerate(counts) if count]
+        if self._counts is None:
+            return []
+        return [(target, count) for target, count in enumerate(self._counts.tolist()) if count]
 
     @classmethod
     def _predicted(cls, targets: list[list[Any]]) -> float:
-        total: dict[int, int] = {}
-        for value, count in (item for part in targets for item in part):
-            total[value] = total.get(value, 0) + count
-        return max(total.values()) / sum(total.values())
+        total: Counter[int] = Counter()
+        for rank_targets in targets:
+            for target, count in rank_targets:
+                total[target] += count
+        return max(total.values()) / total.total()
 
 
-Products = list[tuple[str, str, int]]  # Of a module's call: part of its name (or nothing), kind, multiply-adds.
+Products = list[tuple[str, str, int]]  # Products in a module's call: suffix of its name or "", kind, multiply-adds.
 
 Spec = TypeVar("Spec", bound=Model)
 
 
 class Network(Generic[Spec]):
-    """The torch half of a family of networks; its module holds one as `NETWORK`, see `dlbench.specs.workload.Model`."""
+    """The torch half of a family of networks. Its module has an instance `NETWORK`; see `specs.workload.Model`."""
 
-    meter: ClassVar[type[Meter]]  # What its quality is measured with.
-    channels_last: ClassVar[torch.memory_format] = torch.channels_last_3d
-    """The order of memory that model.memory_format channels-last is."""
+    meter: ClassVar[type[Meter]]
+    channels_last: ClassVar[torch.memory_format] = torch.channels_last_3d  # For model.memory_format channels-last.
 
     def build(self, spec: Spec) -> nn.Module:
-        """The network, on the CPU, in fp32, with weights from torch's global generator."""
+        """Returns the network on the CPU, in fp32, with weights from torch's global generator."""
         raise NotImplementedError
 
     def outputs(self, spec: Spec) -> Callable[[nn.Module, Batch], Outputs]:
@@ -157,59 +158,55 @@ class Network(Generic[Spec]):
         raise NotImplementedError
 
     def synthetic(self, spec: Spec, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool) -> Batch:
-        """`num` made samples of the shapes that it takes, on the CPU; `counts`: volumes are counts."""
+        """Returns `num` random samples of the network's shapes, on the CPU; with `counts`, volumes are counts."""
         raise NotImplementedError
 
     def one_sample(self, spec: Spec, data: DataSpec) -> tuple[Tensor, ...]:
-        """Arguments of the network's forward pass, N = 1, without values."""
+        """Returns arguments of the network's forward pass for one sample, with any values."""
         raise NotImplementedError
 
     def products(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Products:
-        """Products of tensors in a module's call that its convolutions, dense layers and look-ups do not show."""
+        """Returns the products in a module's call, except those of convolutions, dense layers and look-ups."""
         return []
 
     def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
-        """The loss as it is trained with, and what its calls show of the settings in force."""
+        """Returns the loss for training, and a function that returns settings which its calls showed."""
         return loss, list
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
-    """What autocast computes products in on a device; None where it is off."""
+    """Returns the type in which autocast computes products on a device; None if autocast is off."""
     kind = device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if is_on else None
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 def network_of(spec: ModelSpec) -> Network[Any]:
-    """The torch half of a specification."""
-    found: Network[Any] = import_module(spec.network).NETWORK
-    return found
+    """Returns the torch half of a specification."""
+    network: Network[Any] = import_module(spec.network).NETWORK
+    return network
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """The network of a specification, on the CPU, in fp32, with weights from torch's global generator."""
+    """Builds the network of a specification, like `Network.build`."""
     return network_of(spec).build(spec)
 
 
 def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
-    """Forward pass and loss of a specification in one; `label_smoothing`: share of the target spread over classes."""
+    """Returns forward pass and loss as one function; `label_smoothing` is the share of the target over all classes."""
     network = network_of(spec)
     outputs, criterion = network.outputs(spec), network.criterion(label_smoothing)
     return lambda model, batch: criterion(outputs(model, batch), batch)
 
 
-# --- multiply-adds of one sample, counted on the network itself; no data, no memory, no device (torch's meta tensors)
-
-
 def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
-    """Every layer of the network with its multiply-adds for one sample, in the order of the forward pass.
+    """Counts the multiply-adds of each layer for one sample, in a forward pass of meta tensors, which needs no memory.
 
-    Counted are the products of tensors: convolutions, dense layers, the two products of attention. Norms, activations,
-    pooling, softmax and look-ups are not, as in MLPerf and in Chowdhery et al., "PaLM" (2022), appendix B: model FLOPs,
-    nothing that is computed again. Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two
-    products, each a row).
-
-    The masked-LM head is counted for max_predictions positions, which is what it computes, however many are used.
+    Convolutions, dense layers and the two products of attention count; norms, activations, pooling, softmax, look-ups
+    and recomputing do not, as in MLPerf and in Chowdhery et al., "PaLM" (2022), appendix B. Kinds are conv2d, conv3d,
+    linear, embedding (0 multiply-adds) and attention (a row for each product). The masked-LM head counts for
+    max_predictions positions, which it always computes.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)
@@ -219,8 +216,8 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
             products = network.products(module, arguments, output)
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-                dimensions = "conv2d" if isinstance(module, nn.Conv2d) else "conv3d"
-                products.append(("", dimensions, output.numel() * per_output))
+                kind = "conv2d" if isinstance(module, nn.Conv2d) else "conv3d"
+                products.append(("", kind, output.numel() * per_output))
             elif isinstance(module, nn.Linear):
                 products.append(("", "linear", output.numel() * module.in_features))
             elif isinstance(module, nn.Embedding):
@@ -231,7 +228,7 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
         return note
 
     with torch.device("meta"), torch.no_grad():
-        # Batch norm in training would refuse one sample where a map has shrunk to one place.
+        # In training, batch norm would refuse one sample if a feature map has shrunk to one pixel.
         model = network.build(spec).eval()
         for name, module in model.named_modules():
             module.register_forward_hook(count(name))
@@ -240,9 +237,11 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
 
 
 def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:
-    """Floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds.
+    """Returns the floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds.
 
-    A first convolution reads the image or the volume itself, whose gradient nobody computes: it has 2 passes.
+    A convolution as first layer has only 2 passes, since nobody needs the gradient of the image or volume.
     """
-    unneeded = layers[0].macs if layers and layers[0].kind in ("conv2d", "conv3d") else 0
-    return FLOPS_PER_MAC * (TRAINING_PASSES * sum(layer.macs for layer in layers) - unneeded)
+    passes_macs = TRAINING_PASSES * sum(layer.macs for layer in layers)
+    if layers and layers[0].kind in ("conv2d", "conv3d"):
+        passes_macs -= layers[0].macs
+    return FLOPS_PER_MAC * passes_macs

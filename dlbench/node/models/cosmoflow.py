@@ -1,14 +1,15 @@
-"""CosmoFlow: 3-D density maps become cosmological parameters.
+"""CosmoFlow: 3-D density maps to cosmological parameters.
 
 Mathuriya et al., "CosmoFlow: Using Deep Learning to Learn the Universe at Scale" (SC18), in the form of the MLPerf HPC
 reference (v1.0 to v3.0; kernels had an edge of 2 before): five blocks of convolution, leaky ReLU and pooling, then two
-hidden dense layers. Its input are particle counts as log(counts + 1), looked up: all devices agree to the bit.
+hidden dense layers. The input is log(counts + 1) of particle counts, from a table, so that all devices agree exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAKY_SLOPE = 0.3  # Keras's default, which the reference relies on; torch's default is 0.01.
-OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their ends with a finite input.
+OUTPUT_SCALE = 1.2  # Targets lie in [-1, 1]; the scaled tanh reaches both ends with a finite input.
 
 
 class CosmoFlow(nn.Module):
     """CosmoFlow; the defaults give 8,907,556 parameters.
 
-    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels).
-
-    Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
+    `input_size` is the edge of the input cube in voxels, a multiple of 2 ** len(conv_channels). Weights start from
+    Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
     """
 
     def __init__(
@@ -67,16 +67,17 @@ class CosmoFlow(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        return [one for one in (*self.features, *self.regressor) if next(one.parameters(), None) is not None]
+        layers = (*self.features, *self.regressor)
+        return [layer for layer in layers if next(layer.parameters(), None) is not None]
 
     def forward(self, volume: Tensor) -> Tensor:
-        """(N, input_channels, S, S, S) of log(counts + 1) -> (N, num_targets) in (-1.2, 1.2)."""
+        """Maps log(counts + 1), (N, input_channels, S, S, S), to (N, num_targets) in (-1.2, 1.2)."""
         return torch.tanh(self.regressor(self.features(volume))) * OUTPUT_SCALE
 
 
 @lru_cache(maxsize=1)
 def logarithms() -> NDArray[np.float32]:
-    """(32768,) log(n + 1) of each count that int16 has, rounded from float64, and so the same on every machine."""
+    """Returns log(n + 1) of each count of int16, (32768,), rounded from float64, equal on every machine."""
     return np.log1p(np.arange(np.iinfo(np.int16).max + 1, dtype=np.float64)).astype(np.float32)
 
 
@@ -86,20 +87,20 @@ def _logarithms_on(device: torch.device) -> Tensor:
 
 
 def network_volume(volume: Tensor, *, channels_last: bool) -> Tensor:
-    """(N, C, S, S, S) float32, in the order of memory asked for.
+    """Returns log(counts + 1), (N, C, S, S, S) float32, in a memory format.
 
-    `volume`: counts (N, S, S, S, C) int16, none negative, of which it takes the logarithm where they lie; or (N, C, S,
-    S, S) float32, of which it has been taken.
+    `volume` is either non-negative counts, (N, S, S, S, C) int16, or already the logarithm, (N, C, S, S, S) float32.
     """
-    form = torch.channels_last_3d if channels_last else torch.contiguous_format
     if volume.dtype != torch.int16:
-        return volume.contiguous(memory_format=form)
-    # A device's own log1p may differ in the last bit; 128 KiB of table stay in its cache. Two bytes are put into
-    # another order, not four.
-    counts = volume.permute(0, 4, 1, 2, 3)
-    indices = volume if channels_last else counts.contiguous()
-    found = _logarithms_on(volume.device).index_select(0, indices.flatten().int()).view(indices.shape)
-    return found.permute(0, 4, 1, 2, 3) if channels_last else found
+        memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
+        return volume.contiguous(memory_format=memory_format)
+    # Not log1p, which may differ between devices in the last bit; the table of 128 KiB stays in the cache.
+    table = _logarithms_on(volume.device)
+    if channels_last:
+        logarithm = table.index_select(0, volume.flatten().int()).view(volume.shape)
+        return logarithm.permute(0, 4, 1, 2, 3)
+    counts = volume.permute(0, 4, 1, 2, 3).contiguous()  # reorders two bytes per voxel, not four
+    return table.index_select(0, counts.flatten().int()).view(counts.shape)
 
 
 class MeanAbsoluteError(Meter):
@@ -111,24 +112,26 @@ class MeanAbsoluteError(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: list[Tensor] = []
+        self._evaluated: list[Tensor] = []
 
     def _count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         target = batch["target"]
-        self._seen.append(target)
+        self._evaluated.append(target)
         return (outputs[0].float() - target).abs().sum(), torch.tensor(target.numel())
 
     def _targets(self) -> list[Any]:
-        return torch.cat(self._seen).cpu().tolist() if self._seen else []
+        if not self._evaluated:
+            return []
+        return torch.cat(self._evaluated).cpu().tolist()
 
     @classmethod
     def _predicted(cls, targets: list[list[Any]]) -> float:
-        values = torch.tensor([row for part in targets for row in part], dtype=torch.float64)
-        return float((values - values.mean(0)).abs().mean())
+        all_targets = torch.tensor(list(chain.from_iterable(targets)), dtype=torch.float64)
+        return float((all_targets - all_targets.mean(0)).abs().mean())
 
 
 class CosmoFlowNetwork(Network[CosmoFlowModel]):
-    """Batches hold target (N, T) float32 and volume: (N, C, S, S, S) float32, or counts (N, S, S, S, C) int16."""
+    """CosmoFlow, with batches of target (N, T) float32 and volume (N, C, S, S, S) float32 or (N, S, S, S, C) int16."""
 
     meter = MeanAbsoluteError
 
@@ -148,26 +151,26 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
         self, spec: CosmoFlowModel, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool
     ) -> Batch:
         size, channels = spec.input_size, spec.input_channels
-        # A few particles per cell; of a normal number's exponential, as far as torch draws them, int16 holds all.
+        # A few particles per voxel; int16 holds the exponentials of all normal numbers that torch draws.
         volume = torch.randn(num, size, size, size, channels, generator=generator).exp_().round_().to(torch.int16)
-        return {
-            "volume": volume if counts else network_volume(volume, channels_last=False),
-            "target": torch.rand(num, spec.num_targets, generator=generator) * 2 - 1,
-        }
+        if not counts:
+            volume = network_volume(volume, channels_last=False)
+        return {"volume": volume, "target": torch.rand(num, spec.num_targets, generator=generator) * 2 - 1}
 
     def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
-        asked, seen = getattr(plan.workload.data, "volumes", "auto"), dict[str, None]()
-        if asked == "auto":
+        requested, types = getattr(plan.workload.data, "volumes", "auto"), dict[str, None]()
+        if requested == "auto":
             return loss, list
 
         def watched(model: nn.Module, batch: Batch) -> Tensor:
-            seen[str(batch["volume"].dtype).removeprefix("torch.")] = None
+            types[str(batch["volume"].dtype).removeprefix("torch.")] = None
             return loss(model, batch)
 
-        evidence = "type of the volumes that the network was given"
-        return watched, lambda: [
-            Setting(key="data.volumes", requested=asked, effective=found, evidence=evidence) for found in seen
-        ]
+        def settings() -> list[Setting]:
+            evidence = "type of the volumes in the network's batches"
+            return [Setting(key="data.volumes", requested=requested, effective=t, evidence=evidence) for t in types]
+
+        return watched, settings
 
     def one_sample(self, spec: CosmoFlowModel, data: DataSpec) -> tuple[Tensor, ...]:
         return (torch.empty(1, spec.input_channels, *[spec.input_size] * 3),)

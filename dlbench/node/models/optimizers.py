@@ -1,11 +1,9 @@
-"""Layer-wise adaptive optimizers, the choice among them, and the learning rate over steps.
+"""LARS and LAMB, the choice of an optimizer, and the learning rate over steps.
 
-Both keep their norms per tensor and in fp32, whatever buffers the gradients were exchanged in. Tensors of at most one
-dimension (biases, the scales of norms) are neither decayed nor adapted. torch's foreach kernels do the work, so that a
-GPU gets tens of launches per step instead of thousands; only the last operation of LARS and LAMB is a launch a tensor,
-because no foreach kernel takes a factor of each tensor from the device. `implementation: fused` compiles the whole
-update. The global-norm clip (`clip_norm`) is not here: the training loop clips after gradient synchronisation, before
-`step()`.
+LARS and LAMB compute norms per tensor in fp32, for any format of the exchange. Tensors of at most one dimension
+(biases, scales of norms) are neither decayed nor adapted. torch's foreach kernels need tens of launches per step
+instead of thousands; only the last operation is a launch per tensor, because no foreach kernel reads a factor per
+tensor from the device. `implementation: fused` compiles the whole update. The loop clips gradients before `step()`.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from torch import Tensor, nn
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
-Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
-Norms = Callable[..., tuple[Tensor, ...]]  # Of lists of tensors: the norms of each list, as `_norms`.
+Scalar = float | Tensor  # A tensor in a compiled update, where a number would be a constant of the program.
+Norms = Callable[..., tuple[Tensor, ...]]  # Maps lists of tensors to the norms of each list, like `_norms`.
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of each tensor, (len(tensors),), in fp32 or wider."""
+    """Returns the Euclidean norm of each tensor, (len(tensors),), in fp32 or wider."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
 
@@ -38,12 +36,13 @@ def _norms_of_each(*lists: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 class SharedNorms:
-    """Norms of whole tensors of which this rank holds a share each: squares are summed over the ranks that hold the
-    others, of all tensors in one all-reduce for each dimension of the mesh that tensors are sharded over.
+    """Computes norms of sharded tensors: squares of shards are summed over ranks.
+
+    One all-reduce per mesh dimension sums those of all tensors.
     """
 
     def __init__(self, shares: Sequence[Any], all_reduce: Callable[..., object]) -> None:
-        """`shares`: DTensors on one mesh, in the order of the lists. `all_reduce`: sums a tensor over a `group`."""
+        """`shares` are DTensors on one mesh, in the order of the lists; `all_reduce` sums a tensor over a `group`."""
         self._mesh, self._all_reduce = shares[0].device_mesh, all_reduce
         self._sharded = [[not placed.is_replicate() for placed in share.placements] for share in shares]
 
@@ -51,19 +50,22 @@ class SharedNorms:
         squares = torch.stack([_norms(tensors) for tensors in lists]).square_()
         for dimension, is_sharded in enumerate(zip(*self._sharded, strict=True)):
             if any(is_sharded):
-                # What is whole on each of these ranks counts once.
-                parts = [1.0 if shared else 1.0 / self._mesh.size(dimension) for shared in is_sharded]
-                squares *= squares.new_tensor(parts)
+                # Tensors that are replicated over these ranks count once.
+                factors = [1.0] * len(is_sharded)
+                for position, sharded in enumerate(is_sharded):
+                    if not sharded:
+                        factors[position] /= self._mesh.size(dimension)
+                squares *= squares.new_tensor(factors)
                 self._all_reduce(squares, group=self._mesh.get_group(dimension))
         return squares.sqrt_().unbind()
 
 
 class _Foreach(torch.optim.Optimizer):
-    """Shared frame: one `_update` for each parameter group."""
+    """Base of LARS and LAMB: calls `_update` for each parameter group."""
 
-    _program: Callable[..., None]  # The update as it runs where a group is not compiled.
+    _program: Callable[..., None]  # The update of a group, eager or to be compiled.
     all_reduce: Callable[..., object] = staticmethod(dist.all_reduce)
-    """Sums squared norms over a `group` of ranks that hold shares of the same tensors."""
+    """Sums squared norms over a `group` of ranks that hold shards of the same tensors."""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -81,28 +83,33 @@ class _Foreach(torch.optim.Optimizer):
     def _run(
         self, group: dict[str, Any], tensors: tuple[list[Tensor], ...], changing: Sequence[float], **fixed: Any
     ) -> None:
-        """The update of a group. What is `fixed` may become part of a program, what is `changing` does not. Of tensors
-        that ranks share (`DTensor`), each updates its part.
+        """Updates a group, of sharded tensors (`DTensor`) this rank's shards.
+
+        A compiled program has `fixed` as constants and `changing` numbers as tensors.
         """
         shares = cast(list[Any], tensors[0])
         if hasattr(shares[0], "device_mesh"):
-            tensors = tuple([cast(Any, tensor).to_local() for tensor in one] for one in tensors)
+            tensors = tuple(_shards(sharded) for sharded in tensors)
             fixed["norms"] = SharedNorms(shares, self.all_reduce)
         if not group["fused"]:
             type(self)._program(*tensors, *changing, **fixed)
             return
         first = tensors[0][0]
-        # Filled on the device: a copy from the host would wait for it.
+        # Filled on the device: the host would wait for a copy.
         dtype = torch.promote_types(first.dtype, torch.float32)
-        scalars = [torch.full((), value, dtype=dtype, device=first.device) for value in changing]
+        scalars = [torch.full((), number, dtype=dtype, device=first.device) for number in changing]
         _compiled(type(self)._program)(*tensors, *scalars, **fixed)
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         raise NotImplementedError
 
 
+def _shards(tensors: list[Any]) -> list[Tensor]:
+    return [tensor.to_local() for tensor in tensors]
+
+
 class _Compiled:
-    """An update as a program of torch's compiler, and how many programs it became: one for each set of shapes."""
+    """An update as compiled by torch; counts its programs, one for each set of shapes."""
 
     def __init__(self, program: Callable[..., None]) -> None:
         self._call: Callable[..., None] = torch.compile(program, fullgraph=True, dynamic=False)
@@ -120,14 +127,14 @@ _compiled = functools.cache(_Compiled)
 
 
 def update_evidence(spec: OptimizerSpec) -> str:
-    """What runs the updates of a fused optimizer on this rank, in words."""
+    """Returns a text that names the implementation of a fused optimizer on this rank."""
     program = {"lars": _lars, "lamb": _lamb}.get(spec.name)
     if program is None:
         return "torch.optim's fused kernel"
     return f"torch.compile of the update: {_compiled(program).graphs} graphs"
 
 
-def _lars(
+def _lars(  # noqa: PLR0913  (a compiled program gets every number as an argument)
     params: list[Tensor],
     grads: list[Tensor],
     velocity: list[Tensor],
@@ -140,7 +147,9 @@ def _lars(
     adapt: bool,
     norms: Norms = _norms_of_each,
 ) -> None:
-    update = list(torch._foreach_add(grads, params, alpha=decay)) if decay else grads
+    update = grads
+    if decay:
+        update = list(torch._foreach_add(grads, params, alpha=decay))
     torch._foreach_mul_(velocity, momentum)
     if adapt:
         w, g = norms(params, grads)
@@ -166,7 +175,7 @@ class Lars(_Foreach):
 
     _program = staticmethod(_lars)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (torch's optimizers take each option as an argument)
         self,
         params: Params,
         lr: float = 1e-3,  # Horovod builds its wrapper from parameter groups alone
@@ -187,7 +196,7 @@ class Lars(_Foreach):
         self._run(group, tensors, [group["lr"]], decay=group["weight_decay"], **fixed)
 
 
-def _lamb(
+def _lamb(  # noqa: PLR0913  (a compiled program gets every number as an argument)
     params: list[Tensor],
     grads: list[Tensor],
     first: list[Tensor],
@@ -201,21 +210,27 @@ def _lamb(
     adapt: bool,
     norms: Norms = _norms_of_each,
 ) -> None:
-    """One update; see `Lamb._update` for `slope` and `offset`. u below is r / weight_decay, or r without a decay."""
+    """Updates parameters and both moments; `update` is r / weight_decay, or r without a decay.
+
+    `Lamb._update` explains `slope` and `offset`.
+    """
     torch._foreach_lerp_(first, grads, 1 - betas[0])
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
     divisor = torch._foreach_sqrt(second)
     torch._foreach_mul_(divisor, slope)
     torch._foreach_add_(divisor, offset)
-    update = list(torch._foreach_addcdiv(params, first, divisor) if decay else torch._foreach_div(first, divisor))
-    size = decay or 1.0
+    if decay:
+        update = list(torch._foreach_addcdiv(params, first, divisor))
+    else:
+        update = list(torch._foreach_div(first, divisor))
+    factor = decay or 1.0  # r = factor * update
     if adapt:
         w, u = norms(params, update)
-        scale = rate * torch.where((w > 0) & (u > 0), w / u, torch.full_like(w, size))
+        scale = rate * torch.where((w > 0) & (u > 0), w / u, torch.full_like(w, factor))
         torch._foreach_addcmul_(params, update, (-scale).unbind())
     else:
-        torch._foreach_sub_(params, torch._foreach_mul(update, rate * size))
+        torch._foreach_sub_(params, torch._foreach_mul(update, rate * factor))
 
 
 class Lamb(_Foreach):
@@ -248,12 +263,12 @@ class Lamb(_Foreach):
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         group["step"] += 1
         beta1, beta2 = group["betas"]
-        # Both bias corrections, epsilon and the decay in one linear function of sqrt(v), so that
+        # A linear function of sqrt(v) combines both bias corrections, epsilon and the decay:
         # r / weight_decay = m / (slope sqrt(v) + offset) + w.
-        size = group["weight_decay"] or 1.0
+        factor = group["weight_decay"] or 1.0
         first_correction, second_correction = 1 - beta1 ** group["step"], (1 - beta2 ** group["step"]) ** 0.5
-        slope = size * first_correction / second_correction
-        offset = size * first_correction * group["epsilon"]
+        slope = factor * first_correction / second_correction
+        offset = factor * first_correction * group["epsilon"]
         moments = self._buffers(params, "first_moment"), self._buffers(params, "second_moment")
         self._run(
             group,
@@ -266,39 +281,39 @@ class Lamb(_Foreach):
 
 
 class Sgd(torch.optim.SGD):
-    """torch's, whose own `step` imports the compiler (2 s of CPU) to part graphs where somebody compiles the update."""
+    """torch's SGD, whose original `step` imports the compiler (2 s of CPU)."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's, likewise."""
+    """torch's AdamW, whose original `step` imports the compiler (2 s of CPU)."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimizer of a specification over the trainable parameters of a model.
+    """Builds the optimizer of a specification over the trainable parameters of a model.
 
-    Two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and the rest (biases,
+    It has two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and others (biases,
     scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
     """
     return optimizer_of([p for p in model.parameters() if p.requires_grad], spec)
 
 
 def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The same over these parameters alone; each of the two groups may be empty.
+    """Builds the optimizer of a specification over some parameters, like `build_optimizer`; groups may be empty.
 
-    Updates are the same bit for bit however the parameters of a model are shared out among such optimizers: norms are
-    those of single tensors, and the rest is done entry by entry.
+    Updates do not depend on how the parameters of a model are divided among such optimizers: norms are those of single
+    tensors, and all else is element-wise.
     """
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}
     plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
     fused = spec.implementation == "fused"
-    # torch marks these "never to be compiled", and the mark's first use imports the compiler: 700 modules, a third of a
-    # rank's start. Here they are plain, as no compiled function calls them (torch/_compile.py; elsewhere this is idle).
+    # torch disables compiling of these methods, and the first call imports the compiler for it: 700 modules, a third of
+    # a rank's start-up. No compiled function calls them, so the mark is removed (torch/_compile.py; else no effect).
     for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         if (unmarked := getattr(getattr(torch.optim.Optimizer, method), "__wrapped__", None)) is not None:
             vars(unmarked).setdefault("__dynamo_disable", unmarked)
@@ -323,12 +338,12 @@ def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.opt
 class LearningRate:
     """The learning rate of each optimizer step.
 
-    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so (`OptimizerSpec.peak`);
-    the rest is what the recipe has at that batch (`TrainSpec.at_batch`).
+    The peak is `optimizer.learning_rate`, scaled with the global batch if the plan says so (`OptimizerSpec.peak`); the
+    schedule is that of the recipe at this batch (`TrainSpec.at_batch`).
 
     Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the
-    peak, step W - 1 all of it (Goyal et al. 2017, section 2.2, begun at one step's share so that no step is lost at 0).
-    Afterwards, with p the share of the steps from W (`decay_from: start`: from 0) to T that has passed:
+    peak, step W - 1 all of it (Goyal et al. 2017, section 2.2, but no step has rate 0). Afterwards, with p the share of
+    the steps from W (`decay_from: start`: from 0) to T that has passed:
 
     - constant: the peak;
     - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear; `end_learning_rate` from T on (You et
@@ -336,10 +351,7 @@ class LearningRate:
     - cosine: end + (peak - end) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts);
     - step: the peak times the factor of the last boundary reached, boundaries counted from step 0.
 
-    What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
-
-    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: None where the schedule does not count in
-    epochs.
+    Epochs are converted to steps by `steps_per_epoch`, without rounding; it may be None if the schedule has no epochs.
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
@@ -356,11 +368,11 @@ class LearningRate:
         self._total = float(schedule.total_steps or 0)
         if schedule.total_epochs is not None:
             self._total = schedule.total_epochs * epoch
-        unit = epoch if schedule.epoch_boundaries else 1.0
-        self._boundaries = [boundary * unit for boundary in schedule.boundaries]
+        steps_per_unit = epoch if schedule.epoch_boundaries else 1.0
+        self._boundaries = [boundary * steps_per_unit for boundary in schedule.boundaries]
 
     def at(self, step: int) -> float:
-        """The rate of one step, 0 for the first."""
+        """Returns the learning rate of a step, counted from 0."""
         if step < self._warmup:
             share = min(1.0, (step + 1) / self._warmup)
             return self._start + (self.peak - self._start) * share
@@ -376,9 +388,9 @@ class LearningRate:
         end = schedule.end_learning_rate
         if step >= self._total:
             return end
-        began = self._warmup if schedule.decay_from == "warmup" else 0.0
-        rest = (self._total - step) / (self._total - began)
+        decay_start = self._warmup if schedule.decay_from == "warmup" else 0.0
+        remaining = (self._total - step) / (self._total - decay_start)  # 1 - p
         if schedule.decay == "cosine":
-            return end + (peak - end) * (1 - math.cos(math.pi * rest)) / 2
+            return end + (peak - end) * (1 - math.cos(math.pi * remaining)) / 2
         power = schedule.power if schedule.decay == "polynomial" else 1.0
-        return float(end + (peak - end) * rest**power)
+        return float(end + (peak - end) * remaining**power)

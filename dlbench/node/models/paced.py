@@ -1,7 +1,7 @@
-"""A network whose passes are pauses: gradients of real size become ready when a real network's would.
+"""A network that sleeps instead of computing: gradients of real size become ready when a real network's would.
 
-A rank's seconds are those of its layers, times its samples, times two factors: one that the rank draws once, which its
-batches carry, and one that it draws in each step from torch's generator, which the loop seeds by rank and step.
+The time of a layer is multiplied by the samples and by two random factors: one of the rank, which its batches carry,
+and one of the step, from torch's generator, which the loop seeds by rank and step.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dlbench.specs.workload import DataSpec, PacedLayer, PacedModel
 
 
 class Pace:
-    """Pauses of one rank. A sleep ends late by some 0.1 ms: the next one is shorter by as much."""
+    """Sleeps of one rank. A sleep ends about 0.1 ms late, and the next one is shortened by that."""
 
     def __init__(self) -> None:
-        self.factor = 0.0  # Of the pass that runs: seconds of a layer become those of a batch here and now.
+        self.factor = 0.0  # Ratio of the time of a batch in the current pass to the seconds of a layer.
         self._late_s = 0.0
 
     @contextmanager
     def lasting(self, seconds: float) -> Iterator[None]:
-        """What is done within takes `seconds`, times the factor, in all."""
+        """Makes its block take `seconds` times the factor."""
         begin = time.monotonic()
         yield
         end = begin + seconds * self.factor - self._late_s
@@ -56,7 +56,7 @@ class _Pass(torch.autograd.Function):
 
 
 class PausingLayer(nn.Module):
-    """() -> (): adds its first weight. All its weights are alike, and all have the first one's gradient."""
+    """Adds its first weight to a scalar, () -> (). All weights are equal and have the gradient of the first."""
 
     def __init__(self, spec: PacedLayer, pace: Pace) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PausingLayer(nn.Module):
 
 
 class Paced(nn.Module):
-    """(N,) of the rank's factor -> (): the mean of the layers' first weights."""
+    """Maps the rank's factor, (N,), to the mean of the layers' first weights, ()."""
 
     def __init__(self, spec: PacedModel) -> None:
         super().__init__()
@@ -82,18 +82,18 @@ class Paced(nn.Module):
 
     def forward(self, pace: Tensor) -> Tensor:
         if not pace.is_meta:
-            # On a GPU this waits for the update before: a pass begins when the device is free, as a real one's would.
+            # On a GPU this waits for the last update: a pass begins when the device is free, like a real one.
             of_rank, of_step = float(pace[0]), math.exp(self._jitter * float(torch.randn((), device="cpu")))
             self.pace.factor = len(pace) * of_rank * of_step / self._speed
         begin = torch.zeros((), device=pace.device)
-        found: Tensor = self.layers(begin) / len(self.layers)
-        return found
+        mean_weight: Tensor = self.layers(begin) / len(self.layers)
+        return mean_weight
 
 
 class PacedNetwork(Network[PacedModel]):
-    """Batches hold pace (N,) float32, the rank's factor, and target (N,) float32, which differs from rank to rank."""
+    """The paced network, with batches of pace (N,) float32, the rank's factor, and target (N,) float32."""
 
-    meter = Meter  # Of a quality that plans do not offer.
+    meter = Meter  # Never used, since plans do not train it to a target.
 
     def build(self, spec: PacedModel) -> nn.Module:
         return Paced(spec)
@@ -102,13 +102,13 @@ class PacedNetwork(Network[PacedModel]):
         return lambda model, batch: (model(batch["pace"]),)
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Mean squared error: it shows that ranks average, and nothing else."""
+        """Returns the mean squared error, whose only purpose is to show that ranks average gradients."""
         return lambda outputs, batch: (outputs[0].float() - batch["target"]).square().mean()
 
     def synthetic(
         self, spec: PacedModel, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool
     ) -> Batch:
-        # The generator's seed is the rank's, the same for all of its batches.
+        # The generator's seed is that of the rank, the same for all batches.
         drawn = torch.randn((), generator=torch.Generator().manual_seed(generator.initial_seed()))
         pace = math.exp(spec.rank_jitter * float(drawn))
         return {"pace": torch.full((num,), pace), "target": torch.rand(num, generator=generator)}

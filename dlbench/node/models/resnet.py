@@ -1,7 +1,7 @@
-"""ResNet v1.5 with bottleneck blocks: images become class logits.
+"""ResNet v1.5 with bottleneck blocks: images to class logits.
 
 He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, with the one change known as v1.5: the
-stride of a stage's first block sits in its 3x3 convolution, not in its first 1x1. Parameter names are our own.
+stride of a stage's first block is that of its 3x3 convolution, not of its first 1x1. Parameter names are our own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn import functional
 from dlbench.node.models.build import Accuracy, Batch, Criterion, Network, Outputs, autocast_type
 from dlbench.specs.workload import DataSpec, ResNetModel
 
-# Mean and standard deviation of ImageNet's pixels in [0, 1], as the field uses them.
+# Mean and standard deviation of ImageNet's pixels in [0, 1], as commonly used.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
-EXPANSION = 4  # Channels leaving a bottleneck block, in units of its width.
+EXPANSION = 4  # Output channels of a bottleneck block over its width.
 
 
 class Bottleneck(nn.Module):
@@ -61,12 +61,12 @@ class GlobalMean(nn.Module):
 class ResNet(nn.Module):
     """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
 
-    `stage_blocks`: blocks in each stage; every stage but the first halves the image. `base_width`: channels of the stem
-    and width of the first stage, doubled from stage to stage. `zero_init_residual`: start the last batch-norm scale of
-    each block at 0, so that each block starts as the identity (Goyal et al. 2017, section 5.1).
+    `stage_blocks` are the blocks in each stage; every stage but the first halves the image. `base_width` is the number
+    of channels of the stem and the width of the first stage, doubled from stage to stage. `zero_init_residual` starts
+    the last batch-norm scale of each block at 0, so that each block starts as the identity.
 
-    Convolutions start from He's normal distribution, fan-out; the classifier from N(0, 0.01) and zero bias
-    (Goyal et al. 2017, section 5.1). Weights come from torch's global generator: seed it before.
+    Convolutions start from He's normal distribution, fan-out, the classifier from N(0, 0.01) and zero bias (Goyal et
+    al. 2017, section 5.1, also for the scale). Weights come from torch's global generator.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.stem_conv = nn.Conv2d(3, base_width, 7, stride=2, padding=3, bias=False)
         self.stem_norm = nn.BatchNorm2d(base_width)
-        # What has no parameters is a module as well, so that the whole network is a chain of modules.
+        # Activation and pooling are modules, too, so that the whole network is a chain of modules.
         self.stem_activation = nn.ReLU(inplace=True)
         self.stem_pool = nn.MaxPool2d(3, stride=2, padding=1)
         channels = base_width
@@ -108,34 +108,33 @@ class ResNet(nn.Module):
         return [module for module in self.stages.modules() if isinstance(module, Bottleneck)]
 
     def forward(self, image: Tensor) -> Tensor:
-        """(N, 3, H, W) normalised pixels, H and W at least 32 -> (N, num_classes) logits."""
+        """Maps normalised pixels, (N, 3, H, W) with H and W at least 32, to logits (N, num_classes)."""
         x = self.stem_pool(self.stem_activation(self.stem_norm(self.stem_conv(image))))
         logits: Tensor = self.classifier(self.mean(self.stages(x)))
         return logits
 
 
 def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
-    """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) with ImageNet's mean and deviation taken out, in one pass.
+    """Normalises pixels by ImageNet's mean and deviation in one pass, (N, H, W, 3) uint8 -> (N, 3, H, W).
 
-    It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in
-    the order of channels-last. The result is float32, or under autocast the type that the first layer would cast to.
+    It runs on the network's device: 8-bit pixels are a quarter of the bytes to copy, and already in the order of
+    channels-last. The result is float32, or under autocast the type to which the first layer would cast.
     """
     device = image.device
     kind = autocast_type(device) or torch.float32
     shift, scale = _pixel_constants(device)
     pixels = image.permute(0, 3, 1, 2)
-    order = torch.channels_last if channels_last else torch.contiguous_format
-    found = torch.empty(pixels.shape, dtype=kind, device=device, memory_format=order)
-    return torch.addcmul(shift, pixels, scale, out=found)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    normalised_pixels = torch.empty(pixels.shape, dtype=kind, device=device, memory_format=memory_format)
+    return torch.addcmul(shift, pixels, scale, out=normalised_pixels)
 
 
 @lru_cache(maxsize=8)
 def _pixel_constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """-mean / deviation and 1 / (255 deviation), each (3, 1, 1); made once, as a copy would make the host wait."""
+    """Returns -mean / deviation and 1 / (255 deviation), each (3, 1, 1); cached, as a copy would make the host wait."""
     shift = [-mean / deviation for mean, deviation in zip(MEAN, STD, strict=True)]
     scale = [1 / (255 * deviation) for deviation in STD]
-    one, other = (torch.tensor(values, device=device).view(3, 1, 1) for values in (shift, scale))
-    return one, other
+    return torch.tensor(shift, device=device).view(3, 1, 1), torch.tensor(scale, device=device).view(3, 1, 1)
 
 
 class Top1(Accuracy):
@@ -152,7 +151,7 @@ class Top1(Accuracy):
 
 
 class ResNetNetwork(Network[ResNetModel]):
-    """Batches hold image (N, H, W, 3) uint8 and label (N,) int64."""
+    """ResNet, with batches of image (N, H, W, 3) uint8 and label (N,) int64."""
 
     meter = Top1
     channels_last = torch.channels_last

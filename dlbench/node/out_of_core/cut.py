@@ -1,13 +1,12 @@
-"""Units of a network: modules, each called once per forward pass, that hand one tensor from one to the next.
+"""Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
 
-They are found by looking at a forward pass, not at the module tree alone: a module is divided into its children where
-these hand the very tensor that it is given from one to the next and return the last one's; else it is one unit, such as
-a residual block. The longest run of units is the chain. A second forward pass, in which every operation is seen, shows
-whether anything but the next unit uses what a unit returns (a skip connection).
+A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next
+and it returns the last one's output; otherwise it is one unit, such as a residual block. The longest run of units is
+the chain. A second forward pass, which sees every operation, shows whether others than the next unit use a unit's
+output (a skip connection).
 
-A block is put on a network: its first module runs all of the block, the others hand on what they are given. Only
-`forward` of the block's modules is replaced, on the instances. The network's own code calls each of them as before; so
-what stands between two blocks, or around the chain, needs no knowledge of blocks.
+A block of units is installed by replacing `forward` on the module instances: the first module computes the whole block,
+the others return their input. The network's code calls each module as before, so it needs no knowledge of blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,18 +28,18 @@ from torch.utils._pytree import tree_iter
 from dlbench.errors import RunError, UserError
 from dlbench.node.out_of_core.saved import is_of_parameter
 
-BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
+BlockFunction = Callable[..., Any]  # Takes the arguments of a block's first module, returns its last one's output.
 
 
 @dataclass(frozen=True)
 class UnitModule:
-    """One link of a network's chain."""
+    """A unit of a network's chain."""
 
-    name: str  # name of its first module in the network
+    name: str  # Name of its first module in the network.
     modules: tuple[nn.Module, ...]
-    """Called one after the other: more than one where a module changes its input in place or returns a view of it."""
-    joins: bool  # Whether a block may hold it and the unit before, whose output only it uses: other arguments agree.
-    shared: bool  # Whether others hold its input as well, or, of the first, are given it: then it cannot leave.
+    """Called one after the other: several if a module changes its input in place or returns a view of it."""
+    joins: bool  # Whether one block may hold it and the unit before: only it uses that output, other arguments agree.
+    shared: bool  # Whether its input is also used elsewhere, so that it cannot be swapped.
 
 
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitModule, ...]:
@@ -58,32 +58,34 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitMo
             units.append([call])
     if len(units) < 2:
         repeated = sorted({call.name for call in root.all() if call.name and called[id(call.module)] > 1})
-        why = "none of its modules is given the very tensor that another one returns"
+        why = "none of its modules takes the tensor that another one returns"
         if repeated:
             why += f" ({', '.join(repeated[:3])}: called more than once per pass)"
         raise UserError(
             f"this network is no chain of modules: {why}; train it with train.recompute none and train.swap none, or "
-            "make what stands between its modules modules of their own"
+            "move the code between its modules into modules"
         )
     with undisturbed(model):
         shared = _shared_boundaries(units, run_once)
-    found = []
+    unit_modules = []
     for number, calls in enumerate(units):
         joins = number > 0 and number not in shared and _agree(units[number - 1][-1], calls[0])
-        found.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins, number in shared))
-    return tuple(found)
+        unit_modules.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins, number in shared))
+    return tuple(unit_modules)
 
 
 @contextmanager
 def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[None]:
-    """Gives back gradients, buffers and random states as they were; meanwhile gradients are zeros, or are not there."""
+    """Restores gradients, buffers and random states afterwards; within it gradients are None, or zeros if held."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         try:
             for parameter, _ in gradients:
-                parameter.grad = torch.zeros_like(parameter) if holds_gradients and parameter.requires_grad else None
+                parameter.grad = None
+                if holds_gradients and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
             yield
         finally:
             for parameter, gradient in gradients:
@@ -95,7 +97,7 @@ def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One call of a module. It holds tensors, so that their identities last."""
+    """One call of a module; it keeps its tensors alive, so that their identities stay unique."""
 
     module: nn.Module
     name: str
@@ -107,30 +109,33 @@ class ModuleCall:
     changes_input: bool = False
 
     def all(self) -> Iterator[ModuleCall]:
-        """It and all calls within it, outermost first."""
+        """Yields this call and all calls within it, outermost first."""
         yield self
         for child in self.children:
             yield from child.all()
 
     @property
-    def given(self) -> torch.Tensor | None:
-        return self.args[0] if self.args and isinstance(self.args[0], torch.Tensor) else None
+    def input(self) -> torch.Tensor | None:
+        if self.args and isinstance(self.args[0], torch.Tensor):
+            return self.args[0]
+        return None
 
     @property
-    def returned(self) -> torch.Tensor | None:
-        """Its output or, where that is a tuple, the first of it."""
+    def output_tensor(self) -> torch.Tensor | None:
+        """Its output, or the first tensor of a tuple."""
         output = self.output
         if isinstance(output, tuple | list) and output:
             output = output[0]
-        return output if isinstance(output, torch.Tensor) else None
+        if isinstance(output, torch.Tensor):
+            return output
+        return None
 
     @property
     def is_bound_to_input(self) -> bool:
-        """Whether its input is not as it was, or is where its output is."""
-        given, returned = self.given, self.returned
-        if given is None or returned is None:
+        """Whether it changes its input in place, or returns a view of it."""
+        if self.input is None or self.output_tensor is None:
             return False
-        return self.changes_input or _storage(given) == _storage(returned)
+        return self.changes_input or _storage(self.input) == _storage(self.output_tensor)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -138,22 +143,22 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
-    """All calls of modules in one forward pass; those of a pass in several calls of the model as one."""
+    """Returns the calls of modules in one forward pass, as children of a root call."""
     root = ModuleCall(nn.Module(), "", (), {})
     stack = [root]
     names = {id(module): name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = ModuleCall(module, names[id(module)], args, kwargs)
-        if call.given is not None:
-            call.version = call.given._version
+        if call.input is not None:
+            call.version = call.input._version
         stack[-1].children.append(call)
         stack.append(call)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call = stack.pop()
         call.output = output
-        call.changes_input = call.given is not None and call.given._version != call.version
+        call.changes_input = call.input is not None and call.input._version != call.version
 
     hooks: list[Any] = []
     try:
@@ -168,39 +173,46 @@ def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
 
 
 def _divided(call: ModuleCall, called: Mapping[int, int]) -> list[ModuleCall]:
-    """A call as the chain of calls within it, each divided in turn; itself where these are no chain."""
+    """Returns the chain of calls within a call, each divided in turn, or the call itself if they are no chain."""
     children = call.children
-    tensors = [call.given, *(child.output for child in children)]
+    tensors = [call.input, *(child.output for child in children)]
     is_chain = (
         bool(children)
         and tensors[0] is not None
         and tensors[-1] is call.output
-        and all(child.given is before for child, before in zip(children, tensors, strict=False))
+        and all(child.input is before for child, before in zip(children, tensors, strict=False))
         and all(isinstance(child.output, torch.Tensor) and called[id(child.module)] == 1 for child in children)
     )
-    return [unit for child in children for unit in _divided(child, called)] if is_chain else [call]
+    if not is_chain:
+        return [call]
+    return _divided_children(call, called)
+
+
+def _divided_children(call: ModuleCall, called: Mapping[int, int]) -> list[ModuleCall]:
+    return list(chain.from_iterable(_divided(child, called) for child in call.children))
 
 
 def _longest_run(root: ModuleCall, called: Mapping[int, int]) -> list[ModuleCall]:
-    """The longest run of linked calls within any one call; the outermost of several."""
-    best: list[ModuleCall] = []
+    """Returns the longest run of linked calls within any one call; the outermost if several are as long."""
+    longest: list[ModuleCall] = []
     for parent in root.all():
         run: list[ModuleCall] = []
-        for call in (unit for child in parent.children for unit in _divided(child, called)):
-            is_unit = called[id(call.module)] == 1 and call.given is not None and call.returned is not None
-            linked = bool(run) and call.given is run[-1].returned
-            if is_unit and linked and not (call.is_bound_to_input and not _agree(run[-1], call)):
+        for call in _divided_children(parent, called):
+            is_unit = called[id(call.module)] == 1 and call.input is not None and call.output_tensor is not None
+            is_linked = bool(run) and call.input is run[-1].output_tensor
+            if is_unit and is_linked and not (call.is_bound_to_input and not _agree(run[-1], call)):
                 run.append(call)
-            else:
-                # What changes or views the input of the chain itself cannot begin it.
-                run = [call] if is_unit and not call.is_bound_to_input else []
-            if len(run) > len(best):
-                best = list(run)
-    return best
+            elif is_unit and not call.is_bound_to_input:
+                run = [call]
+            else:  # a call that changes or views the input of the chain cannot begin it
+                run = []
+            if len(run) > len(longest):
+                longest = list(run)
+    return longest
 
 
 def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether arguments are the same objects or, where they are no tensors, equal."""
+    """Returns whether tensors are the same objects, and other arguments equal."""
     if len(first) != len(second):
         return False
     return all(
@@ -221,14 +233,14 @@ def _agree(before: ModuleCall, call: ModuleCall) -> bool:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation, and which units' outputs others than the next unit work on."""
+    """Sees every operation, and records which units' inputs are also used outside of the unit."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inside: int | None = None
-        self.boundaries: dict[int, int] = {}  # number of the unit that is given it, by storage
-        self.held: list[torch.Tensor] = []
-        self.shared: set[int] = set()
+        self.inside: int | None = None  # Number of the unit that is being computed.
+        self.boundaries: dict[int, int] = {}  # Number of the unit by the storage of its input.
+        self.alive: list[torch.Tensor] = []  # Tensors kept alive, so that their storages' identities stay unique.
+        self.shared: set[int] = set()  # Numbers of the units whose inputs are used elsewhere.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_iter((args, kwargs)):
@@ -239,10 +251,10 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Autograd does; before the chain that may be what becomes the first unit's input."""
-        saved = tensor if tensor.grad_fn is None else tensor.detach()
+        """Is called when autograd saves a tensor, which before the chain may become the first unit's input."""
+        saved = tensor.detach() if tensor.grad_fn is not None else tensor
         if not self.boundaries and tensor.layout is torch.strided:
-            self.held.append(saved)
+            self.alive.append(saved)
         return saved
 
 
@@ -253,10 +265,10 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
         def hook(module: nn.Module, args: Any) -> None:
             uses.inside = number
             if not uses.boundaries:
-                given, key = args[0], _storage(args[0])
-                if given.grad_fn is None or is_of_parameter(given) or key in map(_storage, uses.held):
+                chain_input, key = args[0], _storage(args[0])
+                if chain_input.grad_fn is None or is_of_parameter(chain_input) or key in map(_storage, uses.alive):
                     uses.shared.add(0)
-                uses.held.append(given)
+                uses.alive.append(chain_input)
                 uses.boundaries[key] = 0
 
         return hook
@@ -264,10 +276,11 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
     def leave(number: int, is_last: bool) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             uses.inside = None
-            first = output[0] if isinstance(output, tuple | list) else output
+            if isinstance(output, tuple | list):
+                output = output[0]
             if is_last and number + 1 < len(units):
-                uses.held.append(first)
-                uses.boundaries[_storage(first)] = number + 1
+                uses.alive.append(output)
+                uses.boundaries[_storage(output)] = number + 1
 
         return hook
 
@@ -286,7 +299,10 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
 
 
 class ModuleBlock:
-    """Consecutive units as one function; `run` is called in place of the first's `forward`, `wrap` on `function`."""
+    """Consecutive units as one function.
+
+    `run` is called instead of the first module's `forward`; `wrap`, e.g. a compiler, is applied to `function`.
+    """
 
     def __init__(
         self,
@@ -300,13 +316,16 @@ class ModuleBlock:
         self.modules = [module for unit in units for module in unit.modules]
         self._run = run
         self._forwards = [module.forward for module in self.modules]
-        self.function: BlockFunction = wrap(self._directly) if wrap is not None else self._modules_called
-        """The block's computation, and nothing else."""
-        # Looked for once: to walk through all modules in each pass takes longer than all else around a small block.
-        self._holders = [one for module in self.modules for one in module.modules() if one._buffers]
+        self.function: BlockFunction = self._modules_called  # The block's computation.
+        if wrap is not None:
+            self.function = wrap(self._directly)
+        # Collected once: walking through all modules in each pass takes longer than everything else of a small block.
+        submodules = chain.from_iterable(module.modules() for module in self.modules)
+        self._modules_with_buffers = [submodule for submodule in submodules if submodule._buffers]
         self.is_running = False
-        """Whether its modules are being computed now: other calls of them only begin the block or hand on."""
-        self._given: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
+        """Whether its modules are being computed now: other calls of them only begin the block or return their input.
+        """
+        self._other_arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
         self._output: Any = None
 
     def install(self) -> None:
@@ -318,34 +337,35 @@ class ModuleBlock:
     def remove(self) -> None:
         for module, forward in zip(self.modules, self._forwards, strict=True):
             vars(module).pop("forward", None)
-            if module.forward != forward:  # it stood on the instance before
+            if module.forward != forward:  # it was an attribute of the instance before
                 module.forward = forward
-        self._output, self._given = None, ((), {})
+        self._output, self._other_arguments = None, ((), {})
 
     def buffers(self) -> list[torch.Tensor]:
-        return [buffer for one in self._holders for buffer in one.buffers(recurse=False)]
+        return list(chain.from_iterable(module.buffers(recurse=False) for module in self._modules_with_buffers))
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_running:
             return self._forwards[0](*args, **kwargs)
         output = self._run(self, args, kwargs)
         if len(self.modules) > 1:
-            self._output, self._given = output, (args[1:], kwargs)
+            self._output, self._other_arguments = output, (args[1:], kwargs)
         return output
 
     def _other(self, position: int, *args: Any, **kwargs: Any) -> Any:
-        """`forward` of a module behind the first: computes within the block, hands on where the network calls it."""
+        """Replaces `forward` of a later module: computes within the block, returns its input to the network."""
         if self.is_running:
             return self._forwards[position](*args, **kwargs)
-        others, named = self._given
-        is_handed_on = bool(args) and args[0] is self._output and are_same(args[1:], others)
-        if not is_handed_on or not are_same([kwargs.get(key, nn.Module) for key in named], list(named.values())):
+        first_args, first_kwargs = self._other_arguments
+        is_block_output = bool(args) and args[0] is self._output and are_same(args[1:], first_args)
+        values = [kwargs.get(key, nn.Module) for key in first_kwargs]
+        if not is_block_output or not are_same(values, list(first_kwargs.values())):
             raise RunError(
                 f"{self.name}: a module of its block is now called with other arguments than when the network was cut "
                 "into blocks; set train.memory.blocks so that a block begins with it"
             )
         if position == len(self.modules) - 1:
-            self._output, self._given = None, ((), {})
+            self._output, self._other_arguments = None, ((), {})
         return args[0]
 
     def _modules_called(self, *args: Any, **kwargs: Any) -> Any:
@@ -359,7 +379,7 @@ class ModuleBlock:
             self.is_running = False
 
     def _directly(self, *args: Any, **kwargs: Any) -> Any:
-        """The same without hooks of modules, for a compiler."""
+        """Computes the block without hooks of modules, for a compiler."""
         x = args[0]
         for forward in self._forwards:
             x = forward(x, *args[1:], **kwargs)

@@ -1,14 +1,13 @@
-"""How much memory the device holds between two marks of a pass: exact, from the allocator itself.
+"""Measures memory between marks of a pass, and tunes the C library's allocator for tensors.
 
-On a GPU that is torch's caching allocator. On a CPU torch keeps no such counters; its profiler reports every allocation
-and release of tensor memory, in order. Resident memory would not do: the C library keeps what was released, so that a
-unit's peak hides in what the one before left. What oneDNN allocates for itself is seen by neither.
+On a GPU torch's caching allocator counts. On a CPU torch's profiler reports every allocation and release of tensor
+memory, in order. Resident memory would not do: the C library keeps released memory, in which a unit's peak would hide.
+Neither sees the internal memory of oneDNN.
 
-What tensors free on a CPU stays with the process, whatever its size, for the tensors that come next: by itself glibc
-maps and unmaps each one above a threshold (which rises to 32 MiB), and trims what is free at its heap's end, and the
-kernel fills such pages with zeros again and again (tried: 230 microseconds of the CPU for a MiB that is written to
-pages that were kept, 770 to mapped ones, 480 to mapped huge ones). Resident memory then says what the process has
-touched, the holes between tensors included, not what training holds: peaks of training are those of live tensors.
+On a CPU the process keeps memory that tensors release: by default glibc maps and unmaps each tensor above a threshold
+(which rises to 32 MiB) and trims the end of its heap, so that the kernel zeroes pages again and again (measured: 230 µs
+of the CPU to write a MiB to kept pages, 770 to mapped ones, 480 to mapped huge ones). Resident memory then includes all
+memory that was ever touched, so peaks of training are those of live tensors.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from dlbench.units import format_bytes
 
 _MARK = "dlbench mark "
 _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
-KEPT_FREED = "keeps what tensors free (mallopt: M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of mallopt(3)
-_CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""Variables that set glibc's allocator, where they say malloc."""
+KEPT_FREED = "keeps what tensors free (mallopt: M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"  # Recorded, so it stays as it is.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # Numbers of mallopt(3).
+_MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""Variables that tune glibc's allocator, if their name or value has the word malloc."""
 
-MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
+MAX_TRIALS = 12  # Bisection steps: enough for 4,096 batch sizes.
 MAX_S = 60.0
 
 
 class Held:
-    """Memory between two marks, bytes, relative to the beginning of the pass."""
+    """Memory at the begin and end of an interval and its peak, in bytes above the beginning of the pass."""
 
     def __init__(self, begin: int, peak: int, end: int) -> None:
         self.begin, self.peak, self.end = begin, peak, end
@@ -56,7 +55,7 @@ class Held:
 
 
 class PeakMeter:
-    """Surrounds a pass; `mark` begins the next interval and ends the one before. This one measures nothing."""
+    """A context around a pass; `mark` ends one interval and begins the next. This class measures nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,29 +64,29 @@ class PeakMeter:
         return None
 
     def mark(self, name: str) -> None:
-        """From here to the next mark is the interval of that name; each name once."""
+        """Begins the interval of that name, which ends at the next mark; each name is used once."""
 
     def held(self) -> dict[str, Held]:
         return {}
 
 
 class CpuPeaks(PeakMeter):
-    """Every allocation of a CPU tensor, as torch's profiler reports it."""
+    """Counts every allocation of a CPU tensor that torch's profiler reports."""
 
     def __init__(self) -> None:
         if not torch.profiler.kineto_available():
             raise EnvironmentLacksError(
-                "train.recompute and train.swap: this torch was built without its profiler (Kineto), by which the "
-                "memory of a pass is measured; set both to none"
+                "train.recompute and train.swap: this torch was built without its profiler (Kineto), which measures "
+                "the memory of a pass; set both to none"
             )
         self._profile = profile(use_kineto=True, profile_memory=True)
 
     def __enter__(self) -> Self:
-        # What is collected meanwhile, of earlier passes, would count as freed by this one.
+        # Garbage of earlier passes that is collected meanwhile would count as freed by this one.
         gc.collect()
-        self._collects = gc.isenabled()
+        self._was_gc_enabled = gc.isenabled()
         gc.disable()
-        # Kineto, which prints each start to the standard error, looks at this when it is used first.
+        # Kineto prints each start to the standard error, unless this is set when it is first used.
         before = os.environ.get(_LOG_LEVEL)
         os.environ[_LOG_LEVEL] = _SILENT
         try:
@@ -100,7 +99,7 @@ class CpuPeaks(PeakMeter):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        if self._collects:
+        if self._was_gc_enabled:
             gc.enable()
         self.mark("end of the pass")
         self._profile.__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -110,33 +109,29 @@ class CpuPeaks(PeakMeter):
             pass
 
     def held(self) -> dict[str, Held]:
-        """By the order of events in time; marks are events as well."""
+        """Returns memory by interval, by following allocations and marks, which are events as well, in time."""
         results = self._profile.kineto_results
         assert results is not None  # the pass is over
-        events = sorted(
-            (
-                (event.start_ns(), 0 if event.name() == "[memory]" else 1, event)
-                for event in results.events()
-                if event.name() == "[memory]" or event.name().startswith(_MARK)
-            ),
-            key=lambda found: found[:2],
-        )
-        live, current, found = 0, Held(0, 0, 0), dict[str, Held]()
-        for _, is_mark, event in events:
-            if is_mark:
-                current = found[event.name().removeprefix(_MARK)] = Held(live, live, live)
+        events = [event for event in results.events() if event.name() == "[memory]" or event.name().startswith(_MARK)]
+        events.sort(key=lambda event: (event.start_ns(), event.name() != "[memory]"))  # a mark after allocations
+        live_bytes, current = 0, Held(0, 0, 0)
+        intervals: dict[str, Held] = {}
+        for event in events:
+            if event.name() == "[memory]":
+                live_bytes += event.nbytes()  # type: ignore[attr-defined]
+                current.peak, current.end = max(current.peak, live_bytes), live_bytes
             else:
-                live += event.nbytes()  # type: ignore[attr-defined]
-                current.peak, current.end = max(current.peak, live), live
-        return found
+                current = Held(live_bytes, live_bytes, live_bytes)
+                intervals[event.name().removeprefix(_MARK)] = current
+        return intervals
 
 
 class CudaPeaks(PeakMeter):
-    """Counters of torch's caching allocator."""
+    """Reads the counters of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._found: dict[str, Held] = {}
+        self._intervals: dict[str, Held] = {}
         self._begin = 0
         self._current: Held | None = None
 
@@ -152,7 +147,7 @@ class CudaPeaks(PeakMeter):
         self._end()
         torch.cuda.reset_peak_memory_stats(self._device)
         now = torch.cuda.memory_allocated(self._device) - self._begin
-        self._current = self._found[name] = Held(now, now, now)
+        self._current = self._intervals[name] = Held(now, now, now)
 
     def _end(self) -> None:
         if self._current is not None:
@@ -161,39 +156,41 @@ class CudaPeaks(PeakMeter):
         self._current = None
 
     def held(self) -> dict[str, Held]:
-        return self._found
+        return self._intervals
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most that this process held since it began, or since `restart_peaks`: allocated on a GPU, else resident."""
+    """Returns the peak since the process began or since `restart_peaks`: allocated on a GPU, otherwise resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def restart_peaks(device: torch.device) -> bool:
-    """Starts the peaks of this process anew; returns whether the kernel can do that for what is resident."""
+    """Resets the peaks of this process; returns whether the kernel can reset that of resident memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     return reset_peak()
 
 
 def peaks_on(device: torch.device) -> PeakMeter:
-    """The meter that suits a device."""
+    """Returns the meter for a device."""
     return CudaPeaks(device) if device.type == "cuda" else CpuPeaks()
 
 
 def keep_freed() -> str:
-    """Keeps what tensors free for the next, unless the environment chose an allocator; returns what is in force."""
-    chosen = [name for name in _CHOOSES if name in os.environ and "malloc" in (name + os.environ[name]).lower()]
-    if chosen:
-        return f"as {' and '.join(chosen)} of the rank's environment set it"
+    """Keeps memory that tensors release for later ones, unless the environment tunes malloc; returns the state."""
+    names = [name for name in _MALLOC_VARIABLES if name in os.environ]
+    variables = [name for name in names if "malloc" in (name + os.environ[name]).lower()]
+    if variables:
+        return f"as {' and '.join(variables)} of the rank's environment set it"
     try:
-        glibc, used = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
+        glibc, process = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
     except OSError:
         return "as the C library does, which is not glibc"
-    # Another allocator may answer mallopt, and do nothing.
-    if len({ctypes.cast(one.malloc, ctypes.c_void_p).value for one in (glibc, used)}) > 1:
+    # Another allocator may accept mallopt without effect.
+    addresses = [ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (glibc, process)]
+    if addresses[0] != addresses[1]:
         return "as the rank's environment has it: malloc is not glibc's"
     if glibc.mallopt(_M_MMAP_MAX, 0) != 1 or glibc.mallopt(_M_TRIM_THRESHOLD, -1) != 1:
         return "as the C library does: mallopt refuses M_MMAP_MAX 0 or M_TRIM_THRESHOLD -1"
@@ -201,16 +198,16 @@ def keep_freed() -> str:
 
 
 def trim() -> None:
-    """Gives back once what is free now, wherever it lies; for where `keep_freed` found glibc."""
+    """Returns free memory to the kernel once; to be called only if `keep_freed` returned `KEPT_FREED`."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFit:
-    """The largest batch that passed."""
+    """The largest batch that fits in memory."""
 
-    batch: int  # samples of one backward pass; 0: not even one
-    is_largest: bool  # whether the next larger one failed; otherwise time was up before that was known
+    batch: int  # Samples of one backward pass; 0: not even one fits.
+    is_largest: bool  # Whether the next larger batch failed; otherwise trials or time ran out.
     trials: int
 
 
@@ -219,7 +216,7 @@ def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[],
     until = clock() + MAX_S
     fits, fails, trials = 0, below, 0
     while fails - fits > 1 and trials < MAX_TRIALS and clock() < until:
-        # Small ones first while none has passed: each is quick, and the answer is often a power of two.
+        # Small batches come first while none has passed: they are quick, and the answer is often a power of two.
         batch = (fits + fails) // 2
         trials += 1
         if passes(batch):
@@ -235,11 +232,11 @@ def fits_in_memory(
     batch_of: Callable[[int], Batch],
     device: torch.device,
     kept_bytes: int,
-    beat: Callable[[str], None] = lambda _what: None,
+    beat: Callable[[str], None] = lambda _progress: None,
 ) -> Callable[[int], bool]:
-    """Whether forward and backward pass of a batch fit besides `kept_bytes`, which training does not hold yet.
+    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later.
 
-    Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
+    Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -268,7 +265,7 @@ def fits_in_memory(
 
 
 def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) -> int:
-    """Bytes that the optimizer will keep from its first update on; 0 once it has them."""
+    """Returns the bytes of optimizer state that the first update will allocate; 0 after it."""
     if optimizer.state:
         return 0
     return spec.slots * 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -277,18 +274,22 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 def out_of_memory(
     words: str, fit: BatchFit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
 ) -> RunError:
-    """Returns the one line of a rank that ran out of memory.
+    """Returns the error of a rank that ran out of memory, in one line.
 
-    `fit`: of a pass's batch; None where none was tried. `startup_bytes`: the peak before the measured steps.
+    `fit`: the largest batch of one pass; None if none was tried. `startup_bytes`: the peak before the measured steps.
     """
-    when = "" if startup_bytes is None else f", which fitted before the measured steps ({format_bytes(startup_bytes)})"
-    start = f"rank {rank} is out of memory at train.batch_per_rank {batch}{when}: {words}"
+    start = f"rank {rank} is out of memory at train.batch_per_rank {batch}"
+    if startup_bytes is not None:
+        start += f", which fitted before the measured steps ({format_bytes(startup_bytes)})"
+    start += f": {words}"
     if fit is None:
         return RunError(f"{start}; a smaller batch, or train.recompute, needs less")
     if not fit.batch:
         return RunError(f"{start}; not even one sample fits: use train.recompute or a lower train.precision")
-    most = "" if fit.is_largest else "at least "
+    largest = f"{fit.batch * accumulation}"
+    if not fit.is_largest:
+        largest = f"at least {largest}"
     return RunError(
-        f"{start}; {most}{fit.batch * accumulation} fits (by {fit.trials} trials of forward and backward passes on "
-        "this rank): set train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
+        f"{start}; {largest} fits (by {fit.trials} trials of forward and backward passes on this rank): set "
+        "train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
     )

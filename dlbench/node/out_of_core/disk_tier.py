@@ -1,8 +1,8 @@
-"""Far tier of a rank that trains on a CPU: one file without a name, written and read alongside the computation.
+"""Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation.
 
-The file has no name (O_TMPFILE, else it is made and unlinked at once), so that nothing stays behind however a run ends.
-It is as long as the plan needs before training begins: a full disk is found then. Bytes go past the page cache where
-the file system can do that (O_DIRECT), for what lies in the page cache is in memory still.
+The file has no name (O_TMPFILE, or created and unlinked at once), so that nothing is left however a run ends. It gets
+its full length before training begins, so that a full disk is found then. Bytes bypass the page cache if the file
+system supports it (O_DIRECT), because the page cache is in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from uuid import uuid4
 
@@ -26,26 +28,27 @@ from dlbench.node.background import BackgroundWorker
 from dlbench.node.out_of_core.tiers import ALIGNMENT, FreePlaces, TierTransfer, aligned
 from dlbench.units import format_bytes
 
-CHUNK_BYTES = 4 << 20  # bytes of a call of the system
+CHUNK_BYTES = 4 << 20  # Bytes of one system call.
+_OUT, _IN = 0, 1  # Directions of transfers.
 
 
 @dataclass(slots=True, eq=False)
 class DiskTicket:
-    """Bytes of one storage in the file; changed by the tier alone."""
+    """Bytes of one storage in the file; changed only by the tier."""
 
-    storage: torch.UntypedStorage | None  # Until its bytes are away, and that was asked for.
+    storage: torch.UntypedStorage | None  # Kept until `DiskTier.is_out` has returned True.
     num_bytes: int
     offset: int
-    place: int
+    place_bytes: int  # Size of its place in the file.
     is_out: bool = False
     is_in: bool = False
     incoming: bool = False
     recalled: bool = False
-    buffer: ctypes.Array[ctypes.c_char] | None = None  # Where its bytes come back to.
+    buffer: ctypes.Array[ctypes.c_char] | None = None  # Memory into which the bytes are read.
 
 
 class DiskTier:
-    """A file in a folder of this node; a `Tier` that grows where `reserve_bytes` is too little."""
+    """A `Tier` in a file of this node, which grows if `reserve_bytes` is too little."""
 
     takes_back = True
 
@@ -55,11 +58,11 @@ class DiskTier:
         self._file, self._is_direct = _open(folder, reserve_bytes)
         self._is_in_memory = lies_in_memory(folder)
         self._length = 0
-        self._slots = FreePlaces()
+        self._places = FreePlaces()
         self._changed = threading.Condition()
         self._watching = False
         self._transfers: list[TierTransfer] = []
-        self._lanes: list[BackgroundWorker] = []  # What goes out, and what comes in.
+        self._lanes: list[BackgroundWorker] = []  # Threads for `_OUT` and `_IN`, from the first transfer on.
         try:
             self._lengthen(reserve_bytes)
         except OSError as error:
@@ -75,27 +78,28 @@ class DiskTier:
     def warnings(self) -> tuple[str, ...]:
         folder = f"swap folder {self._folder}"
         if self._is_in_memory:
-            return (f"{folder} is in memory: what is swapped there still takes memory of this node",)
-        slow = f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache"
-        return () if self._is_direct else (slow,)
+            return (f"{folder} is in memory: swapped tensors still take memory of this node",)
+        if self._is_direct:
+            return ()
+        return (f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache",)
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:
         with self._changed:
             self._require()
-            offset, place = self._slots.find(storage.nbytes())
-            if self._slots.end > self._length:
+            offset, place_bytes = self._places.find(storage.nbytes())
+            if self._places.end > self._length:
                 try:
-                    self._lengthen(self._slots.end)
+                    self._lengthen(self._places.end)
                 except OSError as error:
                     raise self._failed(error) from error
-        ticket = DiskTicket(storage, storage.nbytes(), offset, place)
-        self._put(0, lambda: self._write(ticket, block))
+        ticket = DiskTicket(storage, storage.nbytes(), offset, place_bytes)
+        self._put(_OUT, partial(self._write, ticket, block))
         return ticket
 
     def is_out(self, ticket: DiskTicket) -> bool:
         self._require()
         if ticket.is_out:
-            # Here and not on the other thread, where torch's profiler would not see it go.
+            # Released on this thread: torch's profiler would not see a release on the other one.
             ticket.storage = None
         return ticket.is_out
 
@@ -113,13 +117,13 @@ class DiskTier:
     def swap_in(self, ticket: DiskTicket, block: int) -> None:
         self._require()
         ticket.incoming = True
-        # Here and not on the other thread, for that allocates from memory of its own: so room that swapped tensors
-        # have left is used again, and the process does not grow.
+        # Allocated on this thread, which uses memory of swapped tensors again: the C library gives another thread an
+        # arena of its own, and the process would grow.
         num_bytes = aligned(ticket.num_bytes)
         memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
         ticket.buffer = (ctypes.c_char * num_bytes).from_address(aligned(memory.data_ptr()))
         ticket.buffer._memory = memory  # type: ignore[attr-defined]  # lives as long
-        self._put(1, lambda: self._read(ticket, block))
+        self._put(_IN, partial(self._read, ticket, block))
 
     def take(self, ticket: DiskTicket) -> torch.UntypedStorage:
         self._wait(lambda: ticket.is_in)
@@ -132,20 +136,20 @@ class DiskTier:
         return ticket.is_in
 
     def discard(self, ticket: DiskTicket) -> None:
-        """The place is free when what runs with the ticket has ended."""
+        """Frees the ticket's place when its transfers have ended."""
         if ticket.is_out:
             ticket.storage = None
         if self._lanes and not self._has_failed():
-            # Behind whatever the lane still does with this ticket.
-            self._put(int(ticket.incoming), lambda: self._forget(ticket))
+            # Queued after the transfers of this ticket.
+            self._put(_IN if ticket.incoming else _OUT, partial(self._forget, ticket))
 
     def watch(self, watching: bool) -> None:
         self._watching = watching
 
     def take_transfers(self) -> list[TierTransfer]:
         with self._changed:
-            taken, self._transfers = self._transfers, []
-        return sorted(taken, key=lambda one: one.start_ns)
+            transfers, self._transfers = self._transfers, []
+        return sorted(transfers, key=attrgetter("start_ns"))
 
     def close(self) -> None:
         lanes, self._lanes = self._lanes, []
@@ -156,12 +160,12 @@ class DiskTier:
             self._file = -1
 
     def _put(self, lane: int, work: Callable[[], None]) -> None:
-        """Runs work on a thread; what fails there is raised by every later call."""
+        """Runs work on a thread; an error there is raised by every later call."""
         if self._file < 0:
             raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
         if not self._lanes:
             self._lanes = [BackgroundWorker(name, changed=self._changed) for name in ("swap out", "swap in")]
-            # Aligned memory that direct I/O can read from.
+            # Aligned memory that direct I/O can write from.
             self._bounce = memoryview(mmap.mmap(-1, CHUNK_BYTES))
 
         def run() -> None:
@@ -212,8 +216,8 @@ class DiskTier:
                 data, offset = data[written:], offset + written
             position += size
         if not self._is_direct:
-            # Starts to write what is dirty, and drops what is clean.
-            os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
+            # Starts to write dirty pages, and drops clean ones.
+            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         del storage
         self._done(ticket, block, start, is_out=True)
 
@@ -230,7 +234,7 @@ class DiskTier:
                 raise OSError(errno.EIO, "the file ends before the swapped bytes do")
             memory, offset = memory[num_read:], offset + num_read
         if not self._is_direct:
-            os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         self._done(ticket, block, start, is_out=False)
 
     def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
@@ -249,17 +253,17 @@ class DiskTier:
     def _forget(self, ticket: DiskTicket) -> None:
         with self._changed:
             ticket.storage = ticket.buffer = None
-            self._slots.give_back(ticket.offset, ticket.place)
+            self._places.give_back(ticket.offset, ticket.place_bytes)
 
 
 def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:
-    """A file without a name, and whether its file system takes direct I/O."""
+    """Opens an unnamed file; also returns whether its file system takes direct I/O."""
     try:
         if not folder.is_dir():
             raise EnvironmentLacksError(f"train.memory.swap_folder {folder}: there is no such folder on this node")
         for flags, is_direct in ((os.O_DIRECT, True), (0, False)):
             try:
-                file = _nameless(folder, flags)
+                file = _open_unnamed(folder, flags)
             except OSError as error:
                 if is_direct and error.errno == errno.EINVAL:
                     continue
@@ -272,7 +276,7 @@ def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:
     raise AssertionError
 
 
-def _nameless(folder: Path, flags: int) -> int:
+def _open_unnamed(folder: Path, flags: int) -> int:
     flags |= os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(folder, flags | os.O_TMPFILE | os.O_EXCL, 0o600)
@@ -286,7 +290,7 @@ def _nameless(folder: Path, flags: int) -> int:
 
 
 def _takes_direct(file: int) -> bool:
-    """Some file systems open a file for direct I/O and refuse it later."""
+    """Returns whether a write succeeds: some file systems open a file for direct I/O and refuse it later."""
     with mmap.mmap(-1, ALIGNMENT) as memory:
         try:
             os.pwrite(file, memory, 0)

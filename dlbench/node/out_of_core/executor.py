@@ -1,13 +1,13 @@
-"""Training with activations out of core: what a plan says of each block, done in every pass.
+"""Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block.
 
-Recomputing is `torch.utils.checkpoint` (not reentrant), with the random numbers and the autocast of the first time;
-around it stand only the room for what it computes again, and buffers, which a second forward pass must not change.
-Swapping is `torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle in place of every activation.
+Recomputing is `torch.utils.checkpoint` (not reentrant), with the random state and autocast of the first forward pass;
+added are memory for the recomputed activations, and buffers, which a second forward pass must not change. Swapping is
+`torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle instead of every activation.
 
-What leaves is the plan's to say: a block that by the simulator has not left when it is wanted back is not sent at all.
-Of the others some may not have left even so (`Tier.is_out`); those stay, and need no way back. On a CPU that is what
-has really not left, whose transfer is dropped; on a GPU, whose host is far ahead and cannot know, what computing has
-not waited for because nothing needed its room: the copy that was ordered runs, and its memory goes back behind it.
+The plan says which blocks are swapped out: not those that, in the simulator, are needed again before they are out. A
+block that is still not out when it is needed (`Tier.is_out`) stays in memory. On a CPU its transfer is cancelled. The
+host of a GPU is far ahead and cannot know: there a block is out once computing has waited for its copy because the
+memory was needed; otherwise the queued copy runs, and the memory is freed after it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dlbench.node.out_of_core.saved import (
     activation_storage,
     first_tensor,
     weak_reference,
+    without_graph,
 )
 from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, ComputeLane, LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
@@ -43,24 +44,24 @@ from dlbench.perfmodels.out_of_core.blocks import BlockCost
 from dlbench.specs.out_of_core import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]
-"""room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
+"""Blocks to swap in ahead: room, as many as fit; one-block, the next one; blocking, none, each tensor is waited for."""
 _COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out_bytes", "swapped_in_bytes")
 
 
 class OutOfCore:
-    """Blocks of a network, each kept, swapped or recomputed; put on by `install` (before an engine wraps it).
+    """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network.
 
-    A pass is one forward and one backward pass; one without gradients is left alone. Whatever ends a pass midway, the
-    next one begins anew.
+    A pass is one forward and one backward pass; passes without gradients are not changed. If an error ends a pass, the
+    next one starts cleanly.
 
-    `blocks`: every unit of `find_units` in one block. `tier`: where swapped tensors go; None where no block swaps, and
-    for `blocking` on a GPU, which is torch's own `save_on_cpu`. `budget_bytes`: what activations may take; None: no
-    limit. `costs`: of each block; without, bytes are those that were last seen. `leaving`: numbers of the blocks that
-    leave; None: all that move something. `turn_bytes`: room for head and loss. `count`: note bytes in every pass, not
-    only in the first.
+    `blocks`: every unit of `find_units` in one block. `tier`: for swapped tensors; None if no block swaps, and for
+    `blocking` on a GPU, which is torch's `save_on_cpu`. `budget_bytes`: limit for activations; None: no limit. `costs`:
+    of each block; without them the bytes of the last counted pass are used. `leaving`: numbers of the blocks that are
+    swapped out; None: all that swap something. `turn_bytes`: memory for head and loss. `count`: count bytes in every
+    pass, not only in the first.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (independent options by keyword, most of which only tests set)
         self,
         model: nn.Module,
         units: Sequence[UnitModule],
@@ -86,34 +87,37 @@ class OutOfCore:
         for block in blocks:
             alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
             if alone:
-                raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
+                raise UserError(f"{alone[0]} must begin a block: its input is used elsewhere as well")
         self._held_by_others = {n for n, block in enumerate(blocks) if units[block.first].shared}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
-        self._leaving = range(len(blocks)) if leaving is None else leaving
+        self._leaving: Collection[int] = range(len(blocks))
+        if leaving is not None:
+            self._leaving = leaving
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
         self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._held_by_others)
         self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
-        """Of each block whether it saves its output, as the last counted pass showed."""
+        """Whether each block saves its output, by the last counted pass."""
         self._counts_always = count
         self._counts_next = True
         self._pass: RunningPass | None = None
         self._installed = False
         self._lane = ComputeLane(clock or Clock(), tier)
-        self._counts = dict.fromkeys(_COUNTED, 0)  # Since `begin_measuring`.
+        self._counts = dict.fromkeys(_COUNTED, 0)  # Totals and peaks since `begin_measuring`.
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        swaps = any("swap" in decision for decision in self._decisions)
-        return self._tier.warnings if self._tier is not None and swaps else ()
+        if self._tier is None or not any("swap" in decision for decision in self._decisions):
+            return ()
+        return self._tier.warnings
 
     def install(self) -> None:
-        kept = all(decision == "keep" for decision in self._decisions)
-        if self._installed or (kept and not self._is_wrapped and not self._counts_always):
+        is_in_core = all(decision == "keep" for decision in self._decisions)
+        if self._installed or (is_in_core and not self._is_wrapped and not self._counts_always):
             return
         for block in self._blocks:
             block.install()
@@ -127,9 +131,13 @@ class OutOfCore:
         self._pass = None
 
     def computes(self, module: nn.Module) -> bool:
-        """Whether a call of a module, now, computes it: where blocks stand, some only begin a block or hand on."""
-        block = next((block for block in self._blocks if any(one is module for one in block.modules)), None)
-        return not self._installed or block is None or block.is_running
+        """Returns whether a call of a module computes it now: some only begin a block or return their input."""
+        if not self._installed:
+            return True
+        for block in self._blocks:
+            if any(member is module for member in block.modules):
+                return block.is_running
+        return True
 
     def begin_measuring(self) -> None:
         self._others.look()
@@ -137,15 +145,15 @@ class OutOfCore:
         self._lane.reset()
 
     def summary(self) -> dict[str, int | float]:
-        """Returns what was counted since `begin_measuring`; waits for the device."""
+        """Returns bytes and seconds since `begin_measuring`; waits for the device."""
         return {**self._counts, **self._lane.seconds()}
 
     def watch(self, watching: bool) -> None:
-        """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
+        """Begins or ends recording the operations of passes, between two steps; it adds no waiting."""
         self._lane.watch(watching)
 
     def take_spans(self) -> list[LaneSpan]:
-        """Operations of watched passes that have ended, in order of their start."""
+        """Returns the operations of watched passes that have ended, in order of their start."""
         return self._lane.take()
 
     def close(self) -> None:
@@ -189,7 +197,7 @@ class OutOfCore:
             _on_gradient(args[0], partial(self._end_of_first, running))
         needed = self._room.forward_bytes(number)
         if self._prefetch == "one-block":
-            # Two blocks' buffers do: the one that leaves, and the one that is computed.
+            # Buffers of two blocks are enough: the one that is swapped out, and the one that is computed.
             while len({handle.block for handle in running.leaving if handle.ticket is not None}) > 1:
                 self._wait_for_oldest(running)
         self._make_room(running, needed)
@@ -199,7 +207,7 @@ class OutOfCore:
         return running
 
     def _make_room(self, running: RunningPass, num_bytes: int) -> None:
-        """Waits for the oldest transfers out until `num_bytes` have room, or none runs any more."""
+        """Waits for the oldest transfers out until `num_bytes` fit, or none is left."""
         self._release(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)
@@ -212,7 +220,7 @@ class OutOfCore:
         self._left(running)
 
     def _release(self, running: RunningPass) -> None:
-        """What has left since takes no room any more."""
+        """Frees the bytes of handles that are out by now."""
         while running.leaving:
             oldest = running.leaving[0]
             if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
@@ -233,7 +241,7 @@ class OutOfCore:
                 counts["over_budget_bytes"] = max(counts["over_budget_bytes"], over)
 
     def _hooks(self, running: RunningPass, number: int) -> AbstractContextManager[object]:
-        """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
+        """Returns the hooks around a block; of a recomputed block they see only the input, which may be swapped."""
         if self._decisions[number] == "swap" and self._tier is None:
             return save_on_cpu(pin_memory=True)
         saves_next = self._saves_output[number] and self._room.moves(number + 1) and not self._room.recomputes(number)
@@ -248,7 +256,9 @@ class OutOfCore:
     def _checkpoint_contexts(
         self, running: RunningPass, block: ModuleBlock
     ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        counting = _counting_saved(partial(self._count, running)) if self._counts_now else nullcontext()
+        counting: AbstractContextManager[object] = nullcontext()
+        if self._counts_now:
+            counting = _counting_saved(partial(self._count, running))
         return counting, _Recomputing(block, self._lane)
 
     def _count(self, running: RunningPass, tensor: torch.Tensor) -> None:
@@ -259,8 +269,7 @@ class OutOfCore:
     def _pack(self, running: RunningPass, number: int, tensor: torch.Tensor) -> Any:
         storage = activation_storage(tensor, self._others)
         if storage is None:
-            # With its graph a saved output would hold itself.
-            return tensor.detach() if tensor.grad_fn is not None else tensor
+            return without_graph(tensor)
         handle = running.table.find(storage)
         if handle is None:
             handle = running.table.add(tensor, storage, number)
@@ -270,9 +279,11 @@ class OutOfCore:
                 running.inputs[number] = handle
             else:
                 running.owned[number].append(handle)
-        if handle.storage is None and handle.ticket is None:  # nobody held it any more
+        if handle.storage is None and handle.ticket is None:  # autograd had released it
             handle.storage = storage
-        moves = self._room.moves(number) if handle.is_input else self._decisions[number] == "swap"
+        moves = self._decisions[number] == "swap"
+        if handle.is_input:
+            moves = self._room.moves(number)
         if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None and moves:
             self._send(running, handle)
             with self._lane.wait("room_wait_s"):
@@ -284,13 +295,13 @@ class OutOfCore:
         self._lane.switch(None, number)
         tensor = first_tensor(output)
         if tensor is None:
-            raise RunError(f"{block.name}: returned no tensor, unlike when the network was cut into blocks")
+            raise RunError(f"{block.name}: returned no tensor, but did when the network was divided into blocks")
         storage = tensor.untyped_storage()
         running.begin_block(number + 1, storage)
-        saves_output = self._hand_on(running, number, storage)
+        saves_output = self._assign_output(running, number, storage)
         if self._counts_now:
-            self._learn(running, number, saves_output)
-        self._settle(running, number)
+            self._count_block(running, number, saves_output)
+        self._charge_after_forward(running, number)
         if tensor.requires_grad:
             _on_gradient(tensor, partial(self._reached, running, number))
         if self._tier is not None and self._prefetch != "blocking" and number in self._leaving:
@@ -299,56 +310,64 @@ class OutOfCore:
                     self._send(running, handle)
         if number == len(self._blocks) - 1:
             self._make_room(running, self._turn_bytes)
-            running.charge_beside(self._turn_bytes)
+            running.charge_other(self._turn_bytes)
             self._note_peak(running)
 
     def _moving(self, running: RunningPass, number: int) -> list[Handle]:
-        """What leaves with a block if that leaves, in the order of saving."""
-        inputs = running.inputs[number]
-        own = running.owned[number] if self._decisions[number] == "swap" else []
-        return [*([inputs] if inputs is not None and self._room.moves(number) else []), *own]
+        """Returns the handles that are swapped with a block, in the order of saving."""
+        handles = []
+        input_handle = running.inputs[number]
+        if input_handle is not None and self._room.moves(number):
+            handles.append(input_handle)
+        if self._decisions[number] == "swap":
+            handles += running.owned[number]
+        return handles
 
-    def _hand_on(self, running: RunningPass, number: int, storage: torch.UntypedStorage) -> bool:
-        """A block's output belongs to the next one; returns whether this one saved it."""
-        counted = running.counted.pop(storage._cdata, None) is not None
+    def _assign_output(self, running: RunningPass, number: int, storage: torch.UntypedStorage) -> bool:
+        """Makes a block's output the input of the next block; returns whether this block saved it."""
+        is_counted = running.counted.pop(storage._cdata, None) is not None
         handle = running.table.find(storage)
         if handle is None or handle.block != number or handle.is_input:
-            return counted
+            return is_counted
         running.owned[number].remove(handle)
         handle.block, handle.is_input = number + 1, True
         running.inputs[number + 1] = handle
         return True
 
-    def _learn(self, running: RunningPass, number: int, saves_output: bool) -> None:
+    def _count_block(self, running: RunningPass, number: int, saves_output: bool) -> None:
         boundary = running.boundaries[number]
-        seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
+        saves_input = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
         if self._room.recomputes(number):
-            saved = sum(num_bytes for _, num_bytes in running.counted.values())
+            saved_bytes = sum(num_bytes for _, num_bytes in running.counted.values())
         else:
-            saved = sum(handle.num_bytes for handle in running.owned[number])
-            seen = running.inputs[number] is not None
+            saved_bytes = sum(handle.num_bytes for handle in running.owned[number])
+            saves_input = running.inputs[number] is not None
         running.counted.clear()
-        before = number > 0 and self._saves_output[number - 1]
+        is_saved_before = number > 0 and self._saves_output[number - 1]
         self._saves_output[number] = saves_output
-        self._room.seen[number] = BlockBytes(
-            saved_bytes=saved,
+        self._room.counted[number] = BlockBytes(
+            saved_bytes=saved_bytes,
             input_bytes=running.boundary_bytes[number],
-            input_saved=seen or before,
+            input_saved=saves_input or is_saved_before,
             output_bytes=running.boundary_bytes[number + 1],
         )
 
-    def _settle(self, running: RunningPass, number: int) -> None:
-        """What is held of a block after its forward pass: as seen or, where nobody looked, as it is known."""
-        own = self._room.own_bytes(number)
+    def _charge_after_forward(self, running: RunningPass, number: int) -> None:
+        """Charges the bytes of a block that are in memory after its forward pass, by handles or by the plan's costs."""
+        block_bytes = self._room.own_bytes(number)
         if self._decisions[number] == "swap" and self._tier is not None:
-            own = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
-        running.charge_block(number, own)
-        handle = running.inputs[number]
-        kept = self._room.kept_bytes(number) if handle is None else handle.num_bytes
-        running.charge_input(number, 0 if handle is not None and handle.ticket is not None else kept)
-        after = running.inputs[number + 1]
-        away = after is not None and after.ticket is not None
-        running.charge_input(number + 1, 0 if away else running.boundary_bytes[number + 1])
+            block_bytes = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
+        running.charge_block(number, block_bytes)
+        input_bytes = self._room.kept_bytes(number)
+        input_handle = running.inputs[number]
+        if input_handle is not None:
+            input_bytes = input_handle.resident_bytes
+        running.charge_input(number, input_bytes)
+        output_bytes = running.boundary_bytes[number + 1]
+        output_handle = running.inputs[number + 1]
+        if output_handle is not None and output_handle.ticket is not None:
+            output_bytes = 0
+        running.charge_input(number + 1, output_bytes)
         self._note_peak(running)
 
     def _send(self, running: RunningPass, handle: Handle) -> None:
@@ -364,7 +383,7 @@ class OutOfCore:
             running.leaving.append(handle)
 
     def _reached(self, running: RunningPass, number: int, gradient: torch.Tensor) -> None:
-        """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""
+        """Is called with the gradient of a block's output: later blocks have ended, its backward pass begins."""
         if number >= running.current:
             return
         if not running.has_turned:
@@ -375,8 +394,8 @@ class OutOfCore:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
         running.current = number
-        running.charge_beside(self._room.gradients_before(number))
-        self._bring(running, number)
+        running.charge_other(self._room.gradients_before(number))
+        self._swap_in_ahead(running, number)
         self._room.start(number)
         needed = self._room.backward_bytes(number)
         self._make_room(running, needed)
@@ -395,47 +414,53 @@ class OutOfCore:
             for handle in running.owned[block]:
                 handle.drop()
             running.owned[block].clear()
-            inputs = running.inputs[block + 1]
-            if inputs is not None:
-                inputs.drop()
+            input_handle = running.inputs[block + 1]
+            if input_handle is not None:
+                input_handle.drop()
                 running.inputs[block + 1] = None
             running.charge_block(block, 0)
             running.charge_input(block, 0)
 
-    def _bring(self, running: RunningPass, number: int) -> None:
-        """Issues blocks in backward order while there is room; after transfers out the one whose turn it is anyway."""
+    def _swap_in_ahead(self, running: RunningPass, number: int) -> None:
+        """Starts to swap in blocks in backward order while they fit; block `number` even if it does not fit.
+
+        Block `number` is needed now: it is forced only when no transfer out is left that would free memory.
+        """
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return
-        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
+        furthest = 0
+        if self._prefetch == "one-block":
+            furthest = max(number - 1, 0)
         while True:
             self._release(running)
-            while running.next_in >= furthest and self._issue(running, running.next_in, forced=False):
+            while running.next_in >= furthest and self._start_block_in(running, running.next_in, forced=False):
                 pass
             if running.next_in < number:
                 return
             if running.leaving:
                 self._wait_for_oldest(running)
             else:
-                self._issue(running, running.next_in, forced=True)
+                self._start_block_in(running, running.next_in, forced=True)
 
-    def _issue(self, running: RunningPass, number: int, *, forced: bool) -> bool:
-        """Begins the way back of a block, the next one in backward order; False: it has no room."""
+    def _start_block_in(self, running: RunningPass, number: int, *, forced: bool) -> bool:
+        """Starts to swap in a block, the next one in backward order; returns False if it does not fit."""
         moving = self._moving(running, number)
-        moved = [handle for handle in moving if handle.ticket is not None and not handle.coming]
-        away = sum(handle.num_bytes for handle in moved if handle not in running.leaving)
-        # What is owed room counts whether it has left or not.
-        total = sum(handle.num_bytes for handle in (moved if number in self._leaving else moving))
-        fits = self._room.leaves_enough(total) and running.resident + away <= self._room.budget
-        if total and not fits and not forced:
+        to_fetch = [handle for handle in moving if handle.ticket is not None and not handle.coming]
+        missing_bytes = sum(handle.num_bytes for handle in to_fetch if handle not in running.leaving)
+        # Memory is reserved for all of them, whether they are out or not.
+        reserved = to_fetch if number in self._leaving else moving
+        reserved_bytes = sum(handle.num_bytes for handle in reserved)
+        fits = self._room.leaves_enough(reserved_bytes) and running.resident + missing_bytes <= self._room.budget
+        if reserved_bytes and not fits and not forced:
             return False
-        for handle in reversed(moved):
+        for handle in reversed(to_fetch):
             if not self._recall(running, handle):
-                if handle in running.leaving:  # it has left since, behind one that has not
+                if handle in running.leaving:  # it is out by now, queued after one that is not
                     running.leaving.remove(handle)
                     running.charge(handle, -handle.num_bytes)
                 self._start_back(running, handle, number)
-        self._room.issue(number, total)
+        self._room.issue(number, reserved_bytes)
         running.next_in -= 1
         self._note_peak(running)
         return True
@@ -445,7 +470,7 @@ class OutOfCore:
         handle.storage = self._tier.recall(handle.ticket)
         if handle.storage is None:
             return False
-        handle.ticket, handle.kept, handle.check = None, handle.ticket, None
+        handle.ticket, handle.recalled_ticket, handle.check = None, handle.ticket, None
         if self._tier.takes_back:
             self._counts["swapped_out_bytes"] -= handle.num_bytes
         if handle in running.leaving:
@@ -463,14 +488,16 @@ class OutOfCore:
         if not isinstance(packed, PackedTensor):
             return packed  # type: ignore[no-any-return]
         storage = packed.handle.storage
-        return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
+        if storage is None:
+            storage = self._fetch(running, packed.handle)
+        return packed.tensor(storage)
 
     def _fetch(self, running: RunningPass, handle: Handle) -> torch.UntypedStorage:
         tier = self._tier
         if handle.ticket is None or tier is None:
             raise RunError(
                 f"rank {self._rank}: a tensor of block {handle.block} was needed after its backward pass had ended; "
-                "what is swapped serves one backward pass"
+                "swapped tensors serve one backward pass"
             )
         if not handle.coming:
             if self._recall(running, handle):
@@ -484,11 +511,11 @@ class OutOfCore:
             with self._lane.wait("swap_wait_s"):
                 storage = tier.take(handle.ticket)
         if handle.check is not None:
-            changed = handle.check.difference(storage, handle.num_bytes, handle.dtype)
-            if changed is not None:
+            difference = handle.check.difference(storage, handle.num_bytes, handle.dtype)
+            if difference is not None:
                 raise RunError(
-                    f"rank {self._rank}: a swapped tensor of block {handle.block} ({handle.text}) did not come back as "
-                    f"it went out: {changed}"
+                    f"rank {self._rank}: a swapped tensor of block {handle.block} ({handle.text}) changed while it was "
+                    f"swapped: {difference}"
                 )
         handle.storage = storage
         ticket, handle.ticket = handle.ticket, None
@@ -507,17 +534,17 @@ class OutOfCore:
 
 @contextmanager
 def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Within it, and within `torch.utils.checkpoint`, also shows `count` what is saved there."""
-    # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
+    """Calls `count` with each tensor that is saved in this context, inside of `torch.utils.checkpoint`."""
+    # Hooks do not stack: only the innermost are called. So these call those of the checkpoint.
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     assert top is not None
     pack, unpack = top
 
-    def counted(tensor: torch.Tensor) -> Any:
+    def count_and_pack(tensor: torch.Tensor) -> Any:
         count(tensor)
         return pack(tensor)
 
-    torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
+    torch._C._autograd._push_saved_tensors_default_hooks(count_and_pack, unpack)
     try:
         yield
     finally:
@@ -525,7 +552,7 @@ def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 class _Recomputing:
-    """Around the second forward pass of a block: it is timed, and leaves buffers as they were."""
+    """A context that times the second forward pass of a block and restores its buffers."""
 
     def __init__(self, block: ModuleBlock, lane: ComputeLane) -> None:
         self._block = block

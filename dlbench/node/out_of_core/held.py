@@ -1,15 +1,15 @@
-"""What a rank's device holds at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
+"""Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
 
-What they leave of the peak is activations, gathered parameters and what operations take meanwhile. On a GPU the peak is
-that of the allocator in the last warm-up step. On a CPU it is that of every allocation and release as torch's profiler
-reports them, on top of what was there before the step. To start the profiler takes 0.1 s: it watches the first step of
-all, whose times are used for nothing. The optimizer makes its values in the update of that step, so that its passes
-hold as much less than those of later steps.
+The rest of the peak is activations, gathered parameters and temporary memory of operations. On a GPU the peak is that
+of the allocator in the last warm-up step. On a CPU torch's profiler reports allocations and releases, which are added
+to the memory before the step. Starting the profiler takes 0.1 s, so it watches the very first step, whose times are not
+used. The optimizer allocates its state in the update of that step, so its passes need less memory by as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,14 +23,16 @@ from dlbench.records.record import HeldMemory
 
 
 def local_bytes(tensors: Iterable[Any], device: torch.device) -> int:
-    """Of tensors on that kind of device, each once; of a `DTensor` this rank's share."""
-    found = {}
+    """Returns the bytes of tensors on that kind of device, each counted once; of a `DTensor` this rank's shard."""
+    sizes = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
-            local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            local: torch.Tensor = tensor
+            if hasattr(tensor, "to_local"):
+                local = tensor.to_local()
             if local.device.type == device.type:
-                found[id(tensor)] = local.numel() * local.element_size()
-    return sum(found.values())
+                sizes[id(tensor)] = local.numel() * local.element_size()
+    return sum(sizes.values())
 
 
 class StepMemory(TrainingPart):
@@ -44,18 +46,22 @@ class StepMemory(TrainingPart):
         device: torch.device,
         exchange: tuple[int, bool],
     ) -> None:
-        """As the engine has prepared them. `watch`: its `watch_memory`; `exchange`: as `exchange_memory` gives it."""
+        """Takes what the engine prepared. `watch`: `Engine.watch_memory`; `exchange`: from `exchange_memory`."""
         self._watch, self._model, self._optimizer, self._device = watch, model, optimizer, device
         self._exchange, self._gradients_stay = exchange
         self._meter: PeakMeter | None = None
-        self._found: HeldMemory | None = None
+        self._result: HeldMemory | None = None
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
-        """Watches the first step on a CPU. A GPU's memory is taken in its first step by cuDNN's search and by
-        compilers, and not in the last step of the warm-up, which is watched there.
+        """Begins to watch the first step on a CPU, the last step of the warm-up on a GPU.
+
+        In a GPU's first step cuDNN's search and compilers take memory, too.
         """
         self.close()
-        if step != (max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0):
+        watched_step = 0
+        if self._device.type == "cuda":
+            watched_step = max(1, schedule.warmup - 1)
+        if step != watched_step:
             return
         try:
             meter = peaks_on(self._device)
@@ -73,19 +79,20 @@ class StepMemory(TrainingPart):
         meter.mark("passes")
 
     def _persistent(self, device: torch.device) -> dict[str, int]:
-        # ZeroRedundancyOptimizer has the values of its share in another one.
+        # ZeroRedundancyOptimizer keeps the state of its part in a local optimizer.
         state = getattr(self._optimizer, "optim", self._optimizer).state
+        state_tensors = chain.from_iterable(values.values() for values in state.values())
         return {
             "weights": local_bytes(self._model.parameters(), device),
-            "optimizer": local_bytes((one for values in state.values() for one in values.values()), device),
+            "optimizer": local_bytes(state_tensors, device),
             "buffers": local_bytes(self._model.buffers(), device),
         }
 
     def _at_update(self, *_: Any) -> None:
-        """Before the optimizer's update, where each gradient is there."""
+        """Counts gradients before the optimizer's update, when all of them exist."""
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._gradients = local_bytes(gradients, self._device)
-        views = [one for one in gradients if one.untyped_storage().nbytes() > one.numel() * one.element_size()]
+        views = [gradient for gradient in gradients if gradient.untyped_storage().nbytes() > gradient.nbytes]
         self._in_buffers = min(self._exchange, local_bytes(views, self._device))
         assert self._meter is not None
         self._meter.mark("update")
@@ -94,42 +101,44 @@ class StepMemory(TrainingPart):
         self.close()
 
     def close(self) -> None:
-        """Stops watching, if it did, and keeps what was seen.
+        """Stops watching, and computes the result if a step was watched.
 
-        Of a step that failed as well: with torch's profiler open, Python would crash at its end and lose the exit code.
+        Also called after a failed step: with torch's profiler open, Python would crash at its end and lose the exit
+        code.
         """
         if self._meter is None:
             return
         self._hook.remove()
         self._watch(False)
         self._meter.__exit__(None, None, None)
-        seen, self._meter = self._meter.held(), None
-        if "update" not in seen:
-            return  # a loss scale that did not fit: nothing was updated
+        intervals, self._meter = self._meter.held(), None
+        if "update" not in intervals:
+            return  # a loss scale overflowed: nothing was updated
         on_cpu = self._device.type == "cpu"
-        base = self._base + (self._gradients if self._gradients_stay and on_cpu else 0)
+        base = self._base
+        if self._gradients_stay and on_cpu:
+            base += self._gradients
         kinds = self._persistent(self._device) | {"gradients": self._gradients}
-        made = kinds["optimizer"] - self._kinds["optimizer"]
+        new_state = kinds["optimizer"] - self._kinds["optimizer"]
         kinds["buffers"] += self._exchange - self._in_buffers
-        passes, update = base + made + seen["passes"].peak, base + seen["update"].peak
-        peak = max(passes, update)
+        passes_peak = base + new_state + intervals["passes"].peak
+        update_peak = base + intervals["update"].peak
+        peak = max(passes_peak, update_peak)
         how = "torch's allocator in the last warm-up step"
         if on_cpu:
-            how = (
-                "every allocation of the first step by torch's profiler, the optimizer's values counted from its start"
-            )
-            if (unseen := seen["update"].end - made) > peak // 100:
-                how += f"; {unseen} bytes were not seen to be released, which other threads may have done"
-        in_memory, on_host = self._persistent(torch.device("cpu")), None
-        if not on_cpu and in_memory["weights"]:
-            # Parameters, gradients and the optimizer's values that lie in the host's memory.
-            on_host = 2 * in_memory["weights"] + in_memory["optimizer"]
-        self._found = HeldMemory(
+            how = "every allocation of the first step by torch's profiler; optimizer state counted from its start"
+            if (unreleased := intervals["update"].end - new_state) > peak // 100:
+                how += f"; no release of {unreleased} bytes was seen, which other threads may have released"
+        cpu_kinds, on_host = self._persistent(torch.device("cpu")), None
+        if not on_cpu and cpu_kinds["weights"]:
+            # Parameters, gradients and optimizer state in host memory.
+            on_host = 2 * cpu_kinds["weights"] + cpu_kinds["optimizer"]
+        self._result = HeldMemory(
             **kinds,
             activations=max(0, peak - sum(kinds.values())),
             peak=peak,
-            passes_peak=passes,
-            update_peak=update,
+            passes_peak=passes_peak,
+            update_peak=update_peak,
             host=on_host,
             evidence=how,
         )
@@ -139,7 +148,7 @@ class StepMemory(TrainingPart):
 
     @property
     def result(self) -> HeldMemory | None:
-        """After training; None: no step was watched."""
-        if self._found is None or self._device.type != "cuda":
-            return self._found
-        return self._found.model_copy(update={"retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"]})
+        """The memory of the watched step, after training; None if no step was watched."""
+        if self._result is None or self._device.type != "cuda":
+            return self._result
+        return self._result.model_copy(update={"retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"]})

@@ -1,13 +1,13 @@
 """`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass.
 
-KARMA's fifth stage (Wahib et al., SC20), as ZeRO-Offload (Ren et al., ATC'21) does it without its delayed update: the
-optimizer's state lies on the host, and the numbers are those of an update by the device. The engine exchanges gradients
-as ever; then a thread updates the parameters in the order in which the forward pass needs them, and the forward pass
-waits, module by module, for its own. Before a backward pass everything is updated.
+This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update: the
+optimizer's state is on the host, and results equal those of an update by the device. After the exchange of gradients a
+thread updates the parameters in the order in which the forward pass needs them, and each module waits for its own in
+the forward pass. Before a backward pass everything is updated.
 
-Parameters are updated in place on a CPU, on page-locked copies of them where the device is a GPU. On a GPU gradients
-are copied out on a stream of their own, once the exchange is done, and parameters back on another; the forward pass
-waits for the copies that it needs by events between streams (not measured here).
+Parameters are updated in place on a CPU, in page-locked copies if the device is a GPU. There gradients are copied out
+on one stream after the exchange, and parameters back on another; the forward pass waits for the copies that it needs by
+events between streams (not measured here).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,15 +33,15 @@ from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
 
 SETTING = "train.optimizer_state host"
-GROUPS = 16  # Groups of parameters at most, by bytes: each costs some fixed time, the last one's update hides nothing.
+GROUPS = 16  # Most groups of parameters, by bytes: each has a fixed cost, and the last one's update cannot overlap.
 
 
 class ForwardOrder:
-    """Hooks in front of all modules that own trained parameters; the first forward pass shows their order.
+    """Finds the order in which modules with trained parameters are called, by hooks in the first forward pass.
 
     Parameters of a module that is never called itself (torch's attention reads its output projection's weights) are
-    waited for by the nearest module around it that is. `reach`: called before every call of such a module. `is_hooked`:
-    False: a compiled network, whose order is that of definition.
+    waited for by the nearest enclosing module that is called. `reach`: called before every call of such a module.
+    `is_hooked`: False for a compiled network, whose order is that of definition.
     """
 
     def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
@@ -52,9 +53,9 @@ class ForwardOrder:
             for parameter in module.parameters(recurse=False):
                 if parameter.requires_grad:
                     self._owners.setdefault(parameter, []).append(name)
-        self._calls: dict[str, int] = {}
+        self._calls: dict[str, int] = {}  # Position of each module in the order of first calls, by name.
         self._hooks = []
-        for name in dict.fromkeys(("", *(name for names in self._owners.values() for name in names))):
+        for name in dict.fromkeys(chain([""], *self._owners.values())):
             if is_hooked:
                 self._hooks.append(self._modules[name].register_forward_pre_hook(partial(self._called, name)))
             else:
@@ -64,30 +65,33 @@ class ForwardOrder:
         self._calls.setdefault(name, len(self._calls))
         self._reach(module)
 
-    def _place(self, owner: str) -> str:
-        """The owner or the nearest module around it that is called; "" is the network."""
+    def _waiting_module(self, owner: str) -> str:
+        """Returns the name of the owner or the nearest enclosing module that is called; "" is the network."""
         while owner and owner not in self._calls:
             owner = owner.rpartition(".")[0]
         return owner
 
-    def groups(self) -> list[tuple[list[nn.Parameter], list[nn.Module]]]:
-        """Returns trained parameters in the order in which the forward pass needs them, after its first run.
+    def _position(self, name: str) -> int:
+        return self._calls.get(name, -1)
 
-        With those that are updated together stand the modules before whose call they must be ready.
+    def groups(self) -> list[tuple[list[nn.Parameter], list[nn.Module]]]:
+        """Returns parameters that are updated together, and the modules whose calls must wait for them.
+
+        Groups are in the order of the forward pass, which must have run once.
         """
-        held: dict[str, list[nn.Parameter]] = {}
+        parameters_by_module: dict[str, list[nn.Parameter]] = {}
         for parameter, owners in self._owners.items():
-            first = min(map(self._place, owners), key=lambda name: self._calls.get(name, -1))
-            held.setdefault(first, []).append(parameter)
+            first_module = min(map(self._waiting_module, owners), key=self._position)
+            parameters_by_module.setdefault(first_module, []).append(parameter)
         total = sum(p.numel() * p.element_size() for p in self._owners)
         groups: list[tuple[list[nn.Parameter], list[nn.Module]]] = [([], [])]
-        for name in sorted(held, key=lambda name: self._calls.get(name, -1)):
+        for name in sorted(parameters_by_module, key=self._position):
             parameters, modules = groups[-1]
-            parameters += held[name]
+            parameters += parameters_by_module[name]
             modules.append(self._modules[name])
             if sum(p.numel() * p.element_size() for p in parameters) * GROUPS >= total:
                 groups.append(([], []))
-        return [group for group in groups if group[0]]
+        return [(parameters, modules) for parameters, modules in groups if parameters]
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -96,42 +100,42 @@ class ForwardOrder:
 
 
 class HostParameters:
-    """Parameters as the host updates them; on a CPU these are the network's own memory, and nothing is copied."""
+    """The parameters that the host updates; on a CPU these are the network's own memory, and nothing is copied."""
 
-    tensors: dict[nn.Parameter, nn.Parameter]  # what the host's optimizer works on, by parameter
-    num_bytes = 0  # held by the host for copies
-    text = "on a CPU host and device share memory, so that nothing is spared: only the overlap is tried"
+    tensors: dict[nn.Parameter, nn.Parameter]  # Parameters of the host's optimizer, by parameter of the network.
+    num_bytes = 0  # Host memory for copies.
+    text = "on a CPU host and device share memory, so no memory is saved: only the overlap is tested"
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        # Leaves of their own: the network's drop their gradients while these are still read.
+        # Separate leaves: the network's drop their gradients while these are still read.
         self.tensors = {p: nn.Parameter(p.detach()) for p in parameters}
 
     def enter_thread(self) -> None:
-        """Called once on the updating thread."""
+        """Is called once on the updating thread."""
 
     def mark(self) -> Any:
-        """This moment of the computation: what was ordered before it is done before gradients are read."""
+        """Returns this moment of the computation, which gradients wait for before they are read."""
         return None
 
     def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
-        """Begins to bring gradients to the host, after the moment `since`; what `receive` wants."""
+        """Begins to copy gradients to the host, after the moment `since`; returns the argument of `receive`."""
         return gradients
 
     def receive(self, sent: Any) -> list[Tensor | None]:
         return list(sent)
 
     def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
-        """Begins to bring updated parameters to the device; what `join` wants."""
+        """Begins to copy updated parameters to the device; returns the argument of `join`."""
         return None
 
-    def join(self, given: Any) -> None:
-        """What is ordered from now on comes after that."""
+    def join(self, copied: Any) -> None:
+        """Makes work that is queued from now on wait for these copies."""
 
 
 class CudaLanes:
-    """Two streams of a GPU, one a direction; `beat`: called while memory is page-locked."""
+    """Two streams of a GPU, one for each direction; `beat` is called while memory is page-locked."""
 
-    def __init__(self, device: torch.device, beat: Callable[[str], None] = lambda _what: None) -> None:
+    def __init__(self, device: torch.device, beat: Callable[[str], None] = lambda _progress: None) -> None:
         self._device, self._beat = device, beat
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -140,13 +144,13 @@ class CudaLanes:
         torch.cuda.set_device(self._device)
 
     def mark(self) -> torch.cuda.Event:
-        """This moment of the lane in force; of the computation outside of `out` and `back`."""
+        """Returns this moment of the current stream: the computing one outside of `out` and `back`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def out(self, since: torch.cuda.Event) -> AbstractContextManager[object]:
-        """Within it copies leave the device, after the moment `since`."""
+        """Returns a context for copies out of the device, after the moment `since`."""
         self._out.wait_event(since)
         return torch.cuda.stream(self._out)
 
@@ -165,13 +169,13 @@ class CudaLanes:
 
 
 class HostCopies(HostParameters):
-    """Copies of all parameters and room for their gradients, on the host; each in few pieces of memory.
+    """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory.
 
-    Not one a parameter, because locking pages takes milliseconds a call; no copy may cross from one piece into the
+    Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one piece into the
     next.
     """
 
-    text = "gradients were copied to page-locked memory and parameters back, each on a stream of its own"
+    text = "gradients were copied to page-locked memory and parameters back, on two separate streams"
 
     def __init__(self, parameters: Iterable[nn.Parameter], lanes: CudaLanes, piece_bytes: int = PIECE_BYTES) -> None:
         self._lanes = lanes
@@ -180,9 +184,9 @@ class HostCopies(HostParameters):
         self.num_bytes = 0
         for members in _pieces(parameters, piece_bytes):
             dtype = members[0].dtype
-            room = sum(p.numel() for p in members)
-            values, gradients = lanes.host_buffer(room, dtype), lanes.host_buffer(room, dtype)
-            self.num_bytes += 2 * room * values.element_size()
+            elements = sum(p.numel() for p in members)
+            values, gradients = lanes.host_buffer(elements, dtype), lanes.host_buffer(elements, dtype)
+            self.num_bytes += 2 * elements * values.element_size()
             first = 0
             for p in members:
                 value = _like(values[first : first + p.numel()], p)
@@ -199,18 +203,20 @@ class HostCopies(HostParameters):
 
     def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
         with torch.no_grad(), self._lanes.out(since):
-            found: list[Tensor | None] = []
+            host_gradients: list[Tensor | None] = []
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                room = self._gradients[parameter]
-                found.append(None if gradient is None else room.copy_(gradient, non_blocking=True))
-            # The device's gradients with it: their memory must not be given away before they are read.
-            return found, tuple(gradients), self._lanes.mark()
+                host_gradient = None
+                if gradient is not None:
+                    host_gradient = self._gradients[parameter].copy_(gradient, non_blocking=True)
+                host_gradients.append(host_gradient)
+            # The device's gradients stay referenced: their memory must not be reused before they are read.
+            return host_gradients, tuple(gradients), self._lanes.mark()
 
     def receive(self, sent: Any) -> list[Tensor | None]:
-        found: list[Tensor | None]
-        found, _, moment = sent
+        host_gradients: list[Tensor | None]
+        host_gradients, _, moment = sent
         self._lanes.wait(moment)
-        return found
+        return host_gradients
 
     def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
         with torch.no_grad(), self._lanes.back():
@@ -218,24 +224,24 @@ class HostCopies(HostParameters):
                 parameter.copy_(self.tensors[parameter], non_blocking=True)
             return self._lanes.mark()
 
-    def join(self, given: Any) -> None:
-        self._lanes.join(given)
+    def join(self, copied: Any) -> None:
+        self._lanes.join(copied)
 
 
-def _pieces(parameters: Iterable[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one type that lie in one piece of memory of at most so many bytes, or one that is larger."""
-    open_ones: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+def _pieces(parameters: Iterable[nn.Parameter], most_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Yields parameters of one type for one piece of memory of at most `most_bytes`, or a single larger one."""
+    pieces: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}  # members and bytes of the piece that grows
     for parameter in parameters:
-        members, size = open_ones.get(parameter.dtype, ([], 0))
-        if members and size + parameter.nbytes > most:
+        members, size = pieces.get(parameter.dtype, ([], 0))
+        if members and size + parameter.nbytes > most_bytes:
             yield members
             members, size = [], 0
-        open_ones[parameter.dtype] = ([*members, parameter], size + parameter.nbytes)
-    yield from (members for members, _ in open_ones.values())
+        pieces[parameter.dtype] = ([*members, parameter], size + parameter.nbytes)
+    yield from (members for members, _ in pieces.values())
 
 
 def _like(flat: Tensor, tensor: Tensor) -> Tensor:
-    """A piece of memory in the shape of a tensor, and in its order where that has no gaps: copies are then plain."""
+    """Views memory in the shape of a tensor, and in its memory order if that has no gaps, so that copies are plain."""
     if torch.empty_like(tensor, device="meta").stride() == tensor.stride():
         return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
     return flat.view(tensor.shape)
@@ -247,19 +253,19 @@ def host_parameters(
     spec: OptimizerSpec,
     *,
     check_room: Callable[[int], None] = lambda _num_bytes: None,
-    beat: Callable[[str], None] = lambda _what: None,
+    beat: Callable[[str], None] = lambda _progress: None,
 ) -> HostParameters:
-    """Returns parameters as the host updates them; `check_room`: asked before anything is page-locked."""
+    """Returns the parameters that the host updates; `check_room` is called with bytes before memory is page-locked."""
     if device.type != "cuda":
         return HostParameters(parameters)
-    known = list(parameters)
-    size = sum(parameter.nbytes for parameter in known)
+    parameters = list(parameters)
+    size = sum(parameter.nbytes for parameter in parameters)
     check_room((2 + spec.slots) * size)
-    return HostCopies(known, CudaLanes(device, beat))
+    return HostCopies(parameters, CudaLanes(device, beat))
 
 
 class UpdateGroup:
-    """Parameters that are updated together: their optimizer on the host, and how far this step's update is."""
+    """Parameters that are updated together: their optimizer on the host, and the progress of this step's update."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], host: HostParameters, spec: OptimizerSpec) -> None:
         self.parameters = parameters
@@ -268,7 +274,7 @@ class UpdateGroup:
         self.num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         self.gradients: list[Tensor | None] = []
         self.is_ready = True
-        self.given: Any = None
+        self.copied: Any = None  # Copies of updated parameters to the device, for `HostParameters.join`.
         self.is_joined = True
 
     def begin(self) -> None:
@@ -278,10 +284,11 @@ class UpdateGroup:
 
 
 class HostUpdater(TrainingPart):
-    """Stands in for the step of an optimizer, which keeps its parameter groups and its `state`, now on the host.
+    """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
-    `host`: where the host updates. `overlaps`: whether the forward pass waits module by module; otherwise, before it
-    begins, for all. `whole_steps`: that many first steps end with their update: after them the engine moves gradients.
+    `host`: the parameters that are updated. `overlaps`: whether the forward pass waits module by module; otherwise it
+    waits for all updates before it begins. `whole_steps`: number of first steps that end with their update, because
+    the engine replaces gradients after them.
     """
 
     def __init__(
@@ -302,10 +309,10 @@ class HostUpdater(TrainingPart):
         self._group_of: dict[nn.Module, UpdateGroup] = {}
         # The optimizer's state, restored or empty, moves to the host.
         for parameter, tensor in host.tensors.items():
-            mine = optimizer.state[parameter]
-            for name, value in mine.items():
+            state = optimizer.state[parameter]
+            for name, value in state.items():
                 if isinstance(value, Tensor):
-                    mine[name] = value.to(tensor.device)
+                    state[name] = value.to(tensor.device)
         self._steps = self._updates = 0
         self._update_ns = self._wait_ns = 0
         self._worker = BackgroundWorker("dlbench update")
@@ -314,30 +321,31 @@ class HostUpdater(TrainingPart):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        found = []
+        doubts = []
         if not self._host.num_bytes:
-            found.append(f"train.optimizer_state host: {self._host.text}")
+            doubts.append(f"train.optimizer_state host: {self._host.text}")
         if not self._overlaps:
-            found.append("train.optimizer_state host: the network is compiled as a whole and cannot wait inside")
-        return tuple(found)
+            doubts.append("train.optimizer_state host: the network is compiled as a whole and cannot wait inside")
+        return tuple(doubts)
 
     def begin(self, closure: object = None) -> None:
-        """The update of a step, with the gradients and the rates that are there now; returns before it is done."""
+        """Begins the update of a step with the current gradients and learning rates; returns before it is done."""
         self.settle()
         if not self._groups:
             for parameters, modules in self._order.groups():
                 group = UpdateGroup(parameters, self._host, self._spec)
                 for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
-                    # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
+                    # The same dictionary: the network's optimizer checkpoints the state that the group's makes.
                     group.optimizer.state[tensor] = self._optimizer.state[parameter]
                 self._groups.append(group)
                 self._group_of |= dict.fromkeys(modules, group)
-        # Rates and counts of steps as they stand in the optimizer's groups, which then count this step.
-        for number, whole in enumerate(self._optimizer.param_groups):
+        # Rates and step counts come from the network's optimizer, whose groups then count this step.
+        for number, param_group in enumerate(self._optimizer.param_groups):
+            settings = {key: value for key, value in param_group.items() if key != "params"}
             for group in self._groups:
-                group.optimizer.param_groups[number].update({k: v for k, v in whole.items() if k != "params"})
-            if "step" in whole and any(p.grad is not None for p in whole["params"]):
-                whole["step"] += 1
+                group.optimizer.param_groups[number].update(settings)
+            if "step" in param_group and any(p.grad is not None for p in param_group["params"]):
+                param_group["step"] += 1
         for group in self._groups:
             group.begin()
         self._worker.put(partial(self._update_all, self._host.mark()))
@@ -359,15 +367,15 @@ class HostUpdater(TrainingPart):
             self._wait_ns += time.monotonic_ns() - start
         self._worker.require_well()
         group.is_joined = True
-        self._host.join(group.given)
+        self._host.join(group.copied)
 
     def before_forward(self) -> None:
-        """A forward pass begins; where it cannot wait module by module, it waits here."""
+        """Waits for all updates if the forward pass cannot wait module by module."""
         if not self._overlaps:
             self.settle()
 
     def settle(self) -> None:
-        """Returns when every parameter is updated (on a GPU: when what is ordered next comes after that)."""
+        """Returns when every parameter is updated (on a GPU: when work that is queued next will wait for that)."""
         for group in self._groups:
             if not group.is_joined:
                 self._wait(group)
@@ -384,7 +392,7 @@ class HostUpdater(TrainingPart):
             for tensor in group.tensors:
                 tensor.grad = None
             group.gradients = []
-            group.given = self._host.give_back(group.parameters)
+            group.copied = self._host.give_back(group.parameters)
             with self._worker.changed:
                 group.is_ready = True
                 self._worker.changed.notify_all()
@@ -395,13 +403,15 @@ class HostUpdater(TrainingPart):
 
     def result(self) -> HostUpdate:
         self.settle()
-        parameters = sum(group.num_bytes for group in self._groups)
-        state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]
+        copied_bytes = 0
+        if self._host.num_bytes:
+            copied_bytes = 2 * sum(group.num_bytes for group in self._groups) * self._steps
+        state = chain.from_iterable(values.values() for values in self._optimizer.state.values())
         return HostUpdate(
             update_s=self._update_ns / 1e9,
             wait_s=self._wait_ns / 1e9,
-            copied_bytes=2 * parameters * self._steps if self._host.num_bytes else 0,
-            state_bytes=self._host.num_bytes + sum(t.numel() * t.element_size() for t in state),
+            copied_bytes=copied_bytes,
+            state_bytes=self._host.num_bytes + sum(value.nbytes for value in state if isinstance(value, Tensor)),
         )
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
@@ -409,15 +419,17 @@ class HostUpdater(TrainingPart):
 
     def settings(self) -> list[Setting]:
         result = self.result()
-        where = "in the order of the forward pass, which waited for each" if self._overlaps else "before a forward pass"
+        order = "in the order of the forward pass, which waited for each"
+        if not self._overlaps:
+            order = "before a forward pass"
         evidence = (
             f"a thread of the CPU made every update: {len(self._host.tensors)} parameters in {len(self._groups)} "
-            f"groups, {where}; of {format_seconds(result.update_s)} of updating {format_seconds(result.wait_s)} were "
-            f"waited for; {self._host.text}"
+            f"groups, {order}; updates took {format_seconds(result.update_s)}, of which training waited "
+            f"{format_seconds(result.wait_s)}; {self._host.text}"
         )
         return [Setting(key="train.optimizer_state", requested="host", effective="host", evidence=evidence)]
 
     def close(self) -> None:
-        """Ends the thread once it is through with its step, and takes the hooks away; twice does no harm."""
+        """Ends the thread after its step, and removes the hooks; may be called twice."""
         self._order.close()
         self._worker.close()

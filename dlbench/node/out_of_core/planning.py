@@ -1,6 +1,6 @@
-"""From a network to a plan for its activations: found, measured on all ranks at once, and planned alike on each.
+"""Plans a network's memory: measures its units and transfer rates on all ranks at once; each makes the same plan.
 
-Rates are measured before training on the far tier that will be used, with blocks' sizes.
+Rates are measured before training on the far tier that will be used, with the sizes of blocks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from dlbench.node.out_of_core.cut import UnitModule, find_units, undisturbed
 from dlbench.node.out_of_core.disk_tier import DiskTier
 from dlbench.node.out_of_core.profile import ChainProfile, update_growth
 from dlbench.node.out_of_core.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
+from dlbench.node.sync.timing import covered
 from dlbench.perfmodels.out_of_core.blocks import block_starts
 from dlbench.perfmodels.out_of_core.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
@@ -31,19 +34,19 @@ from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import TrainSpec
 
 REPEATS = 3
-IN_A_ROW = 8  # of small transfers
+IN_A_ROW = 8  # Number of consecutive small transfers.
 LEAST_BYTES = 1 << 20
-MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not be filled for a measurement
-_PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
-_ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so long
+MOST_BYTES = 256 << 20  # Largest transfer that is timed: a measurement must not fill the far tier.
+_PART_BYTES = 32 << 20  # Largest transfer alongside computation, so that several are in flight.
+_ALONGSIDE_S = 0.25  # Approximate limit of the time of computation alongside transfers.
 
-Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
+Gather = Callable[[Any], list[Any]]  # Returns the JSON-serialisable value of every rank, by rank, on every rank.
 
-_CUT_BATCH = 2  # samples of the passes in which units are found
+_CUT_BATCH = 2  # Samples of the passes that find the units.
 
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
-    """A small and a large transfer as a plan may ask for: of storages of the chain's median and largest unit, bytes."""
+    """Returns a small and a large transfer of a plan, in bytes: storages of the chain's median and largest unit."""
     sizes = sorted(max(1, unit.saved_bytes // (unit.saved_count or 1), unit.input_bytes) for unit in chain.units)
     large = min(MOST_BYTES, max(LEAST_BYTES, sizes[-1]))
     small = min(large // 4, max(LEAST_BYTES // 4, sizes[len(sizes) // 2]))
@@ -51,7 +54,7 @@ def sizes_of(chain: Chain) -> tuple[int, int]:
 
 
 def trial_bytes(chain: Chain) -> int:
-    """What `measure_rates` has in a tier at most, bytes: transfers of each size, and those alongside computation."""
+    """Returns the most bytes that `measure_rates` has in a tier, for all sizes and alongside computing."""
     small, large = sizes_of(chain)
     return IN_A_ROW * aligned(small) + aligned(large) + 2 * min(MOST_BYTES, 2 * large)
 
@@ -64,21 +67,23 @@ def measure_rates(
     beat: Callable[[str], None],
     calls: Calls | None = None,
 ) -> TransferRates:
-    """Measures a tier, both ways: two sizes show what a transfer takes by itself and for each byte.
+    """Measures transfers out and in: two sizes give the fixed time of a transfer and its time per byte.
 
-    How much transfers slow computing down comes from `compute` with and without transfers alongside it. `tier`: with
-    room for `trial_bytes`; nothing else uses it meanwhile. `calls`: torch's CUDA interface, where the device is a GPU.
+    The slowdown of computing comes from `compute` with and without transfers alongside it. `tier`: has `trial_bytes`
+    free, and nothing else uses it meanwhile. `calls`: torch's CUDA interface; None: the real one on a GPU.
     """
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
-    trials = TransferTrials(tier, device, calls or (Calls() if device.type == "cuda" else None))
-    trials.both_ways(large, 1)  # the first transfer sets things up
-    few, many = [], []
-    for _ in range(REPEATS):  # in turns
-        few.append(trials.both_ways(small, IN_A_ROW))
-        many.append(trials.both_ways(large, 1))
-    small_out, small_in = map(statistics.median, zip(*few, strict=True))
-    large_out, large_in = map(statistics.median, zip(*many, strict=True))
+    if calls is None and device.type == "cuda":
+        calls = Calls()
+    trials = TransferTrials(tier, device, calls)
+    trials.both_ways(large, 1)  # warm-up
+    small_times, large_times = [], []
+    for _ in range(REPEATS):  # alternating
+        small_times.append(trials.both_ways(small, IN_A_ROW))
+        large_times.append(trials.both_ways(large, 1))
+    small_out, small_in = map(statistics.median, zip(*small_times, strict=True))
+    large_out, large_in = map(statistics.median, zip(*large_times, strict=True))
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))
     beat("the measurement of transfers alongside computation")
@@ -92,27 +97,27 @@ def measure_rates(
 
 
 class TransferTrials:
-    """Transfers of a storage of the device's, timed on the host with the device idle before and after."""
+    """Times transfers of a storage of the device, on the host, with the device idle before and after."""
 
     def __init__(self, tier: Tier, device: torch.device, calls: Calls | None) -> None:
         self._tier, self._device, self._calls = tier, device, calls
 
     def both_ways(self, num_bytes: int, times: int) -> tuple[float, float]:
-        """Seconds of a transfer out and in, means of so many in a row: a pass waits for the slow ones, too.
+        """Returns the seconds of a transfer out and in: means of `times` in a row, as a pass waits for slow ones, too.
 
-        A storage is filled before each, as training computes before each: threads that only wait for each other wake up
-        sooner.
+        A storage is filled before each, because training computes before each: threads that only wait for each other
+        would wake up sooner.
         """
-        out_s, in_s, away = 0.0, 0.0, []
+        out_s, in_s, tickets = 0.0, 0.0, []
         for _ in range(times):
             storage = self._storage(num_bytes)
             begin = self._now()
-            away.append(self._tier.swap_out(storage, 0))
+            tickets.append(self._tier.swap_out(storage, 0))
             del storage
-            self._tier.wait_out(away[-1])
+            self._tier.wait_out(tickets[-1])
             out_s += self._now() - begin
-        while away:
-            ticket = away.pop()
+        while tickets:
+            ticket = tickets.pop()
             self._storage(num_bytes)
             begin = self._now()
             self._tier.swap_in(ticket, 0)
@@ -122,55 +127,54 @@ class TransferTrials:
         return out_s / times, in_s / times
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
-        """Seconds by which a second of transfers alongside it lengthens computing."""
+        """Returns the seconds by which a second of transfers alongside it lengthens computing."""
         begin = self._now()
         compute()
-        once = self._now_of_compute() - begin
-        lasts = max(once, _ALONGSIDE_S)
-        # Enough to last, but no more memory than two of the largest units take, which training holds as well.
-        most = min(MOST_BYTES, 2 * num_bytes)
-        part = min(num_bytes, _PART_BYTES) // ALIGNMENT * ALIGNMENT
-        pair_s *= part / num_bytes
-        pairs = max(1, min(most // part, round(lasts / max(pair_s, 1e-6))))
-        # As long as the transfers, where these cannot last: what computing scatters by would hide what they do to it.
-        times = max(1, min(1000, round(min(lasts, pairs * pair_s) / max(once, 1e-6))))
-        return statistics.median(self._one_drag(part, pairs, compute, times) for _ in range(REPEATS))
+        compute_s = self._now_of_compute() - begin
+        target_s = max(compute_s, _ALONGSIDE_S)
+        # Enough transfers for this time, but no more memory than two of the largest units, which training holds, too.
+        most_bytes = min(MOST_BYTES, 2 * num_bytes)
+        part_bytes = min(num_bytes, _PART_BYTES) // ALIGNMENT * ALIGNMENT
+        pair_s *= part_bytes / num_bytes
+        pairs = max(1, min(most_bytes // part_bytes, round(target_s / max(pair_s, 1e-6))))
+        # Computation no longer than the transfers: otherwise its scatter would hide their effect.
+        times = max(1, min(1000, round(min(target_s, pairs * pair_s) / max(compute_s, 1e-6))))
+        return statistics.median(self._one_drag(part_bytes, pairs, compute, times) for _ in range(REPEATS))
 
     def _one_drag(self, num_bytes: int, pairs: int, compute: Callable[[], object], times: int) -> float:
         storage = self._storage(num_bytes)
-        # What comes back has left before, and what leaves does not come back: else computing would wait for copies.
-        away = [self._tier.swap_out(storage, 0) for _ in range(pairs)]
-        for ticket in away:
+        # Bytes that come in were sent out before, and bytes that go out stay out: computing does not wait for copies.
+        incoming = [self._tier.swap_out(storage, 0) for _ in range(pairs)]
+        for ticket in incoming:
             self._tier.wait_out(ticket)
         begin = self._now()
         for _ in range(times):
             compute()
-        alone = self._now_of_compute() - begin
+        alone_s = self._now_of_compute() - begin
         self._tier.watch(True)
-        begin, begin_ns, leaving = self._now(), time.monotonic_ns(), []
-        for ticket in away:
-            leaving.append(self._tier.swap_out(storage, 0))
+        begin, begin_ns, outgoing = self._now(), time.monotonic_ns(), []
+        for ticket in incoming:
+            outgoing.append(self._tier.swap_out(storage, 0))
             self._tier.swap_in(ticket, 0)
         for _ in range(times):
             compute()
-        together = self._now_of_compute() - begin
+        together_s = self._now_of_compute() - begin
         end_ns = time.monotonic_ns()
-        for ticket in away:
+        for ticket in incoming:
             self._tier.take(ticket)
-        for ticket in (*leaving, *away):
+        for ticket in (*outgoing, *incoming):
             self._tier.wait_out(ticket)
             self._tier.discard(ticket)
         self._now()
         self._tier.watch(False)
-        moving = [(one.start_ns, min(one.end_ns, end_ns)) for one in self._tier.take_transfers()]
-        moving_ns, reach_ns = 0, begin_ns  # of the union of these times
-        for start_ns, stop_ns in sorted(moving):
-            moving_ns += max(0, stop_ns - max(start_ns, reach_ns))
-            reach_ns = max(reach_ns, stop_ns)
-        return max(0.0, (together - alone) / (moving_ns / 1e9)) if moving_ns > 0 else 0.0
+        intervals = [(transfer.start_ns, transfer.end_ns) for transfer in self._tier.take_transfers()]
+        transfer_ns = covered(intervals, begin=begin_ns, end=end_ns)
+        if transfer_ns <= 0:
+            return 0.0
+        return max(0.0, (together_s - alone_s) / (transfer_ns / 1e9))
 
     def _storage(self, num_bytes: int) -> torch.UntypedStorage:
-        # Written to, so that a CPU really gives the memory.
+        # Filled, so that a CPU really allocates the memory.
         return torch.full((num_bytes,), 1, dtype=torch.uint8, device=self._device).untyped_storage()
 
     def _now(self) -> float:
@@ -185,24 +189,24 @@ class TransferTrials:
 
 
 def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
-    """Bytes per second and fixed seconds of a straight line through two points (bytes, seconds)."""
-    (few, few_s), (many, many_s) = small, large
-    if many_s > few_s:
-        rate = (many - few) / (many_s - few_s)
-        latency = few_s - few / rate
+    """Returns bytes per second and fixed seconds of a straight line through two points (bytes, seconds)."""
+    (small_bytes, small_s), (large_bytes, large_s) = small, large
+    if large_s > small_s:
+        rate = (large_bytes - small_bytes) / (large_s - small_s)
+        latency = small_s - small_bytes / rate
         if latency >= 0:
             return rate, latency
-    return many / max(many_s, 1e-9), 0.0
+    return large_bytes / max(large_s, 1e-9), 0.0
 
 
 def alone(value: Any) -> list[Any]:
-    """A `Gather` of one rank."""
+    """Gathers the value of a single rank."""
     return [value]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """What was found, measured and planned; the same on every rank but for the time that it took."""
+    """The units of a network, their measured costs and the plan; only `profile_s` differs between ranks."""
 
     units: tuple[UnitModule, ...]
     chain: Chain
@@ -215,10 +219,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """What a network's memory is measured with.
+    """Measures a network's memory.
 
-    `loss_of`: a forward pass over a batch in the precision of training, and its loss. `open_tier`: the far tier with
-    room for a number of bytes. `exchange_bytes`, `gradients_stay`: as `exchange_memory` has them of a plan.
+    `loss_of`: runs a forward pass over a batch in the precision of training, returns its loss. `open_tier`: opens the
+    far tier for a number of bytes. `exchange_bytes`, `gradients_stay`: from `exchange_memory`.
     """
 
     model: nn.Module
@@ -233,25 +237,26 @@ class Workbench:
     gradients_stay: bool = False
 
     def measure(self) -> tuple[tuple[UnitModule, ...], Chain, TransferRates | None, list[str]]:
-        """Returns units, chain and transfer rates, and what a person should know of them."""
+        """Returns units, chain, transfer rates, and warnings about them."""
         self.beat("the network's units")
-        small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
-        units = find_units(self.model, lambda: self.loss_of(small))
+        small_batch = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
+        units = find_units(self.model, partial(self.loss_of, small_batch))
         self.gather(None)  # all ranks measure at the same time, as they will train
-        own, warnings = self._chain(units)
-        chain = slowest_chain([Chain.model_validate(each) for each in self.gather(own.model_dump(mode="json"))])
+        local_chain, warnings = self._chain(units)
+        chains = self.gather(local_chain.model_dump(mode="json"))
+        chain = slowest_chain([Chain.model_validate(rank_chain) for rank_chain in chains])
         rates = None
         if self.train.swap != "none":
-            found = self._rates(chain)
-            rates = slowest_rates([TransferRates.model_validate(each) for each in self.gather(found)])
+            rates_by_rank = self.gather(self._rates(chain))
+            rates = slowest_rates([TransferRates.model_validate(rank_rates) for rank_rates in rates_by_rank])
         return units, chain, rates, warnings
 
     def _chain(self, units: tuple[UnitModule, ...]) -> tuple[Chain, list[str]]:
-        wanted = self.train.batch_per_rank // self.train.gradient_accumulation
-        # Gradients to which several passes add outlast each of them.
+        batch_size = self.train.batch_per_rank // self.train.gradient_accumulation
+        # Gradients to which several passes add stay between them.
         keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
         profile = ChainProfile(model=self.model, units=units, device=self.device, keeps_gradients=keeps, beat=self.beat)
-        samples, update, warnings = wanted, 0, list[str]()
+        samples, update, warnings = batch_size, 0, list[str]()
         # The host updates group by group, alongside the next forward pass.
         if self.train.optimizer_state != "host":
             self.beat("the optimizer's update")
@@ -260,8 +265,8 @@ class Workbench:
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 warnings.append(
-                    "what the optimizer's update works with was not measured, as no copy of the parameters fits next "
-                    "to them: the plan leaves no room for it"
+                    "the temporary memory of the optimizer's update was not measured, because a second copy of the "
+                    "parameters does not fit: the plan reserves none"
                 )
         state = state_bytes(self.model, self.train, gradients=keeps)
         while True:
@@ -277,12 +282,12 @@ class Workbench:
                     ) from None
                 samples //= 2
                 torch.cuda.empty_cache()
-        if samples == wanted:
+        if samples == batch_size:
             return chain, warnings
         warnings.append(
-            f"the network was measured with {samples} samples, as {wanted} do not fit, and its figures were scaled"
+            f"the network was measured with {samples} samples, as {batch_size} do not fit, and its figures were scaled"
         )
-        return scaled(chain, wanted), warnings
+        return scaled(chain, batch_size), warnings
 
     def _rates(self, chain: Chain) -> dict[str, Any]:
         batch = self.batch_of(chain.batch)
@@ -323,81 +328,84 @@ def far_tier(
     host: str,
     rank: int,
     variables: Mapping[str, str],
-    beat: Callable[[str], None] = lambda _what: None,
+    beat: Callable[[str], None] = lambda _progress: None,
 ) -> Callable[[int], Tier]:
-    """Returns what opens the far tier of a rank, in `train`'s folder or the system's, for a number of bytes."""
+    """Returns a function that opens a rank's far tier for a number of bytes, in `train`'s or the system's folder."""
 
-    def opened(reserve_bytes: int) -> Tier:
+    def open_tier(reserve_bytes: int) -> Tier:
         if device.type == "cuda":
             return PinnedTier(device, reserve_bytes, rank, beat=beat)
-        own = train.memory.swap_folder
-        if own is None:
+        swap_folder = train.memory.swap_folder
+        if swap_folder is None:
             folder = tier_path(storage.local, "local", variables, host)
         else:
-            folder = tier_path(TierSpec(path=own), "local", variables, host, where="train.memory.swap_folder")
+            folder = tier_path(TierSpec(path=swap_folder), "local", variables, host, where="train.memory.swap_folder")
         return DiskTier(folder, reserve_bytes, rank)
 
-    return opened
+    return open_tier
 
 
 def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
-    """Parameters, buffers and optimizer state on the device; and gradients, where asked for."""
+    """Returns bytes of parameters, buffers and optimizer state on the device, and of `gradients` if they stay."""
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    # On a CPU the host's memory is the device's, wherever the state is said to lie.
-    on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
-    copies = 0 if on_host else train.optimizer.slots
-    return parameters + buffers + trained * (copies + gradients)
+    copies = train.optimizer.slots
+    # On a CPU the host's memory is the device's, whatever `optimizer_state` is.
+    if train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters()):
+        copies = 0
+    if gradients:
+        copies += 1
+    return parameters + buffers + trained * copies
 
 
 def checkpoint_bytes(plan: RunPlan, rank: int, model: nn.Module) -> int:
-    """Returns the host's memory that a rank keeps for checkpoints, tied tensors each; 0 where it writes none."""
+    """Returns the host memory of a rank for checkpoints, tied tensors counted separately; 0 if it writes none."""
     if rank != 0 or not plan.checkpoint.is_on:
         return 0
     spec = plan.workload.train.at_batch(plan.global_batch).optimizer
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    present: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return present + trained * spec.slots
+    model_bytes: int = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return model_bytes + trained * spec.slots
 
 
 def slowest_chain(chains: Sequence[Chain]) -> Chain:
-    """Of each figure the largest of all ranks, unit by unit: what all of them can keep to."""
-    first = chains[0]
-    units = tuple(
-        Unit(name=alike[0].name, joins=all(unit.joins for unit in alike), **_largest(alike, {"name", "joins"}))
-        for alike in zip(*(chain.units for chain in chains), strict=True)
-    )
-    return Chain(units=units, batch=first.batch, **_largest(chains, {"units", "batch"}))
+    """Returns the largest of each figure over all ranks, unit by unit, so that a plan for it fits on every rank."""
+    units = []
+    for rank_units in zip(*(chain.units for chain in chains), strict=True):
+        joins = all(unit.joins for unit in rank_units)
+        units.append(Unit(name=rank_units[0].name, joins=joins, **_largest(rank_units, {"name", "joins"})))
+    return Chain(units=tuple(units), batch=chains[0].batch, **_largest(chains, {"units", "batch"}))
 
 
-def _largest(alike: Sequence[Spec], but: set[str]) -> dict[str, Any]:
-    """Of every field but some the largest; of flags whether any is set."""
-    return {name: max(getattr(one, name) for one in alike) for name in type(alike[0]).model_fields if name not in but}
+def _largest(specs: Sequence[Spec], skipped: set[str]) -> dict[str, Any]:
+    """Returns the largest value of each field that is not skipped; True is larger than False."""
+    names = type(specs[0]).model_fields.keys() - skipped
+    return {name: max(map(attrgetter(name), specs)) for name in names}
 
 
 def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
-    """Of each figure the worst of all ranks."""
+    """Returns the worst of each figure over all ranks."""
     return TransferRates(
         tier=rates[0].tier,
-        out_bytes_per_s=min(each.out_bytes_per_s for each in rates),
-        in_bytes_per_s=min(each.in_bytes_per_s for each in rates),
-        latency_s=max(each.latency_s for each in rates),
-        drag=max(each.drag for each in rates),
+        out_bytes_per_s=min(rank_rates.out_bytes_per_s for rank_rates in rates),
+        in_bytes_per_s=min(rank_rates.in_bytes_per_s for rank_rates in rates),
+        latency_s=max(rank_rates.latency_s for rank_rates in rates),
+        drag=max(rank_rates.drag for rank_rates in rates),
     )
 
 
 def plan_memory(bench: Workbench) -> MemoryPlan:
-    """Measures and plans; the same plan on every rank."""
+    """Measures and plans; returns the same plan on every rank."""
     begin = time.monotonic()
     units, chain, rates, warnings = bench.measure()
     bench.beat("the plan for memory")
-    found, in_core = planned(chain, rates, bench.train)
+    plan, in_core = planned(chain, rates, bench.train)
     return MemoryPlan(
         units=units,
         chain=chain,
         rates=rates,
-        plan=found,
+        plan=plan,
         in_core_bytes=in_core,
         profile_s=time.monotonic() - begin,
         warnings=tuple(warnings),

@@ -1,13 +1,14 @@
-"""The chain of a network, measured: what each unit takes, keeps and needs in a forward and backward pass.
+"""Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass.
 
-One forward pass is made, and every unit is measured alone when it is called: its forward pass and, with a gradient of
-ones, its backward pass; then nothing of it is left but its output. So measuring takes what is largest of single units,
-never what training in core takes: a network whose activations do not fit can be measured, and every unit undisturbed by
-transfers. Nothing of it stays: weights, gradients, buffers and random states are afterwards what they were.
+In one forward pass every unit is measured separately when it is called: its forward pass and, with a gradient of ones,
+its backward pass; then only its output is kept. So measuring needs the memory of the largest unit, not of training in
+core: networks whose activations do not fit can be measured, without transfers. Weights, gradients, buffers and random
+states are restored afterwards.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +35,17 @@ from dlbench.node.out_of_core.saved import (
     first_tensor,
     is_of_parameter,
     weak_reference,
+    without_graph,
 )
 from dlbench.specs.out_of_core import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
-"""First passes, of which nothing counts yet (tried: the first ones of a process take 1.3 to 1.6 times as long); and,
-behind the one that counts bytes, those whose medians of times are taken."""
-LEAST_PASSES, LONG_S = 2, 4.0  # of each: as few are enough once they have taken so long, seconds
+"""Passes that are not used (the first ones of a process took 1.3 to 1.6 times as long); and, after the pass that counts
+bytes, passes whose median times are used."""
+LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, if these have taken so many seconds.
 
-Storages = dict[int, int]  # bytes of storages by their address
+Storages = dict[int, int]  # Bytes of storages by their address.
 
 
 @dataclass(kw_only=True)
@@ -54,15 +56,20 @@ class _Link:
     backward_s: list[float] = field(default_factory=list)
     saved: Storages = field(default_factory=dict)
     casts: Storages = field(default_factory=dict)
-    num_saved: int = 0  # how often autograd saved a tensor
-    input: tuple[int, int] = (0, 0)  # address and bytes of its input's storage
-    output: tuple[int, int] = (0, 0)
-    gradient_bytes: int = 0  # of its parameters' gradients that its backward pass left
+    num_saved: int = 0  # Number of tensors that autograd saved.
+    input: tuple[int, int] = (0, 0)  # Address and bytes of its input's storage.
+    output: tuple[int, int] = (0, 0)  # Address and bytes of its output's storage.
+    gradient_bytes: int = 0  # Bytes of its parameters' gradients after its backward pass.
 
     @property
     def made_bytes(self) -> int:
-        """Of its output; 0 where that lies in its input's storage."""
-        return self.output[1] if self.output[0] != self.input[0] else 0
+        """Bytes of its output; 0 if the output is in its input's storage."""
+        (input_address, _), (output_address, output_bytes) = self.input, self.output
+        return output_bytes if output_address != input_address else 0
+
+    @property
+    def times(self) -> tuple[list[float], list[float]]:
+        return self.forward_s, self.backward_s
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,37 +78,38 @@ class _MeasuredPass:
     links: Sequence[_Link]  # Its units, in order.
     device: torch.device
     meter: PeakMeter
-    counts: bool  # Whether storages are counted, which takes time; else times are kept.
-    keeps_gradients: bool  # Whether gradients outlast a pass.
-    roots: list[Tensor] = field(default_factory=list)  # Where backward passes of what is around the chain begin.
-    gradients: int = 0  # Bytes of parameters' gradients that head, loss and what is before the chain leave.
+    counts: bool  # Whether storages are counted, which takes time; otherwise times are recorded.
+    keeps_gradients: bool  # Whether gradients stay after a pass.
+    roots: list[Tensor] = field(default_factory=list)  # Tensors from which backward passes outside of the chain begin.
+    gradients: int = 0  # Bytes of parameters' gradients from outside of the chain after the pass.
     at_turn: list[tuple[WeakReference, int]] = field(default_factory=list)
-    """The last unit's input and output: storage and bytes."""
-    gone: Sequence[int] = (0, 0)  # Of these, the bytes that were gone when head and loss were done.
+    """Storage and bytes of the last unit's input and output."""
+    freed: Sequence[int] = (0, 0)  # Bytes of these that were freed when head and loss were done.
     moments: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.others = HeldByOthers(self.model)
-        self.own = dict(storage_of(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
+        self.model_storages = dict(map(storage_of, (*self.model.parameters(), *self.model.buffers())))
 
     def now(self) -> float:
-        """Monotonic time when the device has done what it was given, seconds."""
+        """Returns the time in seconds, after the device has done its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def note(self, name: str) -> None:
-        """This moment has a name; what is held from here on is measured apart."""
+    def mark(self, name: str) -> None:
+        """Records this moment, and begins an interval of memory of that name."""
         self.moments[name] = self.now()
         self.meter.mark(name)
 
     def forward(self, link: _Link, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for a unit's forward pass: measures both of its passes, and gives its output alone."""
+        """Replaces a unit's forward pass: measures both of its passes, and returns its output."""
         if not torch.is_grad_enabled():
             return original(x, *args, **kwargs)
         if link.number == 0:
-            self.note("chain")
-            self.others.give([x] if link.unit.shared else [])
+            self.mark("chain")
+            if link.unit.shared:
+                self.others.give([x])
             if x.grad_fn is not None:
                 self.roots.append(_Exit.apply(None, x))  # type: ignore[no-untyped-call]
         self.others.give((*args, *kwargs.values()))
@@ -114,60 +122,64 @@ class _MeasuredPass:
             self.measured(link, call, leaf, "away")
         output = self.measured(link, call, leaf, "kept")
         if link is self.links[-1]:
-            given, made = x.untyped_storage(), _first(output).untyped_storage()
-            self.at_turn = [(weak_reference(one), one.nbytes()) for one in (given, made)]
-            self.note("turn")
+            storages = x.untyped_storage(), _first(output).untyped_storage()
+            self.at_turn = [(weak_reference(storage), storage.nbytes()) for storage in storages]
+            self.mark("turn")
         return output
 
     def measured(self, link: _Link, call: Callable[[Tensor], Any], leaf: Tensor, how: str) -> Any:
-        """Both passes of a unit, which keeps what it saves, or has it taken away and brought back."""
+        """Runs both passes of a unit. `how`: `kept`, or `away` if saved tensors are freed and allocated again."""
         torch.clear_autocast_cache()
         entry = _Entry.apply(leaf)  # type: ignore[no-untyped-call]
         hooks: AbstractContextManager[object] = nullcontext()
         if self.counts:
             hooks = self.counting(link) if how == "kept" else self.away()
         self.meter.mark(f"{how} forward {link.number}")
-        begin = self.now()
+        forward_begin = self.now()
         with hooks:
             output = call(entry)
-        middle = self.now()
+        forward_end = self.now()
         self.meter.mark(f"{how} backward {link.number}")
-        tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
-        reached = self.turned if link is self.links[-1] else None
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        on_backward = self.turned if link is self.links[-1] else None
 
-        def given_on(one: Tensor) -> Any:
-            leaf = one.detach().requires_grad_(one.requires_grad)
-            return _Entry.apply(leaf, reached)  # type: ignore[no-untyped-call]
+        def detached(tensor: Tensor) -> Any:
+            leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+            return _Entry.apply(leaf, on_backward)  # type: ignore[no-untyped-call]
 
-        result = tree_map_only(Tensor, given_on, output) if how == "kept" else None
-        if self.counts and how == "kept":
-            link.input, link.output = storage_of(entry), storage_of(_first(output))
-        gradients = [torch.ones_like(one) for one in tensors]
-        end = _Exit.apply(gradients, *tensors) if tensors else None  # type: ignore[no-untyped-call]
-        del output, tensors, gradients, entry
-        turned = self.now()
+        detached_output = None
+        if how == "kept":
+            detached_output = tree_map_only(Tensor, detached, output)
+            if self.counts:
+                link.input, link.output = storage_of(entry), storage_of(_first(output))
+        end = None
+        if tensors:
+            end = _Exit.apply(list(map(torch.ones_like, tensors)), *tensors)  # type: ignore[no-untyped-call]
+        del output, tensors, entry
+        backward_begin = self.now()
         if end is not None:
             with torch.autocast(self.device.type, enabled=False):
                 torch.autograd.backward(end)
-        ended = self.now()
+        backward_end = self.now()
         self.meter.mark(f"after {how} {link.number}")
         if not self.counts:
-            link.forward_s.append(middle - begin)
-            link.backward_s.append(ended - turned)
+            link.forward_s.append(forward_end - forward_begin)
+            link.backward_s.append(backward_end - backward_begin)
         if not self.keeps_gradients:
             link.gradient_bytes = self.gradient_bytes()
             for parameter in self.model.parameters():
                 parameter.grad = None
-        return result
+        return detached_output
 
     def gradient_bytes(self) -> int:
-        """Of parameters' gradients that are there now, where these do not outlast a pass; else 0."""
+        """Returns the bytes of parameters' gradients now; 0 if gradients stay after a pass."""
         if self.keeps_gradients:
             return 0
-        return sum(storage_of(one.grad)[1] for one in self.model.parameters() if one.grad is not None)
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return sum(gradient.untyped_storage().nbytes() for gradient in gradients)
 
     def counting(self, link: _Link) -> saved_tensors_hooks:
-        """Within it, what autograd saves is noted, also what is made of a parameter alone."""
+        """Returns hooks that count saved tensors, also casts and copies of parameters."""
 
         def pack(tensor: Tensor) -> Tensor:
             storage = activation_storage(tensor, self.others)
@@ -177,21 +189,20 @@ class _MeasuredPass:
                 link.saved[storage.data_ptr()] = storage.nbytes()
             elif tensor.layout is torch.strided and is_of_parameter(tensor):
                 address, size = storage_of(tensor)
-                if address not in self.own:
+                if address not in self.model_storages:
                     link.casts[address] = size
-            # With its graph a saved output would hold itself.
-            return tensor.detach() if tensor.grad_fn is not None else tensor
+            return without_graph(tensor)
 
         return saved_tensors_hooks(pack, lambda tensor: tensor)
 
     def away(self) -> saved_tensors_hooks:
-        """Within it, what autograd saves goes at once, and zeros come back in its place, storage by storage."""
+        """Returns hooks that free saved storages at once, and replace them by zeros in the backward pass."""
         table = SavedStorages()
 
         def pack(tensor: Tensor) -> Any:
             storage = activation_storage(tensor, self.others)
             if storage is None:
-                return tensor.detach() if tensor.grad_fn is not None else tensor
+                return without_graph(tensor)
             handle = table.find(storage) or table.add(tensor, storage, 0)
             handle.storage = None
             return PackedTensor(handle, tensor)
@@ -208,33 +219,36 @@ class _MeasuredPass:
 
     def turned(self) -> None:
         if "turned" not in self.moments:
-            self.note("turned")
-            are_gone = [storage.expired() for storage, _ in self.at_turn]  # type: ignore[no-untyped-call]
-            self.gone = [size if is_gone else 0 for (_, size), is_gone in zip(self.at_turn, are_gone, strict=True)]
+            self.mark("turned")
+            freed = []
+            for storage, size in self.at_turn:
+                is_freed = storage.expired()  # type: ignore[no-untyped-call]
+                freed.append(size if is_freed else 0)
+            self.freed = freed
 
 
 class _Entry(torch.autograd.Function):
-    """A unit's input, behind a node: a leaf would be taken for a parameter's cast, and its gradient be copied."""
+    """A node in front of a unit's input: a leaf would look like a parameter's cast, and its gradient be copied."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, reached: Callable[[], None] | None = None) -> Tensor:
-        ctx.reached = reached
+    def forward(ctx: Any, x: Tensor, on_backward: Callable[[], None] | None = None) -> Tensor:
+        ctx.on_backward = on_backward
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        if ctx.reached is not None:
-            ctx.reached()
+        if ctx.on_backward is not None:
+            ctx.on_backward()
         return None, None
 
 
 class _Exit(torch.autograd.Function):
-    """Outputs, from which a backward pass begins without holding them: with these gradients, or ones made then."""
+    """A node from which a backward pass begins without holding the outputs: with given gradients, or with ones."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[Tensor] | None, *outputs: Tensor) -> Tensor:
         ctx.gradients = gradients
-        ctx.likes = [(one.size(), one.stride(), one.dtype, one.device) for one in outputs]
+        ctx.layouts = [(output.size(), output.stride(), output.dtype, output.device) for output in outputs]
         return outputs[0].new_zeros(())
 
     @staticmethod
@@ -243,20 +257,20 @@ class _Exit(torch.autograd.Function):
         if gradients is None:
             gradients = [
                 torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(1)
-                for size, stride, dtype, device in ctx.likes
+                for size, stride, dtype, device in ctx.layouts
             ]
         return None, *gradients
 
 
 def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A unit of several modules, each of which gets what the one before returns."""
+    """Runs the modules of a unit one after another."""
     x = forwards[0](x, *args, **kwargs)
     for forward in forwards[1:]:
         x = forward(x)
     return x
 
 
-def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
+def _identity(x: Any, *_args: Any, **_kwargs: Any) -> Any:
     return x
 
 
@@ -267,14 +281,14 @@ def _first(output: Any) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int]:
-    """Address and bytes of what a tensor lies in."""
+    """Returns address and bytes of a tensor's storage."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 
 
 @dataclass(kw_only=True)
 class ChainProfile:
-    """Passes over a network whose units are known; `keeps_gradients`: whether gradients outlast a pass."""
+    """Measures a network whose units are known; `keeps_gradients`: whether gradients stay after a pass."""
 
     model: nn.Module
     units: Sequence[UnitModule]
@@ -287,12 +301,12 @@ class ChainProfile:
     ) -> Chain:
         """Returns the chain of a pass, in the precision of `loss_of`.
 
-        `state_bytes`: of parameters, buffers, optimizer state, and gradients that outlast a pass. `update_bytes`:
-        `update_growth`.
+        `state_bytes`: of parameters, buffers, optimizer state, and gradients that stay after a pass. `update_bytes`:
+        from `update_growth`.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, holds_gradients=self.keeps_gradients):
-            # Before bytes are counted, too: the first pass over such a batch also holds what cuDNN tries algorithms in.
+            # Before bytes are counted, too: in the first pass over such a batch cuDNN allocates memory for its search.
             self._timed(links, loss_of, batch, WARM_PASSES)
             counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
             for link in links:
@@ -300,41 +314,44 @@ class ChainProfile:
                 link.backward_s.clear()
             timed = self._timed(links, loss_of, batch, TIMED_PASSES)
         held = counted.meter.held()
-        casts = sum(sum(link.casts.values()) for link in links)
-        batch_bytes = sum(storage_of(tensor)[1] for tensor in batch.values())
-        # The last unit's input is an argument of a call that returns: it may go before the head does anything. With the
-        # head's gradients goes what autograd holds of a weight that what is before the chain uses, too (tied weights).
-        given, made = counted.gone
-        begin = held["turn"].begin - given
-        left = max(0, held["turned"].begin - begin + made - links[-1].output[1])
-        # A median pass over the sum of its units' medians, in which what disturbs now and then hardly shows.
-        times = [one for link in links for one in (link.forward_s, link.backward_s)]
-        apart_s = sum(map(statistics.median, times))
-        factor = statistics.median(map(sum, zip(*times, strict=True))) / apart_s if apart_s > 0 else 1.0
+        cast_bytes = sum(sum(link.casts.values()) for link in links)
+        batch_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+        _, output_bytes = links[-1].output
+        # The last unit's input is an argument of a call that returns: it may be freed before the head computes. Counted
+        # with the head's gradients is autograd's memory of a weight that is also used before the chain (tied weights).
+        freed_input, freed_output = counted.freed
+        begin = held["turn"].begin - freed_input
+        gradient_bytes = max(0, held["turned"].begin - begin + freed_output - output_bytes)
+        # Units' times are scaled to a median pass: rare disturbances hardly show in the medians of single units.
+        times = list(itertools.chain.from_iterable(link.times for link in links))
+        units_s = sum(map(statistics.median, times))
+        factor = 1.0
+        if units_s > 0:
+            factor = statistics.median(map(sum, zip(*times, strict=True))) / units_s
         units = self._units(links, held, factor)
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
-            output_bytes=links[-1].output[1],
+            output_bytes=output_bytes,
             before_s=_median(timed, "begin", "chain"),
             turn_s=_median(timed, "turn", "turned"),
             after_s=_median(timed, "turned", "end"),
             state_bytes=state_bytes,
-            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + casts - units[0].input_bytes,
+            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + cast_bytes - units[0].input_bytes,
             turn_bytes=held["turn"].peak - begin,
-            turn_gradient_bytes=left,
+            turn_gradient_bytes=gradient_bytes,
             after_bytes=held["turned"].growth,
-            after_gradient_bytes=max(0, counted.gradients - left),
+            after_gradient_bytes=max(0, counted.gradients - gradient_bytes),
             update_bytes=update_bytes,
         )
 
     def _timed(
         self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, most: int
     ) -> list[_MeasuredPass]:
-        begun, passages = time.monotonic(), list[_MeasuredPass]()
-        while len(passages) < most and (len(passages) < LEAST_PASSES or time.monotonic() - begun < LONG_S):
-            passages.append(self._pass(links, loss_of, batch, PeakMeter(), counts=False))
-        return passages
+        begin, passes = time.monotonic(), list[_MeasuredPass]()
+        while len(passes) < most and (len(passes) < LEAST_PASSES or time.monotonic() - begin < LONG_S):
+            passes.append(self._pass(links, loss_of, batch, PeakMeter(), counts=False))
+        return passes
 
     def _pass(
         self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, meter: PeakMeter, *, counts: bool
@@ -344,85 +361,92 @@ class ChainProfile:
             for parameter in self.model.parameters():
                 parameter.grad = None
         keeps = self.keeps_gradients
-        passage = _MeasuredPass(
+        measured = _MeasuredPass(
             model=self.model, links=links, device=self.device, meter=meter, counts=counts, keeps_gradients=keeps
         )
+        modules = list(itertools.chain.from_iterable(link.unit.modules for link in links))
         try:
             for link in links:
-                whole = partial(_run_all, [module.forward for module in link.unit.modules])
+                unit_forward = partial(_run_all, [module.forward for module in link.unit.modules])
                 for module in link.unit.modules:
-                    module.forward = _handed_on
-                link.unit.modules[0].forward = partial(passage.forward, link, whole)
+                    module.forward = _identity
+                link.unit.modules[0].forward = partial(measured.forward, link, unit_forward)
             with meter:
-                passage.note("begin")
-                passage.roots.append(loss_of(batch))
-                torch.autograd.backward(passage.roots)
-                passage.turned()
-                passage.note("end")
-                passage.gradients = passage.gradient_bytes()
-                passage.roots.clear()
+                measured.mark("begin")
+                measured.roots.append(loss_of(batch))
+                torch.autograd.backward(measured.roots)
+                measured.turned()
+                measured.mark("end")
+                measured.gradients = measured.gradient_bytes()
+                measured.roots.clear()
         finally:
-            for module in (module for link in links for module in link.unit.modules):
-                module.__dict__.pop("forward", None)  # the class's own is seen again
-        return passage
+            for module in modules:
+                module.__dict__.pop("forward", None)  # uncovers that of the class
+        return measured
 
     def _units(self, links: Sequence[_Link], held: Mapping[str, Held], factor: float) -> tuple[Unit, ...]:
         units = []
-        before: _Link | None = None
+        previous: _Link | None = None
         for link in links:
-            address, size = link.input
-            is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
-            edges, casts = (address, link.output[0]), sum(link.casts.values())
-            inner = [size for address, size in link.saved.items() if address not in edges]
-            saved = sum(inner)
-            # What was given on is there during the backward pass; in training only where the unit saved it.
-            own = 0 if link.output[0] in link.saved else link.made_bytes
-
-            begins = {how: held[f"{how} forward {link.number}"].begin for how in ("kept", "away")}
-
-            def most(how: str, interval: str, begins: Mapping[str, int] = begins) -> int:
-                """Held at most besides the unit's input."""
-                return held[f"{how} {interval}"].peak - begins[how]
-
-            number = link.number
-            saving = [most("kept", f"forward {number}")]
-            saving += [most("kept", f"forward {number}, {one} saved") for one in range(1, link.num_saved + 1)]
-            units.append(
-                Unit(
-                    name=link.unit.name,
-                    forward_s=factor * statistics.median(link.forward_s),
-                    backward_s=factor * statistics.median(link.backward_s),
-                    saved_bytes=saved,
-                    saved_count=len(inner),
-                    # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
-                    input_bytes=size if (not link.unit.shared if before is None else before.made_bytes) else 0,
-                    input_saved=is_saved,
-                    joins=link.unit.joins,
-                    input_shared=link.unit.shared,
-                    gradient_bytes=link.gradient_bytes,
-                    forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
-                    recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),
-                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - own - casts),
-                    passing_working_bytes=max(0, most("away", f"forward {number}") - link.made_bytes - casts),
-                    piecemeal_bytes=max(0, most("away", f"backward {number}") - casts),
-                )
-            )
-            before = link
+            units.append(_unit(link, previous, held, factor))
+            previous = link
         return tuple(units)
 
 
+def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor: float) -> Unit:
+    """Returns the measured figures of a unit; `factor` scales its times."""
+    number = link.number
+    (input_address, input_bytes), (output_address, _) = link.input, link.output
+    input_saved = input_address in link.saved
+    has_own_input = not link.unit.shared
+    if previous is not None:
+        input_saved = input_saved or previous.output[0] in previous.saved
+        # The output of a unit that only views its input (Flatten) is in the storage of that input.
+        has_own_input = previous.made_bytes > 0
+    inner_bytes = [size for address, size in link.saved.items() if address not in (input_address, output_address)]
+    saved_bytes, cast_bytes = sum(inner_bytes), sum(link.casts.values())
+    # The detached output exists during the backward pass; in training only if the unit saved it.
+    output_bytes = 0 if output_address in link.saved else link.made_bytes
+
+    def peak(how: str, interval: str) -> int:
+        """Returns the peak in addition to the unit's input, in bytes."""
+        return held[f"{how} {interval}"].peak - held[f"{how} forward {number}"].begin
+
+    forward_peaks = [peak("kept", f"forward {number}")]
+    forward_peaks += [peak("kept", f"forward {number}, {count} saved") for count in range(1, link.num_saved + 1)]
+    forward_peak, recomputing_peak = max(forward_peaks), max(forward_peaks[:-1], default=0)
+    return Unit(
+        name=link.unit.name,
+        forward_s=factor * statistics.median(link.forward_s),
+        backward_s=factor * statistics.median(link.backward_s),
+        saved_bytes=saved_bytes,
+        saved_count=len(inner_bytes),
+        input_bytes=input_bytes if has_own_input else 0,
+        input_saved=input_saved,
+        joins=link.unit.joins,
+        input_shared=link.unit.shared,
+        gradient_bytes=link.gradient_bytes,
+        forward_working_bytes=max(0, forward_peak - saved_bytes - link.made_bytes - cast_bytes),
+        recomputing_working_bytes=max(0, recomputing_peak - saved_bytes - cast_bytes),
+        backward_working_bytes=max(0, peak("kept", f"backward {number}") - saved_bytes - output_bytes - cast_bytes),
+        passing_working_bytes=max(0, peak("away", f"forward {number}") - link.made_bytes - cast_bytes),
+        piecemeal_bytes=max(0, peak("away", f"backward {number}") - cast_bytes),
+    )
+
+
 def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -> int:
-    """Returns the bytes that an optimizer's update holds for a while, by an update of a copy of the parameters."""
-    copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
+    """Returns the temporary bytes of an optimizer's update, measured on a copy of the parameters."""
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer_of(copies, spec)
-    for one in copies:
-        one.grad = torch.zeros_like(one)
-    optimizer.step()  # which makes the state
+    for parameter in copies:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # allocates the state
     with peaks_on(device) as meter:
         meter.mark("update")
         optimizer.step()
     return meter.held()["update"].growth
 
 
-def _median(passages: Sequence[_MeasuredPass], begin: str, end: str) -> float:
-    return max(0.0, statistics.median(each.moments[end] - each.moments[begin] for each in passages))
+def _median(passes: Sequence[_MeasuredPass], begin: str, end: str) -> float:
+    durations_s = [measured.moments[end] - measured.moments[begin] for measured in passes]
+    return max(0.0, statistics.median(durations_s))

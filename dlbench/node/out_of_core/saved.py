@@ -1,4 +1,4 @@
-"""Tensors that autograd saves for the backward pass: which of them are activations, and the storages behind them."""
+"""Tensors that autograd saves for the backward pass: which are activations, their storages, and their memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from dlbench.perfmodels.out_of_core.blocks import BlockCost
 from dlbench.specs.out_of_core import Decision
 
-SMALL_BYTES = 4096  # storages below this stay: moving them would take longer than it saves room
+SMALL_BYTES = 4096  # Smaller storages are not swapped: the transfer would cost more than the memory is worth.
 
 _RESHAPES = {
     f"{name}Backward0"
@@ -24,11 +24,11 @@ _RESHAPES = {
         *("Slice", "Select", "Unsqueeze", "Squeeze", "Detach", "Split"),
     )
 }
-"""What autograd calls operations that cast, copy or view a tensor."""
+"""Autograd's names of operations that cast, copy or view a tensor."""
 
 
 def is_of_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter, or a cast, copy or view of one (autocast, transposed weights)."""
+    """Returns whether a tensor is a parameter, or a cast, copy or view of one (autocast, transposed weights)."""
     if isinstance(tensor, nn.Parameter):
         return True
     node: Any = tensor.grad_fn
@@ -45,12 +45,19 @@ def is_of_parameter(tensor: torch.Tensor) -> bool:
 
 
 def weak_reference(storage: torch.UntypedStorage) -> WeakReference:
-    """A weak reference; while there is one, no other storage has this one's address."""
+    """Returns a weak reference; while it exists, no other storage has this one's address."""
     return WeakReference(storage)  # type: ignore[no-untyped-call]
 
 
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor to save as it is: with its graph, a saved output would keep itself alive."""
+    if tensor.grad_fn is None:
+        return tensor
+    return tensor.detach()
+
+
 class HeldByOthers:
-    """Storages that stay whatever a plan says: of parameters and buffers, and what a pass is given from outside."""
+    """The storages that no plan moves: of parameters, buffers and arguments from outside of the chain."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -76,7 +83,7 @@ class HeldByOthers:
 
 
 def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.UntypedStorage | None:
-    """Returns the storage of a saved tensor that may be swapped; None for parameters and all else that stays."""
+    """Returns the storage of a saved tensor that may be swapped; None for parameters and others that stay."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage()
@@ -88,46 +95,50 @@ def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.Unty
 
 
 class Handle:
-    """One storage of a pass: in memory, away in the tier, or both on its way."""
+    """One storage of a pass: in memory, in the tier, or in transfer."""
 
     __slots__ = (
         *("block", "check", "coming", "discard", "dtype", "is_input"),
-        *("kept", "num_bytes", "shape", "storage", "ticket", "users"),
+        *("num_bytes", "recalled_ticket", "shape", "storage", "ticket", "users"),
     )
 
     def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> None:
         self.shape = tuple(tensor.shape)
         self.dtype = tensor.dtype
-        self.storage: torch.UntypedStorage | None = storage  # while it is in memory for us
+        self.storage: torch.UntypedStorage | None = storage  # None while it is swapped out.
         self.num_bytes = storage.nbytes()
-        self.block = block  # its owner: the block that saved it or, for a boundary, the one whose input it is
+        self.block = block  # The block that saved it or, for a boundary, the block whose input it is.
         self.is_input = False
-        self.coming = False  # whether its way back has begun
-        self.ticket: Any = None  # of the tier, from the start of the way out until it is taken back
-        self.kept: Any = None  # the ticket of what was recalled: a copy may still read the storage
+        self.coming = False  # Whether its transfer in has begun.
+        self.ticket: Any = None  # The tier's ticket, from `swap_out` until it is taken back.
+        self.recalled_ticket: Any = None  # Its ticket after a recall: a copy may still read the storage.
         self.check: Checksum | None = None
         self.discard: Callable[[Any], None] | None = None
-        self.users = 0  # how often autograd holds it
+        self.users = 0  # Number of saved tensors of autograd that use it.
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.num_bytes if self.ticket is None else 0
 
     @property
     def text(self) -> str:
-        """Shape and type of the tensor that was saved first of it."""
+        """Shape and type of the first tensor that was saved of it."""
         return f"shape {'x'.join(map(str, self.shape)) or 'scalar'}, {str(self.dtype).removeprefix('torch.')}"
 
     def drop(self) -> None:
         self.storage = None
-        tickets, self.ticket, self.kept = (self.ticket, self.kept), None, None
+        tickets, self.ticket, self.recalled_ticket = (self.ticket, self.recalled_ticket), None, None
         for ticket in tickets:
             if ticket is not None and self.discard is not None:
                 self.discard(ticket)
 
     def __del__(self) -> None:
-        # A pass that no backward pass followed leaves its tickets with its graph.
+        # A pass without a backward pass discards its tickets together with its graph.
         self.drop()
 
 
 class PackedTensor:
-    """What autograd holds instead of a saved tensor: a storage's handle, and the view of it."""
+    """The object that autograd holds instead of a saved tensor: a storage's handle, and the view of it."""
 
     __slots__ = ("dtype", "handle", "offset", "size", "stride")
 
@@ -140,7 +151,7 @@ class PackedTensor:
         self.stride = tensor.stride()
 
     def __del__(self) -> None:
-        # Autograd lets go of it when its operation's backward pass is done: so goes what has come back, as in core.
+        # Autograd releases it after its operation's backward pass: then the storage is released, too, as in core.
         self.handle.users -= 1
         if not self.handle.users and self.handle.ticket is None:
             self.handle.drop()
@@ -151,15 +162,15 @@ class PackedTensor:
 
 
 class SavedStorages:
-    """The storages that one pass has saved, each once."""
+    """The storages that one pass has saved, one handle for each."""
 
     def __init__(self) -> None:
         self._handles: dict[int, tuple[WeakReference, Handle]] = {}
 
     def find(self, storage: torch.UntypedStorage) -> Handle | None:
-        """Its handle, also when its bytes are away and others still hold it."""
-        found = self._handles.get(storage._cdata)
-        return found[1] if found is not None else None
+        """Returns the handle of a storage, also if it is swapped out and others still use it; None if it has none."""
+        _, handle = self._handles.get(storage._cdata, (None, None))
+        return handle
 
     def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> Handle:
         handle = Handle(tensor, storage, block)
@@ -169,24 +180,24 @@ class SavedStorages:
 
 @dataclass(frozen=True)
 class Checksum:
-    """What a storage held when it went out."""
+    """The checksum of a storage when it was swapped out."""
 
-    total: torch.Tensor  # of its bytes as int64 numbers, modulo 2^64; on its device
-    finite: torch.Tensor | None  # whether all its numbers were finite; None for whole numbers
+    total: torch.Tensor  # Sum of its bytes as int64 numbers, modulo 2^64; on its device.
+    finite: torch.Tensor | None  # Whether all its numbers were finite; None for integers.
 
     @classmethod
     def of(cls, storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> Checksum:
-        """The checksum of a storage's first bytes; nothing waits for a device."""
+        """Computes the checksum of a storage's first bytes, without waiting for the device."""
         return cls(total=_total(storage, num_bytes), finite=_finite(storage, num_bytes, dtype))
 
     def difference(self, storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> str | None:
-        """What is no longer as it was, in words; None where nothing changed. Waits for the device."""
+        """Returns the difference in words, or None if the checksums are equal; waits for the device."""
         if bool((_total(storage, num_bytes) == self.total).item()):
             return None
-        now = _finite(storage, num_bytes, dtype)
-        if now is not None and self.finite is not None and bool(self.finite.item()) and not bool(now.item()):
-            return "it now holds NaN or infinity, which it did not when it went out"
-        return "its checksum is not that of what went out"
+        finite = _finite(storage, num_bytes, dtype)
+        if finite is not None and self.finite is not None and bool(self.finite.item()) and not bool(finite.item()):
+            return "it now has NaN or infinity, which it did not when it was swapped out"
+        return "its checksum differs from that when it was swapped out"
 
 
 def _numbers(storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -196,16 +207,18 @@ def _numbers(storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) 
 
 def _total(storage: torch.UntypedStorage, num_bytes: int) -> torch.Tensor:
     total = _numbers(storage, num_bytes, torch.int64).sum()
-    rest = _numbers(storage, num_bytes, torch.uint8)[num_bytes // 8 * 8 :]
-    return total + rest.sum(dtype=torch.int64)
+    last_bytes = _numbers(storage, num_bytes, torch.uint8)[num_bytes // 8 * 8 :]
+    return total + last_bytes.sum(dtype=torch.int64)
 
 
 def _finite(storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> torch.Tensor | None:
-    return torch.isfinite(_numbers(storage, num_bytes, dtype)).all() if dtype.is_floating_point else None
+    if not dtype.is_floating_point:
+        return None
+    return torch.isfinite(_numbers(storage, num_bytes, dtype)).all()
 
 
 class RunningPass:
-    """One pass: what its blocks have saved, and what of it takes room."""
+    """The state of one pass: the saved storages of its blocks, and the bytes that they take in memory."""
 
     def __init__(self, num_blocks: int) -> None:
         self.table = SavedStorages()
@@ -214,35 +227,36 @@ class RunningPass:
         self.boundaries: list[WeakReference | None] = [None] * (num_blocks + 1)
         """Storage of each block's input; while it is referenced no other has its address."""
         self.boundary_bytes = [0] * (num_blocks + 1)
-        self.charged = [0] * num_blocks  # bytes of each block that count as held, without its input
+        self.charged = [0] * num_blocks  # Bytes of each block that are in memory, without its input.
         self.charged_inputs = [0] * (num_blocks + 1)
-        self.charged_beside = 0
-        self.resident = 0
-        self.leaving: deque[Handle] = deque()
-        self.at = -1  # the block whose forward pass began last
-        self.current = num_blocks  # the block whose backward pass began last; all behind it have ended
-        self.next_in = num_blocks - 1  # the block whose way back begins next
-        self.has_turned = False
-        self.counted: dict[int, tuple[WeakReference, int]] = {}  # What a recomputed block would have saved, by address.
+        self.charged_other = 0  # Bytes of head and loss or, in the backward pass, of parameters' gradients.
+        self.resident = 0  # Sum of all charged bytes.
+        self.leaving: deque[Handle] = deque()  # Handles whose transfer out has begun, oldest first.
+        self.at = -1  # The block whose forward pass began last.
+        self.current = num_blocks  # The block whose backward pass began last; all later ones have ended.
+        self.next_in = num_blocks - 1  # The block whose transfer in begins next.
+        self.has_turned = False  # Whether the backward pass has begun.
+        self.counted: dict[int, tuple[WeakReference, int]] = {}
+        """Storages and bytes that a recomputed block would have saved, by address."""
 
     def begin_block(self, block: int, storage: torch.UntypedStorage) -> None:
         self.boundaries[block], self.boundary_bytes[block] = weak_reference(storage), storage.nbytes()
 
     def charge(self, handle: Handle, num_bytes: int) -> None:
-        """A handle's bytes take room, or less than no bytes: take it no longer."""
+        """Adds bytes of a handle to the memory in use; a negative number frees them."""
         charges = self.charged_inputs if handle.is_input else self.charged
         charges[handle.block] += num_bytes
         self.resident += num_bytes
 
     def charge_block(self, block: int, num_bytes: int) -> None:
-        """What a block takes besides its input is `num_bytes` now."""
+        """Sets the bytes of a block without its input."""
         self.resident += num_bytes - self.charged[block]
         self.charged[block] = num_bytes
 
-    def charge_beside(self, num_bytes: int) -> None:
-        """What head and loss, or gradients of parameters, take is so much now."""
-        self.resident += num_bytes - self.charged_beside
-        self.charged_beside = num_bytes
+    def charge_other(self, num_bytes: int) -> None:
+        """Sets the bytes of head and loss, or of parameters' gradients."""
+        self.resident += num_bytes - self.charged_other
+        self.charged_other = num_bytes
 
     def charge_input(self, block: int, num_bytes: int) -> None:
         self.resident += num_bytes - self.charged_inputs[block]
@@ -250,34 +264,31 @@ class RunningPass:
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:
-    """A tensor, or the first one of a tuple or list; None where there is none."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if isinstance(output, tuple | list):
-        return next((one for one in output if isinstance(one, torch.Tensor)), None)
-    return None
+    """Returns a tensor, or the first tensor of a tuple or list; None if there is none."""
+    values = output if isinstance(output, tuple | list) else (output,)
+    return next((value for value in values if isinstance(value, torch.Tensor)), None)
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Bytes of a block, as a pass had them; by the owner rule of `dlbench.perfmodels.out_of_core.blocks`."""
+    """Bytes of a block in a pass, by the owner rule of `dlbench.perfmodels.out_of_core.blocks`."""
 
     saved_bytes: int = 0
-    """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its
-    own input and output, parameters and casts of them."""
-    input_bytes: int = 0  # of its input's storage; 0 where others hold that
-    input_saved: bool = False  # whether a backward pass in core needs its input
+    """Bytes that its forward pass saves (recompute: would save), each storage once, with the inputs of its inner units,
+    without its own input and output, parameters and casts of them."""
+    input_bytes: int = 0  # Bytes of its input's storage; 0 if others hold it.
+    input_saved: bool = False  # Whether a backward pass in core needs its input.
     output_bytes: int = 0
 
 
 class MemoryRoom:
-    """Bytes that blocks need: by `costs` or, without them, as the last counted pass had them; budget None: no limit."""
+    """Bytes that blocks need, by `costs` or, without them, by the last counted pass; budget None: no limit."""
 
     def __init__(
         self, decisions: Sequence[Decision], budget: int | None, costs: Sequence[BlockCost] | None, by_others: set[int]
     ) -> None:
-        self.budget = math.inf if budget is None else budget
-        self.seen = [BlockBytes()] * len(decisions)  # bytes of each block in the last counted pass
+        self.budget = budget if budget is not None else math.inf
+        self.counted = [BlockBytes()] * len(decisions)  # Bytes of each block in the last counted pass.
         self._decisions, self._costs, self._held_by_others = decisions, costs, by_others
         self._issued = 0
         self._limits: deque[tuple[int, float]] = deque()
@@ -286,7 +297,7 @@ class MemoryRoom:
         return self._decisions[block] in ("recompute", "recompute-swap")
 
     def moves(self, block: int) -> bool:
-        """Whether the input of a block leaves with it."""
+        """Returns whether the input of a block is swapped out with it."""
         return (
             block < len(self._decisions)
             and self._decisions[block] in ("swap", "recompute-swap")
@@ -294,51 +305,61 @@ class MemoryRoom:
         )
 
     def forward_bytes(self, block: int) -> int:
-        """Room that its forward pass needs to start, its output included."""
+        """Returns the bytes that its forward pass needs to start, with its output."""
         if self._costs is not None:
             return self._costs[block].forward_bytes
-        seen = self.seen[block]
-        return seen.output_bytes + (0 if self.recomputes(block) else seen.saved_bytes)
+        return self.counted[block].output_bytes + self.own_bytes(block)
 
     def own_bytes(self, block: int) -> int:
-        """What stays of its forward pass, besides its boundaries, until it leaves."""
+        """Returns the bytes of its forward pass, without its boundaries, that stay until they are swapped out."""
         if self._costs is not None:
             return self._costs[block].own_bytes
-        return 0 if self.recomputes(block) else self.seen[block].saved_bytes
+        if self.recomputes(block):
+            return 0
+        return self.counted[block].saved_bytes
 
     def kept_bytes(self, block: int) -> int:
-        """What stays of its input after its forward pass, until it leaves."""
+        """Returns the bytes of its input that stay after its forward pass, until they are swapped out."""
         if self._costs is not None:
             return self._costs[block].kept_bytes
-        seen = self.seen[block]
-        return seen.input_bytes if seen.input_saved or self.recomputes(block) or block in self._held_by_others else 0
+        counted = self.counted[block]
+        if counted.input_saved or self.recomputes(block) or block in self._held_by_others:
+            return counted.input_bytes
+        return 0
 
     def backward_bytes(self, block: int) -> int:
-        """What its backward pass takes besides what is kept, recomputing included."""
-        if self._costs is None:
-            return self.seen[block].saved_bytes if self.recomputes(block) else 0
-        return self._costs[block].backward_bytes
+        """Returns the bytes that its backward pass needs in addition, for recomputing, too."""
+        if self._costs is not None:
+            return self._costs[block].backward_bytes
+        if self.recomputes(block):
+            return self.counted[block].saved_bytes
+        return 0
 
     def gradients_before(self, block: int) -> int:
-        """Gradients of parameters that are there when its backward pass begins."""
-        return 0 if self._costs is None else self._costs[block].gradients_before_bytes
+        """Returns the bytes of parameters' gradients that exist when its backward pass begins."""
+        if self._costs is None:
+            return 0
+        return self._costs[block].gradients_before_bytes
 
     def turn(self) -> None:
         self._issued = 0
         self._limits.clear()
 
     def leaves_enough(self, num_bytes: int) -> bool:
-        """Whether blocks whose backward pass comes first keep their room if `num_bytes` come back before."""
-        return not self._limits or self._issued + num_bytes <= self._limits[0][1]
+        """Returns whether blocks whose backward passes come first still fit after `num_bytes` more are swapped in."""
+        if not self._limits:
+            return True
+        _, limit = self._limits[0]
+        return self._issued + num_bytes <= limit
 
     def issue(self, block: int, num_bytes: int) -> None:
-        """Bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
+        """Adds the bytes of the next block in backward order that come back or stay, and reserves memory for it."""
         self._issued += num_bytes
         if self._costs is None:
             return
-        below = sum(cost.own_bytes + cost.kept_bytes - cost.freed_bytes for cost in self._costs[:block])
-        own = self._costs[block].own_bytes + self._costs[block].kept_bytes
-        spare = self.budget - below - own - self.gradients_before(block) - self.backward_bytes(block)
+        earlier_bytes = sum(cost.own_bytes + cost.kept_bytes - cost.freed_bytes for cost in self._costs[:block])
+        block_bytes = self._costs[block].own_bytes + self._costs[block].kept_bytes
+        spare = self.budget - earlier_bytes - block_bytes - self.gradients_before(block) - self.backward_bytes(block)
         limit = self._issued + spare
         while self._limits and self._limits[-1][1] >= limit:
             self._limits.pop()

@@ -1,4 +1,4 @@
-"""The plan's engine, built for this rank, and the memory that its exchange takes."""
+"""Builds the plan's engine for this rank, and computes the memory of its exchange."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dlbench.specs.plan import RunPlan
 def build_engine(
     plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None = None
 ) -> Engine:
-    """The engine that the plan names, whose library is imported only here.
+    """Returns the engine that the plan names; its library is imported only here.
 
-    Where the plan leaves gradients to dlbench, the engine only carries its messages; where none is synchronised, it
-    only keeps the ranks in touch.
+    If dlbench itself exchanges gradients, the engine only carries its messages; if none is synchronised, the engine
+    only connects the ranks.
     """
     module, _, name = ENGINES[plan.engine.name].on_ranks.partition(":")
     engine: Engine = getattr(import_module(module), name)(plan, folder, place, device, gpu)
@@ -41,17 +41,17 @@ def build_engine(
 
 
 def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tuple[int, bool]:
-    """Bytes of the exchange's buffers on the device, and whether gradients outlast a pass, as they lie in buffers.
+    """Returns bytes of the exchange's buffers on the device, and whether gradients live in them beyond a pass.
 
-    DDP's buckets hold a second copy of each gradient, or are where it lies (gradient_as_bucket_view). Horovod has one
-    buffer of the size up to which it fuses (fusion_buffer_manager.cc), of which a CPU's memory holds what is used.
-    dlbench's own messages lie in one piece of memory, and gradients until they are part of it. Left out is what a
-    format on the wire takes while messages are under way, and the message of averaged parameters, which is there
-    between two steps.
+    DDP's buckets hold a second copy of each gradient, or the gradient itself (gradient_as_bucket_view). Horovod has one
+    buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU's memory holds the part that is used.
+    dlbench's own messages share one arena next to the gradients, until these become views of it. Not counted are
+    buffers of a compressed wire format, and the message of averaged parameters, which exists between two steps.
     """
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
-    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
+    on_gpu = device.type == "cuda"
     if not kind.synchronises or not (plan.sync.exchanges_gradients or is_alone):
         return 0, False
     if plan.sync.is_own and not is_alone:
@@ -59,8 +59,12 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
 
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
     if plan.engine.name == "ddp":  # it makes its buckets at one rank too
-        return (0, True) if plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda") else (gradients, False)
+        if plan.engine.ddp.views_buckets(on_gpu=on_gpu):
+            return 0, True
+        return gradient_bytes, False
     if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
-    fused = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
-    return fused if device.type == "cuda" else min(fused, gradients), False
+    buffer_bytes = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
+    if not on_gpu:
+        buffer_bytes = min(buffer_bytes, gradient_bytes)
+    return buffer_bytes, False

@@ -1,14 +1,14 @@
-"""PyTorch's DistributedDataParallel, as it comes, with its exposed exchange made visible.
+"""PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured.
 
-DDP waits for its last bucket inside `backward()`. The communication hook is PyTorch's own for the wire format; around
-it dlbench notes when the last bucket is handed over, which is when the backward pass of this rank has computed its last
-gradient. What `backward()` takes from there is exposed exchange. In watched steps it also notes when each bucket went
-and when it was back; for fp16 it looks in every step whether a sum left the range of fp16 (65,504).
+DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when the last
+bucket is handed over, which is when this rank has computed its last gradient: the rest of `backward()` is exposed
+exchange. In watched steps it also records when each bucket was sent and came back; with fp16 it checks every step for
+sums beyond the range of fp16 (65,504).
 
-PowerSGD (Vogels et al. 2019) sends three all-reduces a bucket, the later ones from callbacks of the earlier. Under
-Gloo those callbacks run on its few worker threads and wait there: with two buckets under way they would start
-collectives in an order that differs from rank to rank, or wait for a thread that never comes. There the hook
-therefore waits for each bucket, and nothing of PowerSGD overlaps with the backward pass.
+PowerSGD (Vogels et al. 2019) sends three all-reduces per bucket, the later ones from callbacks of the earlier. Under
+Gloo those callbacks wait on its few worker threads: with two buckets in flight, ranks would start collectives in
+different orders or deadlock. So the hook waits for each bucket there, and PowerSGD does not overlap with the backward
+pass.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
 
 POWERSGD_START = 2
-"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
+"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs fixed buckets."""
 
 _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
     "fp32": (default_hooks.allreduce_hook, torch.float32),
@@ -80,25 +80,30 @@ class DdpEngine(TorchRanks):
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
         self._sharded: ShardedUpdate | None = None
-        self._state_bytes: list[int] = []  # Of the optimizer, by rank, at the end.
+        self._state_bytes: list[int] = []  # Bytes of optimizer state by rank, at the end of the run.
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
-        device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
-        # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
-        # One that is full at one byte holds one parameter.
-        cap = 1 if self._fusion.rule == "none" else self._fusion.bytes
+        on_gpu = self._device.type == "cuda"
+        device_ids = [self._device.index or 0] if on_gpu else None
+        # Without a cap DDP begins with a small first bucket (1 MiB); with one, even its default, the first is as large
+        # as the others.
+        bucket_cap_mb = None
+        if self._fusion.rule == "none":
+            bucket_cap_mb = 1 / 2**20  # one byte: every bucket is full with one parameter
+        elif self._fusion.bytes is not None:
+            bucket_cap_mb = self._fusion.bytes / 2**20
         module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=device_ids,
-            bucket_cap_mb=None if cap is None else cap / 2**20,
-            # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
+            bucket_cap_mb=bucket_cap_mb,
+            # BatchNorm statistics stay local to a rank, as with Horovod: equal work for both engines.
             broadcast_buffers=False,
             # Gradients are None when a backward pass begins: each is still copied into its bucket, and then becomes the
             # view; nothing is copied back (reducer.cpp of torch 2.13, `mark_variable_ready_dense`).
-            gradient_as_bucket_view=self._settings.views_buckets(on_gpu=self._device.type == "cuda"),
+            gradient_as_bucket_view=self._settings.views_buckets(on_gpu=on_gpu),
             static_graph=self._settings.static_graph,
         )
         self._watch.attach(model)
@@ -117,7 +122,7 @@ class DdpEngine(TorchRanks):
         return self._module.no_sync()
 
     def average_within(self, group: TorchGroup) -> None:
-        """From the next step on gradients are averaged over the ranks of a group alone."""
+        """Averages gradients over the ranks of a group only, from the next step on."""
         assert self._hook is not None
         self._hook.average_within(group)
 
@@ -133,20 +138,22 @@ class DdpEngine(TorchRanks):
             self._sharded.restart()
 
     def waits(self) -> CollectiveWaits | None:
-        return None if self._sharded is None else self._sharded.waits()
+        if self._sharded is None:
+            return None
+        return self._sharded.waits()
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         if self._sharded is None:
             return super().whole_state(model, optimizer)
-        values, steps = self._sharded.whole()
-        return WholeState(model=model.state_dict(), values=values, group_steps=steps)
+        values, group_steps = self._sharded.whole()
+        return WholeState(model=model.state_dict(), values=values, group_steps=group_steps)
 
     def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
         if self._sharded is None:
             super().load_whole(model, optimizer, whole)
             return
-        own = self._sharded.own_values(whole.values)
-        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=own))
+        local_values = self._sharded.own_values(whole.values)
+        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=local_values))
         self._sharded.adopt()
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
@@ -156,26 +163,36 @@ class DdpEngine(TorchRanks):
         return spans([step.messages for step in self._watch.steps], self._watch.clock)
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Buckets as the hook saw them; times are means over ranks of medians over steps."""
+        """Returns the buckets that the hook saw; times are means over ranks of medians over steps."""
         self._watch.close()
         if self._place.size == 1 or self._hook is None:
             return None
-        seen = summarise(self._watch)
-        times = seen.times | {"backward_s": self._watch.backward_s()}
+        buckets = summarise(self._watch)
+        times = buckets.times | {"backward_s": self._watch.backward_s()}
         nodes = self._place.num_nodes
-        everyone = self.gather((times, self._hook.overflows.total, self._sharded.share() if self._sharded else None))
-        shares = [share for *_, share in everyone if share is not None]  # Of every rank, or of none.
-        self._state_bytes = [kept for *_, kept in shares]
+        share = None
+        if self._sharded is not None:
+            share = self._sharded.share()
+        by_rank = self.gather((times, self._hook.overflows.total, share))
+        shares = [share for *_, share in by_rank if share is not None]  # of every rank, or of none
+        self._state_bytes = [state_bytes for *_, state_bytes in shares]
         inside = across = None
-        if seen.num_steps and self._backend == "gloo":
+        if buckets.num_steps and self._backend == "gloo":
             # Gloo's all-reduce is a ring (allreduce.cc); NCCL chooses by itself.
-            inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=nodes)
+            inside, across = ring_bytes(buckets.wire_bytes, ranks=self._place.size, groups=nodes)
             if shares:
-                sent = tree_bytes([size for _, size, _ in shares], groups=nodes)
-                inside, across = inside + sent[0], across + sent[1]
-        how = f"{self._backend} broadcast"
-        sends = (Message(num_bytes=size, num_tensors=num, method=how) for num, size, _ in shares if num)
-        known = {key: [found[key] for found, *_ in everyone if found[key] is not None] for key in times}
+                inside_tree, across_tree = tree_bytes([size for _, size, _ in shares], groups=nodes)
+                inside += inside_tree
+                across += across_tree
+        broadcasts = [
+            Message(num_bytes=size, num_tensors=num_tensors, method=f"{self._backend} broadcast")
+            for num_tensors, size, _ in shares
+            if num_tensors
+        ]
+        mean_times: dict[str, float | None] = {}
+        for key in times:
+            seconds = [rank_times[key] for rank_times, *_ in by_rank if rank_times[key] is not None]
+            mean_times[key] = statistics.fmean(seconds) if seconds else None
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -184,32 +201,32 @@ class DdpEngine(TorchRanks):
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,
-            messages=(*seen.messages, *sends),
+            messages=(*buckets.messages, *broadcasts),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: statistics.fmean(values) if values else None for key, values in known.items()},
+            **mean_times,
             # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
-            wire_overflows=min(count for _, count, _ in everyone),
+            wire_overflows=min(count for _, count, _ in by_rank),
             window_steps=len(self._watch.steps),
-            evidence=self._evidence(seen.num_steps),
+            evidence=self._evidence(buckets.num_steps),
             gradients=self._watch.gradients(),
         )
 
-    def _evidence(self, alike: int) -> str:
+    def _evidence(self, equal_steps: int) -> str:
         assert self._hook is not None
-        seen = len(self._watch.steps)
-        if not seen:
+        watched_steps = len(self._watch.steps)
+        if not watched_steps:
             return "DDP's hook; no step was profiled: set measure.warmup_steps to 1 or more"
         parts = [
-            f"DDP's communication hook noted each bucket's way in {alike} warm-up steps",
-            "a bucket's time runs from handing over to its return, waiting for stragglers included",
+            f"DDP's communication hook timed each bucket in {equal_steps} warm-up steps",
+            "a bucket's time runs from handing it over to its return and includes waiting for stragglers",
         ]
-        if alike < seen:
-            parts.append(f"{seen - alike} more steps had other buckets")
+        if equal_steps < watched_steps:
+            parts.append(f"{watched_steps - equal_steps} more steps had different buckets")
         if self._backend == "gloo":
             parts.append("bytes by the formula of Gloo's ring")
             if self._sharded is not None:
-                parts.append("and of its binomial tree for the broadcasts of updated parameters")
+                parts.append("and by that of its binomial tree for the broadcasts of updated parameters")
         else:
             parts.append("bytes unknown: NCCL chooses the algorithm")
         return "; ".join(filter(None, [*parts, self._hook.compression_text]))
@@ -220,42 +237,43 @@ class DdpEngine(TorchRanks):
             self._hook.overflows.settle_step()
 
     def settings(self) -> list[Setting]:
-        found = super().settings()
+        settings = super().settings()
         if self._module is not None:
-            found += [self._fusion_setting(), *self._flags(self._module)]
+            settings += [self._fusion_setting(), *self._flags(self._module)]
         if self._hook is not None:
             wire = self._hook.wire_in_force if self._place.size > 1 else None
             how = self._hook.compression_text or "the hook that DDP called for every bucket"
-            found += settings_of(("sync.wire", self._wire, wire, how))
+            settings += settings_of(("sync.wire", self._wire, wire, how))
         if self._settings.shard_optimizer:
             from dlbench.node.sync.sharded_update import sharding_setting
 
-            found.append(sharding_setting(self._state_bytes))
-        return found
+            settings.append(sharding_setting(self._state_bytes))
+        return settings
 
     def _fusion_setting(self) -> Setting:
         assert self._module is not None
-        cap = int(_logged(self._module)["bucket_cap_bytes"])
-        asked = ENGINES["ddp"].fusion if self._fusion == AUTO else self._fusion
-        effective, how = "none" if cap == 1 else exact_bytes(cap), "bucket_cap_bytes of DDP's logging data"
-        return settings_of(("sync.fusion", str(asked), effective, how))[0]
+        cap_bytes = int(_logging_data(self._module)["bucket_cap_bytes"])
+        requested = ENGINES["ddp"].fusion if self._fusion == AUTO else self._fusion
+        effective = "none" if cap_bytes == 1 else exact_bytes(cap_bytes)
+        how = "bucket_cap_bytes of DDP's logging data"
+        return settings_of(("sync.fusion", str(requested), effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
-        asked, seen = self._settings, self._hook.as_views if self._hook is not None else {}
+        requested = self._settings
         is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
-        if seen:
-            views, gradients = (sum(column) for column in zip(*seen.values(), strict=True))
-            is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
-        found = settings_of(("engine.ddp.gradient_as_bucket_view", asked.gradient_as_bucket_view, is_view, how))
-        if asked.static_graph:
-            is_static = bool(_logged(module)["static_graph"])
-            found += settings_of(("engine.ddp.static_graph", True, is_static, "DDP's logging data"))
-        return found
+        if self._hook is not None and self._hook.view_counts:
+            views, gradients = map(sum, zip(*self._hook.view_counts.values(), strict=True))
+            is_view, how = views == gradients > 0, f"{views} of {gradients} gradients were inside their buckets"
+        settings = settings_of(("engine.ddp.gradient_as_bucket_view", requested.gradient_as_bucket_view, is_view, how))
+        if requested.static_graph:
+            is_static = bool(_logging_data(module)["static_graph"])
+            settings += settings_of(("engine.ddp.static_graph", True, is_static, "DDP's logging data"))
+        return settings
 
 
-def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
-    found: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    return found
+def _logging_data(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    logging_data: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return logging_data
 
 
 Future = torch.futures.Future[torch.Tensor]
@@ -263,8 +281,9 @@ Hook = Callable[[Any, GradBucket], Future]
 
 
 class WatchedHook:
-    """The hook of one module. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
-    last bucket is handed over.
+    """A communication hook that records buckets in `watch` while its window is open.
+
+    It calls `mark_backward` when the last bucket is handed over.
     """
 
     def __init__(
@@ -276,8 +295,8 @@ class WatchedHook:
         self._mark_backward = mark_backward
         group = dist.distributed_c10d._get_default_group()
         self.overflows = OverflowCount()
-        self.as_views: dict[int, tuple[int, int]] = {}
-        """By bucket: gradients that lay within it, and all that were looked at."""
+        self.view_counts: dict[int, tuple[int, int]] = {}
+        """By bucket: number of gradients that are views of it, and of gradients that were checked."""
         self._powersgd: powerSGD_hook.PowerSGDState | None = None
         if wire == "powersgd":
             self._inner: Hook = powerSGD_hook.powerSGD_hook
@@ -291,41 +310,47 @@ class WatchedHook:
 
     def __call__(self, bucket: GradBucket) -> Future:
         is_checked = self._wire == "fp16"
-        slot = self.overflows.begin(bucket.buffer()) if is_checked else None
-        own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]
-        sent = self._sent(bucket) if self._watch.is_open else None
+        slot: int | None = None
+        local_share: Callable[[], Sequence[torch.Tensor]] = list[torch.Tensor]
+        if is_checked:
+            slot = self.overflows.begin(bucket.buffer())
+            if slot is None:
+                local_share = _local_share(bucket)
+        message: MessageInFlight | None = None
+        if self._watch.is_open:
+            message = self._hand_over(bucket)
         if bucket.is_last():
             self._mark_backward()
             self._watch.backward_ended()
-        before = self._compressed
+        compressed_before = self._compressed
         future = self._inner(self._state, bucket)
-        if sent is not None and self._powersgd is not None:
-            elements = self._compressed - before
-            if elements:  # none in the steps before it begins
-                sent.wire_bytes = elements * torch.float32.itemsize
-                sent.method = f"{self._backend} all-reduces of PowerSGD"
+        if message is not None and self._powersgd is not None:
+            elements = self._compressed - compressed_before
+            if elements:  # none in the steps before PowerSGD begins
+                message.wire_bytes = elements * torch.float32.itemsize
+                message.method = f"{self._backend} all-reduces of PowerSGD"
         if self._powersgd is not None and self._backend == "gloo":
             future.wait()
-        if sent is None and not is_checked:
+        if message is None and not is_checked:
             return future
 
         def arrived(done: Future) -> torch.Tensor:
-            if sent is not None:
-                sent.done = self._watch.clock.mark()
-            result = done.value()
+            if message is not None:
+                message.done = self._watch.clock.mark()
+            averaged = done.value()
             if is_checked:
-                self.overflows.end(slot, result, own)
-            return result
+                self.overflows.end(slot, averaged, local_share)
+            return averaged
 
         return future.then(arrived)
 
     def average_within(self, group: TorchGroup) -> None:
-        """Buckets from now on; not for PowerSGD, whose error feedback is of all ranks."""
+        """Averages later buckets over `group`; not for PowerSGD, whose error feedback belongs to all ranks."""
         self._state = group.process_group
 
     @property
     def wire_in_force(self) -> str:
-        """What was done to the buckets, as far as it is known."""
+        """The format in which buckets were sent."""
         if self._powersgd is None:
             return str(self._type).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
         before, after = self._powersgd.total_numel_before_compression, self._compressed
@@ -333,7 +358,7 @@ class WatchedHook:
 
     @property
     def compression_text(self) -> str:
-        """PowerSGD's own count of elements before and after; empty for other formats."""
+        """Elements before and after compression, counted by PowerSGD; empty for other formats."""
         if self._powersgd is None:
             return ""
         before, after = self._powersgd.total_numel_before_compression, self._compressed
@@ -343,38 +368,40 @@ class WatchedHook:
 
     @property
     def _compressed(self) -> int:
-        return 0 if self._powersgd is None else int(self._powersgd.total_numel_after_compression)
+        if self._powersgd is None:
+            return 0
+        return int(self._powersgd.total_numel_after_compression)
 
-    def _sent(self, bucket: GradBucket) -> MessageInFlight:
+    def _hand_over(self, bucket: GradBucket) -> MessageInFlight:
         buffer = bucket.buffer()
-        size = torch.float32.itemsize if self._powersgd is not None else self._type.itemsize
-        sent = MessageInFlight(
+        wire_type = torch.float32 if self._powersgd is not None else self._type
+        message = MessageInFlight(
             num_bytes=buffer.nbytes,
             num_tensors=len(bucket.gradients()),
-            wire_bytes=buffer.numel() * size,
+            wire_bytes=buffer.numel() * wire_type.itemsize,
             method=f"{self._backend} all-reduce",
             handed=self._watch.clock.mark(),
         )
-        self._watch.hand_over(sent)
-        places = [p.grad.data_ptr() for p in bucket.parameters() if p.grad is not None]
+        self._watch.hand_over(message)
+        addresses = [p.grad.data_ptr() for p in bucket.parameters() if p.grad is not None]
         begin = buffer.data_ptr()
-        within = [begin <= place < begin + buffer.nbytes for place in places]
-        self.as_views[bucket.index()] = sum(within), len(places)
-        return sent
+        views = [address for address in addresses if begin <= address < begin + buffer.nbytes]
+        self.view_counts[bucket.index()] = len(views), len(addresses)
+        return message
 
 
-def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
-    """What shows later whether this rank's share of a bucket, which its own sum overwrites, was finite."""
+def _local_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
+    """Returns tensors that show later whether this rank's share of a bucket, which the sum overwrites, was finite."""
     gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
-    places = {view.data_ptr() for view in bucket.gradients()}
-    if not any(gradient.data_ptr() in places for gradient in gradients):
-        return lambda: gradients  # these stay this rank's until later
+    view_addresses = {view.data_ptr() for view in bucket.gradients()}
+    if not any(gradient.data_ptr() in view_addresses for gradient in gradients):
+        return lambda: gradients  # the sum leaves them alone until the end of the backward pass
     greatest = torch.linalg.vector_norm(bucket.buffer(), float("inf"))
     return lambda: [greatest]
 
 
 def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]:
-    """A function that DDP accepts: it compares the annotations themselves, which here are texts."""
+    """Returns a function that DDP accepts: DDP compares annotations by identity, which here are texts."""
 
     def hook(state: object, bucket: GradBucket) -> Future:
         return watched(bucket)
@@ -385,36 +412,35 @@ def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSummary:
-    """The watched steps of one rank in which gradients were grouped as in the last one; medians over them."""
+    """Medians over the watched steps of one rank in which gradients were grouped as in the last step."""
 
     num_steps: int
     messages: tuple[Message, ...]
-    wire_bytes: float  # Of all vectors of a step that were exchanged.
-    times: dict[str, float | None]  # Fields of `ExchangeResult`.
+    wire_bytes: float  # Bytes of all exchanged vectors of a step.
+    times: dict[str, float | None]  # Seconds by field of `ExchangeResult`.
 
 
 def summarise(watch: BackwardWatch) -> BucketSummary:
-    """What the closed window saw; DDP rebuilds its buckets after the first step, so not all steps need be alike."""
+    """Summarises a closed window; DDP rebuilds its buckets after the first step, so steps may differ."""
     steps = [
         step
         for step in watch.steps
         if layout(step.messages) == layout(watch.steps[-1].messages)
-        and all(sent.done is not None for sent in step.messages)
         and step.backward_end is not None
+        and all(message.done is not None for message in step.messages)
     ]
-    between, last = watch.clock.between, steps[-1].messages if steps else []
-    times = []
+    between = watch.clock.between
+    last_messages = steps[-1].messages if steps else []
+    total_s, exposed_s, hidden_s = list[float](), list[float](), list[float]()
     for step in steps:
-        ways = [(between(step.begin, p.handed), between(step.begin, p.done)) for p in step.messages]
-        ready = between(step.begin, step.backward_end)
-        times.append((covered(ways), covered(ways, begin=ready), covered(ways, end=ready)))
+        intervals = [(between(step.begin, sent.handed), between(step.begin, sent.done)) for sent in step.messages]
+        backward_s = between(step.begin, step.backward_end)
+        total_s.append(covered(intervals))
+        exposed_s.append(covered(intervals, begin=backward_s))
+        hidden_s.append(covered(intervals, end=backward_s))
     return BucketSummary(
         num_steps=len(steps),
-        messages=messages_of(last, [(step.begin, step.messages) for step in steps], watch.clock),
-        wire_bytes=sum(sent.wire_bytes for sent in last),
-        times={
-            "communication_s": median(total for total, _, _ in times),
-            "exposed_s": median(exposed for _, exposed, _ in times),
-            "hidden_s": median(hidden for _, _, hidden in times),
-        },
+        messages=messages_of(last_messages, [(step.begin, step.messages) for step in steps], watch.clock),
+        wire_bytes=sum(message.wire_bytes for message in last_messages),
+        times={"communication_s": median(total_s), "exposed_s": median(exposed_s), "hidden_s": median(hidden_s)},
     )

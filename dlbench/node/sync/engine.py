@@ -1,8 +1,8 @@
-"""What every way of gradient synchronisation looks like to the training loop.
+"""The interface of gradient synchronisation to the training loop.
 
 An engine is a subclass of `Engine` in a module of its own, and an entry of `dlbench.specs.engine.ENGINES`, which names
-that class; `build_engine` imports it by that name. Overridden is only what the engine does: the defaults are those of
-one rank that synchronises nothing.
+that class; `build_engine` imports it by that name. It overrides only what it does differently: the defaults are those
+of one rank that synchronises nothing.
 """
 
 from __future__ import annotations
@@ -28,76 +28,88 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeState:
-    """Parameters, buffers and the optimizer's values as one rank without an engine would name them. Tensors of which
-    ranks hold a share each become whole by `whole_tensor`, one at a time, so that no device holds all of them.
+    """Parameters, buffers and optimizer state under the names that one rank without an engine would use.
+
+    Sharded tensors are gathered by `whole_tensor`, one at a time, so that no device holds all of them.
     """
 
-    model: dict[str, torch.Tensor]  # As `state_dict` of the network.
+    model: dict[str, torch.Tensor]  # The `state_dict` of the network.
     values: dict[int, dict[str, torch.Tensor]]
-    """As `state` of the `state_dict` of the optimizer that `prepare` was given, in its order of parameters."""
+    """`state` of the `state_dict` of the optimizer that was given to `prepare`, in its order of parameters."""
     group_steps: list[int | None]
     """`step` of each group of that optimizer; None: it counts none there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageSpan:
-    """One message on its way, in nanoseconds of this machine's CLOCK_MONOTONIC."""
+    """The exchange of one message, in nanoseconds of this machine's CLOCK_MONOTONIC."""
 
-    step: int  # Of the watched steps, from 0.
-    number: int  # Of the messages of its step, from 0, in the order of sending.
-    ready_ns: int  # Its last gradient was there; the start, where the engine does not say.
+    step: int  # Number of the watched step, from 0.
+    number: int  # Number of the message in its step, from 0, in the order of sending.
+    ready_ns: int  # When its last gradient was computed; `start_ns` where the engine does not record it.
     start_ns: int
     end_ns: int
-    num_bytes: int  # Of gradients, before any compression.
+    num_bytes: int  # Bytes of gradients, before any compression.
     num_tensors: int
-    method: str  # The operation, as in `dlbench.records.exchange.Message`.
+    method: str  # The operation, see `dlbench.records.exchange.Message`.
 
 
 Value = str | float | bool | None
 
 
 def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
-    """Settings by key, what was asked, what is in force (None: not known), and how that is known."""
-    return [Setting(key=key, requested=asked, effective=found, evidence=how) for key, asked, found, how in rows]
+    """Returns settings from rows of key, requested value, value in force (None: not known), and evidence."""
+    return [
+        Setting(key=key, requested=requested, effective=effective, evidence=evidence)
+        for key, requested, effective, evidence in rows
+    ]
 
 
 def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or all of one (a `DTensor`) of which ranks hold a share each; then all of them call."""
+    """Returns a sharded tensor (`DTensor`) gathered from all ranks, which all call this; any other as it is."""
     mesh: DeviceMesh | None = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return tensor
-    shared: Any = tensor.to(mesh.device_type)  # where the ranks' library exchanges: shares may lie on the host
-    whole: torch.Tensor = shared.full_tensor()
-    return whole
+    sharded: Any = tensor.to(mesh.device_type)  # the device that the ranks' library sends from: shards may be on a host
+    full_tensor: torch.Tensor = sharded.full_tensor()
+    return full_tensor
 
 
 def share_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What this rank keeps of a whole tensor: as much of it as it has of `like`, of the same shape, in that one's order
-    in memory (a file holds no strides, and fused updates would mix places up) and on its device.
+    """Returns this rank's shard of a whole tensor, cut as `like` is, of the same shape.
+
+    It has the memory order of `like` (a file holds no strides, and fused updates would mix elements up) and its device.
     """
-    kept = torch.empty_like(like.detach(), dtype=whole.dtype)
+    shard = torch.empty_like(like.detach(), dtype=whole.dtype)
     mesh: DeviceMesh | None = getattr(like, "device_mesh", None)
     if mesh is not None:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(like, DTensor)
         whole = distribute_tensor(whole, mesh, like.placements, src_data_rank=None)  # all have it: nothing is sent
-    return kept.copy_(whole)
+    return shard.copy_(whole)
+
+
+def _share_where_equal(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """Returns this rank's shard of a tensor that has the shape of `like`; any other tensor as it is."""
+    if like is None or tensor.shape != like.shape:
+        return tensor
+    return share_of(tensor, like)
 
 
 class Engine:
-    """One way of keeping ranks in step. Used in this order: `start`, `prepare`, the loop, `stop`."""
+    """Synchronises gradients between ranks. Used in this order: `start`, `prepare`, the loop, `stop`."""
 
     marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
-    _optimizer: Any = None  # As `prepare` returned it.
-    beat: Callable[[str], None] = staticmethod(lambda what: None)
-    """Tells the watchdog what moved: where a rank stands that waits for others in vain."""
+    _optimizer: Any = None  # The optimizer that `prepare` returned.
+    beat: Callable[[str], None] = staticmethod(lambda progress: None)
+    """Tells the watchdog where this rank is, in words, so that it can name the rank that others wait for."""
 
     def __init__(self, *_: object) -> None:
-        """Takes what every engine of a plan is given: plan, folder, place, device, and this rank's GPU or None."""
+        """Takes the arguments of all engines: plan, folder, place, device, and this rank's GPU or None."""
 
     def start(self) -> None:
-        """Finds the other ranks."""
+        """Connects this rank to the others."""
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
@@ -111,58 +123,61 @@ class Engine:
         return model, optimizer
 
     def begin_training(self, first: int) -> None:
-        """The next step is update `first` of the whole training, from 0; called by all ranks after `prepare`."""
+        """Is called by all ranks after `prepare`: the next step is update `first` of the whole training, from 0."""
 
     def end_training(self) -> None:
-        """The last step is done: parameters become those that training has; called by all ranks."""
+        """Is called by all ranks after the last step: leaves the trained parameters in the model."""
 
     def hold_exchange(self) -> AbstractContextManager[None]:
-        """Within it, a backward pass adds to the gradients and synchronises nothing."""
+        """Returns a context in which a backward pass adds to the gradients and synchronises nothing."""
         return nullcontext()
 
     def begin_backward(self) -> None:
-        """The backward pass whose gradients will be synchronised begins now."""
+        """Is called before the backward pass whose gradients will be synchronised."""
 
     def watch(self, on: bool) -> None:
-        """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
+        """Begins or ends timing of single messages; called by all ranks between two warm-up steps."""
 
     def watch_memory(self, on: bool) -> None:
-        """Whether what a rank holds is watched: then tensors of a message that is through are held by nobody else."""
+        """Says whether memory is being watched: then nobody may hold tensors of messages that have ended."""
 
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot know."""
+        """Returns this rank's messages of the watched steps, after `watch(False)`; empty if they are not known."""
         return []
 
     def exchange_result(self) -> ExchangeResult | None:
-        """What was exchanged and how; called once by all ranks after the last step, complete on rank 0."""
+        """Returns how gradients were exchanged, complete on rank 0; called once by all ranks after the last step."""
         return None
 
     def finish_exchange(self) -> None:
-        """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""
+        """Returns when this step's gradients are averaged over ranks (on a GPU: when that is queued)."""
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
-        """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
+        """Calls `update`, which steps the optimizer that it is given, without a second exchange."""
         update(self._optimizer)
 
     def exchange_parameters(self) -> bool:
-        """After the update: exchanges parameters where that is due, and says whether it was."""
+        """Exchanges parameters after an update, if that is due, and returns whether it was."""
         return False
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
-        """Bounds the norm of all gradients together, of whole parameters, after the exchange."""
+        """Clips the total norm of all gradients, of whole parameters, after the exchange."""
         nn.utils.clip_grad_norm_(parameters, norm)
 
     def waits(self) -> CollectiveWaits | None:
-        """What this rank waited for collectives within the passes and the update of the measured steps, which begin
-        with `watch(False)`; None: it exchanges nothing there.
+        """Returns how long this rank waited for collectives within the passes and the update of the measured steps.
+
+        Measured steps begin with `watch(False)`. None: no collective runs there.
         """
         return None
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
-        """The state of training, complete on rank 0; called by all ranks, between steps."""
+        """Returns the state of training, complete on rank 0; called by all ranks, between steps."""
         planned = self.planned_groups(model, optimizer)
-        steps = {p: group.get("step") for group in optimizer.param_groups for p in group["params"]}
-        order = [p for group in planned for p in group]
+        steps: dict[torch.Tensor, int | None] = {}
+        for group in optimizer.param_groups:
+            steps.update(dict.fromkeys(group["params"], group.get("step")))
+        order = itertools.chain.from_iterable(planned)
         return WholeState(
             model=model.state_dict(),
             values={number: optimizer.state[p] for number, p in enumerate(order) if p in optimizer.state},
@@ -170,73 +185,80 @@ class Engine:
         )
 
     def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
-        """Takes over such a state, of whole tensors, which every rank has; called by all ranks after `prepare`. The
-        plan's own settings (rates, decay) stay. Raises ValueError, RuntimeError, LookupError: it does not fit.
+        """Loads a state of whole tensors, which every rank has; called by all ranks after `prepare`.
+
+        The plan's own settings (learning rates, decay) stay.
+
+        Raises:
+            ValueError, RuntimeError, LookupError: It does not fit model or optimizer.
         """
-        own = model.state_dict()
+        model_state = model.state_dict()
         model.load_state_dict(
-            {n: share_of(t, own[n]) if n in own and t.shape == own[n].shape else t for n, t in whole.model.items()}
+            {name: _share_where_equal(tensor, model_state.get(name)) for name, tensor in whole.model.items()}
         )
         planned, groups = self.planned_groups(model, optimizer), optimizer.param_groups
         if len(whole.group_steps) != len(planned):
             raise ValueError(f"steps of {len(whole.group_steps)} parameter groups, the optimizer has {len(planned)}")
-        steps = {p: step for group, step in zip(planned, whole.group_steps, strict=True) for p in group}
-        order, numbers = [p for group in planned for p in group], itertools.count()
-        places = {p: next(numbers) for group in groups for p in group["params"]}
-        state = {
-            places[order[number]]: {
-                key: share_of(t, order[number]) if t.shape == order[number].shape else t for key, t in values.items()
-            }
-            for number, values in whole.values.items()
-        }
-        described = [{**group, "params": [places[p] for p in group["params"]]} for group in groups]
-        for group, content in zip(groups, described, strict=True):
+        steps: dict[torch.Tensor, int | None] = {}
+        for parameters, step in zip(planned, whole.group_steps, strict=True):
+            steps.update(dict.fromkeys(parameters, step))
+        order = list(itertools.chain.from_iterable(planned))
+        parameters_in_groups = itertools.chain.from_iterable(group["params"] for group in groups)
+        number_of = {parameter: number for number, parameter in enumerate(parameters_in_groups)}
+        state = {}
+        for number, values in whole.values.items():
+            parameter = order[number]
+            state[number_of[parameter]] = {key: _share_where_equal(value, parameter) for key, value in values.items()}
+        packed_groups = []
+        for group in groups:
+            packed = {**group, "params": [number_of[p] for p in group["params"]]}
             if group["params"] and (step := steps[group["params"][0]]) is not None:
-                content["step"] = step
-        optimizer.load_state_dict({"state": state, "param_groups": described})
+                packed["step"] = step
+            packed_groups.append(packed)
+        optimizer.load_state_dict({"state": state, "param_groups": packed_groups})
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
-        """The optimizer's parameters in the groups and the order in which `prepare` was given them."""
+        """Returns the optimizer's parameters in the groups and the order in which `prepare` was given them."""
         return [group["params"] for group in optimizer.param_groups]
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Within it a forward pass exchanges nothing but with ranks of this replica; called by all ranks."""
+        """Returns a context whose forward passes exchange only with ranks of this replica; called by all ranks."""
         return nullcontext()
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """A contiguous tensor on the rank's device (outside of training steps) becomes that of rank 0, in place."""
+        """Replaces a contiguous tensor on the rank's device (outside of training steps) by that of rank 0, in place."""
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` (what JSON can hold) of every rank, by rank, on every rank; tuples come back as lists."""
+        """Returns the JSON-serialisable `value` of every rank, by rank, on every rank; tuples come back as lists."""
         return [value]
 
     def barrier(self) -> None:
-        """Returns when every rank is here."""
+        """Returns when every rank has called this."""
 
     def settings(self) -> list[Setting]:
-        """What was asked of the engine and what is in force, read back where that is possible."""
+        """Returns the requested settings of the engine and those in force, read back where possible."""
         return []
 
     def stop(self) -> None:
-        """Leaves the other ranks and the library."""
+        """Disconnects from the other ranks and shuts the library down."""
 
     def allow_groups(self) -> None:
-        """Called before `start` where `communicators` will make groups of ranks."""
+        """Is called before `start` where `communicators` will make groups of ranks."""
 
     def communicators(self) -> Communicators:
-        """Groups of ranks over the started library: for dlbench's own messages, and for equal parameters at first."""
+        """Returns groups of ranks over the started library, for messages that dlbench itself exchanges."""
         raise NotImplementedError(f"{type(self).__name__} carries no messages of dlbench's own")
 
 
 class SingleEngine(Engine):
-    """One rank and nothing to synchronise: the yardstick for what an engine costs at one rank."""
+    """One rank without synchronisation: the reference for the cost of an engine at one rank."""
 
 
 class EngineOverLibrary(Engine):
-    """An engine whose library serves all but gradients; not started yet."""
+    """An engine that uses a library, not started yet, for everything but gradients."""
 
     def __init__(self, library: Engine) -> None:
         self._library = library
@@ -264,10 +286,10 @@ class EngineOverLibrary(Engine):
 
 
 class NoSyncEngine(EngineOverLibrary):
-    """No gradient is synchronised; a library only finds the ranks and keeps them in touch.
+    """Synchronises no gradient; a library only connects the ranks.
 
-    What a step costs so is what it costs without all-reduce, without the library's hooks, and without waiting for other
-    ranks. Parameters are equal at the start and drift apart: such a run shows times, and trains nothing of use.
+    Its steps have no all-reduce, no hooks of the library, and no waiting for other ranks. Parameters are equal at the
+    start and drift apart: such a run measures times and trains nothing useful.
     """
 
     def prepare(
@@ -278,5 +300,5 @@ class NoSyncEngine(EngineOverLibrary):
         return super().prepare(model, optimizer, mark_backward)
 
     def settings(self) -> list[Setting]:
-        how = "no gradient was handed to the library; see the check of parameters"
+        how = "no gradient was given to the library; see the check of parameters"
         return super().settings() + settings_of(("sync.exchange", "none", "none", how))

@@ -1,13 +1,12 @@
-"""Groups of ranks: the few collectives of which every all-reduce of gradients is made, here over torch.distributed.
+"""Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed.
 
 Over gloo, reduce-scatter and all-gather are made of point-to-point messages: PyTorch's ProcessGroupGloo sums the
-whole vector on every rank to give each its share (twice the bytes), and gathers through a buffer of its own. Here each
-rank sends every other rank its share directly: (p - 1) / p of the vector leaves a rank, in p - 1 messages, which is the
-least that is possible.
+whole vector on every rank to give each its share (twice the bytes), and gathers through an extra buffer. Here each rank
+sends every other rank its share directly: (p - 1) / p of the vector leaves a rank, in p - 1 messages, the minimum.
 
-Plain values of all ranks are gathered as JSON bytes in tensors, not by the libraries' own functions for objects
-(`all_gather_object`, `allgather_object`): those unpickle what the other ranks send, so that who gets into one rank's
-place runs code in all of them.
+Values of all ranks are gathered as JSON bytes in tensors, not by the libraries' functions for objects
+(`all_gather_object`, `allgather_object`): those unpickle data of other ranks, so that one compromised rank could run
+code in all of them.
 """
 
 from __future__ import annotations
@@ -24,59 +23,61 @@ from torch import nn
 
 from dlbench.errors import RunError
 
-_TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of sending.
-MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from the network.
+_TAG = 17  # Tag of point-to-point messages; those of a pair of ranks arrive in the order of sending.
+MAX_BYTES = 2**30  # Largest value of one rank; more is a mistake, or damaged data from the network.
 
 
 class RankGroup(Protocol):
-    """A communicator. All its ranks make every call in the same order; it returns when this rank's part is done.
+    """A communicator. All its ranks make every call in the same order; a call returns when this rank's part is done.
+
     Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
     """
 
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
-    index: int  # Position of this rank among them.
-    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl.
+    index: int  # Position of this rank in `ranks`.
+    carrier: str  # Library that sends the bytes, e.g. gloo, mpi, nccl.
 
     def sum(self, vector: torch.Tensor) -> None:
-        """All-reduce: `vector` becomes the sum over ranks, in place."""
+        """All-reduces `vector`: replaces it by the sum over ranks."""
 
     def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
-        """Begins `sum`; what it returns waits for its end. Two may be under way."""
+        """Begins `sum` and returns a function that waits for its end; at most two may be in flight."""
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
-        """This rank's share (shape: n / ranks) of the sum; n must divide by the number of ranks."""
+        """Returns this rank's share (shape: n / ranks) of the sum; n must divide by the number of ranks."""
 
     def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
-        """`vector` (n) becomes the shares (n / ranks each) of all ranks, by index."""
+        """Fills `vector` (n) with the shares (n / ranks each) of all ranks, by index."""
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
-        """`vector` becomes the sum on the rank with index `root`; undefined elsewhere."""
+        """Replaces `vector` by the sum on the rank with index `root`; leaves it undefined elsewhere."""
 
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
-        """`vector` becomes that of the rank with index `root`."""
+        """Replaces `vector` by that of the rank with index `root`."""
 
     def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, of equal lengths, by index."""
+        """Returns the tensors of all ranks, of equal lengths, by index."""
 
 
 class Communicators(Protocol):
     """A started library that makes groups of its ranks."""
 
-    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl.
-    reduce_is_sum: bool  # Whether the library knows no reduce to one rank and its groups sum on every rank instead.
+    carrier: str  # Library that sends the bytes, e.g. gloo, mpi, nccl.
+    reduce_is_sum: bool  # Whether the library lacks a reduce to one rank, so that groups sum on every rank instead.
 
     def group(self, ranks: Sequence[int]) -> RankGroup | None:
-        """A group of some ranks, ascending; None where this rank is not among them. All ranks of the run make all
-        groups, in the same order.
+        """Makes a group of ascending ranks; None if this rank is not in it.
+
+        All ranks of the run make all groups, in the same order.
         """
 
     def broadcast_parameters(self, model: nn.Module) -> None:
-        """All ranks' parameters and buffers become those of rank 0."""
+        """Replaces all ranks' parameters and buffers by those of rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRanks:
-    """Who is in which group, for ranks laid out in blocks: rank = group x group size + place in the group."""
+    """The ranks of each group, laid out in blocks: rank = group x group size + index in the group."""
 
     size: int  # Ranks of the run.
     group_size: int  # Ranks of a group; divides `size`.
@@ -88,8 +89,8 @@ class GroupRanks:
 
     @property
     def across(self) -> tuple[tuple[int, ...], ...]:
-        """For each place in a group, the ranks with that place; the first are the leaders."""
-        return tuple(tuple(range(place, self.size, self.group_size)) for place in range(self.group_size))
+        """For each index in a group, the ranks with that index; the first are the leaders."""
+        return tuple(tuple(range(index, self.size, self.group_size)) for index in range(self.group_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,33 +99,33 @@ class RankGroups:
 
     world: RankGroup
     inside: RankGroup  # Ranks of its group.
-    across: RankGroup  # Ranks with its place in every group. That of place 0 is the group of leaders.
+    across: RankGroup  # Ranks with its index in every group; with index 0 it is the group of leaders.
 
 
-def make_world(communicators: Communicators, who: GroupRanks) -> RankGroup:
-    """All ranks."""
-    world = communicators.group(range(who.size))
+def make_world(communicators: Communicators, group_ranks: GroupRanks) -> RankGroup:
+    """Makes the group of all ranks."""
+    world = communicators.group(range(group_ranks.size))
     assert world is not None  # every rank is in it
     return world
 
 
-def make_groups(communicators: Communicators, who: GroupRanks) -> RankGroups:
-    """Every group of the run, made by all ranks in the same order; returns those of this rank."""
-    world = make_world(communicators, who)
-    inside = [communicators.group(ranks) for ranks in who.inside]
-    across = [communicators.group(ranks) for ranks in who.across]
+def make_groups(communicators: Communicators, group_ranks: GroupRanks) -> RankGroups:
+    """Makes every group of the run, on all ranks in the same order; returns those of this rank."""
+    world = make_world(communicators, group_ranks)
+    inside = [communicators.group(ranks) for ranks in group_ranks.inside]
+    across = [communicators.group(ranks) for ranks in group_ranks.across]
     return RankGroups(world=world, inside=next(filter(None, inside)), across=next(filter(None, across)))
 
 
 class TorchGroup:
-    """One process group."""
+    """A process group of torch.distributed."""
 
     def __init__(self, ranks: tuple[int, ...], index: int, carrier: str, group: dist.ProcessGroup | None) -> None:
         self.ranks = ranks
         self.index = index
         self.carrier = carrier
         self.process_group = group  # None: all ranks of the run
-        self._arrived: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._receive_buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum(self, vector: torch.Tensor) -> None:
         dist.all_reduce(vector, group=self.process_group)
@@ -133,24 +134,24 @@ class TorchGroup:
         return partial(_wait, dist.all_reduce(vector, group=self.process_group, async_op=True))
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
-        """As in the protocol; over gloo the share is a part of `vector`, whose other parts keep this rank's values."""
+        """Returns this rank's share of the sum; over gloo a view of `vector`, whose other parts do not change."""
         length = vector.numel() // len(self.ranks)
         if self.carrier != "gloo":
             share = torch.empty(length, dtype=vector.dtype, device=vector.device)
             dist.reduce_scatter_tensor(share, vector, group=self.process_group)
             return share
         key = (length, vector.dtype)
-        if key not in self._arrived:  # kept: fresh memory for every message would cost page faults
-            self._arrived[key] = torch.empty(len(self.ranks) - 1, length, dtype=vector.dtype)
-        arrived = self._arrived[key]
+        if key not in self._receive_buffers:  # reused: fresh memory for every message would cost page faults
+            self._receive_buffers[key] = torch.empty(len(self.ranks) - 1, length, dtype=vector.dtype)
+        received = self._receive_buffers[key]
         parts = vector.view(len(self.ranks), length)
         others = [i for i in range(len(self.ranks)) if i != self.index]
         receiving = [
             dist.irecv(row, src=self.ranks[i], group=self.process_group, tag=_TAG)
-            for row, i in zip(arrived, others, strict=True)
+            for row, i in zip(received, others, strict=True)
         ]
         sending = [self._send(parts[i], i) for i in self._others_onward()]
-        for work, row in zip(receiving, arrived, strict=True):
+        for work, row in zip(receiving, received, strict=True):
             _wait(work)
             parts[self.index].add_(row)
         for work in sending:
@@ -177,7 +178,7 @@ class TorchGroup:
         return dist.isend(tensor, dst=self.ranks[index], group=self.process_group, tag=_TAG)
 
     def _others_onward(self) -> list[int]:
-        """The other indices, beginning after the own one, so that not all ranks send to the same one first."""
+        """Returns the other indices, beginning after this rank's, so that not all ranks send to the same rank first."""
         size = len(self.ranks)
         return [(self.index + step) % size for step in range(1, size)]
 
@@ -209,11 +210,11 @@ class TorchCommunicators:
         self._size = dist.get_world_size()
 
     def group(self, ranks: Sequence[int]) -> TorchGroup | None:
-        chosen = tuple(ranks)
-        made = None if len(chosen) == self._size else dist.new_group(list(chosen))
-        if self._rank not in chosen:
+        members = tuple(ranks)
+        process_group = None if len(members) == self._size else dist.new_group(list(members))
+        if self._rank not in members:
             return None
-        return TorchGroup(chosen, chosen.index(self._rank), self.carrier, made)
+        return TorchGroup(members, members.index(self._rank), self.carrier, process_group)
 
     def broadcast_parameters(self, model: nn.Module) -> None:
         for tensor in model.state_dict().values():
@@ -221,28 +222,29 @@ class TorchCommunicators:
 
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
-    """`value` of every rank, by rank; tuples come back as lists, keys as text."""
-    own = json.dumps(value).encode()
-    sizes = all_gather(torch.tensor([len(own)], dtype=torch.int64)).tolist()
+    """Returns the `value` of every rank, by rank; tuples come back as lists, keys as text."""
+    encoded = json.dumps(value).encode()
+    sizes = all_gather(torch.tensor([len(encoded)], dtype=torch.int64)).tolist()
     if len(sizes) != num_ranks or not all(0 < size <= MAX_BYTES for size in sizes):
         raise RunError(
             f"ranks sent values of {sizes[:8]} bytes to each other; expected {num_ranks} of 1 to {MAX_BYTES}"
         )
-    padded = torch.frombuffer(bytearray(own.ljust(max(sizes))), dtype=torch.uint8)
-    everyone = all_gather(padded).reshape(num_ranks, -1).numpy()
+    padded = torch.frombuffer(bytearray(encoded.ljust(max(sizes))), dtype=torch.uint8)
+    gathered = all_gather(padded).reshape(num_ranks, -1).numpy()
     try:
-        return [json.loads(everyone[rank, :size].tobytes()) for rank, size in enumerate(sizes)]
+        return [json.loads(gathered[rank, :size].tobytes()) for rank, size in enumerate(sizes)]
     except ValueError:
-        raise RunError("a rank sent bytes that are no JSON") from None
+        raise RunError("a rank sent bytes that are not JSON") from None
 
 
 def gather_over_torch(value: Any, num_ranks: int, device: torch.device | None = None) -> list[Any]:
-    """`gather_json` over torch.distributed's default group; `device` where its tensors must lie (None: the CPU)."""
+    """Gathers `value` over torch.distributed's default group, in tensors on `device` (None: the CPU)."""
 
-    def all_gather(own: torch.Tensor) -> torch.Tensor:
-        sent = own if device is None else own.to(device)
-        found = [torch.empty_like(sent) for _ in range(num_ranks)]
-        dist.all_gather(found, sent)
-        return torch.cat(found).cpu()
+    def all_gather(tensor: torch.Tensor) -> torch.Tensor:
+        if device is not None:
+            tensor = tensor.to(device)
+        gathered = [torch.empty_like(tensor) for _ in range(num_ranks)]
+        dist.all_gather(gathered, tensor)
+        return torch.cat(gathered).cpu()
 
     return gather_json(value, num_ranks, all_gather)

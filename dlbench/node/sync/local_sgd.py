@@ -1,13 +1,13 @@
-"""Local SGD: ranks update apart, and average their parameters after every so many updates.
+"""Local SGD: ranks update independently, and average their parameters every few updates.
 
-Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) does so from the first update on, post-local
-SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after updates with exchanged gradients. Averages
-lie at fixed updates of the whole training, so that a resumed run has those of one that ran through.
+Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) does so from the first update, post-local
+SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after some updates with exchanged gradients.
+Averages are made at fixed updates of the whole training, so that a resumed run makes the same.
 
-An evaluation sees the mean of all ranks' parameters, and training goes on from each rank's own: how often one looks
-changes nothing. A checkpoint holds one state, so that all ranks take over the mean, of parameters and optimizer state,
-and go on from it as a run that resumes will. Behind the last update all take over the mean. Norms are clipped rank by
-rank (group by group, where gradients are averaged inside groups).
+An evaluation uses the mean of all ranks' parameters, and training continues from each rank's own, so the number of
+evaluations has no effect. A checkpoint holds one state: all ranks take the mean of parameters and optimizer state, and
+continue from it as a resumed run will. After the last update all take the mean. Norms are clipped per rank (per group,
+if gradients are averaged inside groups).
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
-_SAMPLED = 4096  # Entries of an average by which it is seen how far ranks were apart.
-_TIMED = 1000  # Averages whose times are kept, the last ones.
+_SAMPLED = 4096  # Entries of an average that are compared before and after, to see how far ranks had diverged.
+_TIMED = 1000  # Number of last averages whose times are kept.
 
 
 class LocalSgd(EngineOverLibrary):
-    """A library finds the ranks, exchanges gradients as long as that is planned, and carries the averages."""
+    """Averages parameters over a library, which also exchanges gradients during the updates that plan it."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         super().__init__(library)
         self._plan, self._sync, self._place = plan, plan.sync, place
-        self._wraps = plan.sync.exchanges_gradients
-        self._gradients = library if self._wraps else Engine()  # What exchanges those of a step.
+        self._exchanges_gradients = plan.sync.exchanges_gradients  # At the start of training, or inside groups.
+        self._gradients = library if self._exchanges_gradients else Engine()  # Engine for the gradients of a step.
         self._clock = clock_for(device)
         self._held = ExitStack()
-        self._groups: RankGroups | None = None  # Where gradients are averaged inside them.
+        self._groups: RankGroups | None = None  # Set if gradients are averaged inside groups.
         self._parameters: list[torch.Tensor] = []
-        self._updates = 0  # Of the whole training.
-        self._has_parted = self._is_apart = False  # Ranks: from some update on, and now.
-        self._seen, self._measured = Counter[str](), Counter[str]()  # What was done: in all steps, in measured ones.
-        self._ways: deque[tuple[Any, Any]] = deque(maxlen=_TIMED)
-        self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None  # Of the last average: this rank's, the mean.
-        self._distance = 0.0
+        self._updates = 0  # Updates of the whole training.
+        self._is_local = False  # Whether the phase of independent updates has begun.
+        self._has_diverged = False  # Whether parameters differ between ranks now.
+        # Number of "apart", "exchanged", "averages" and "forced":
+        self._counts = Counter[str]()  # in all steps,
+        self._measured = Counter[str]()  # in measured steps.
+        self._averages: deque[tuple[Any, Any]] = deque(maxlen=_TIMED)  # Begin and end, moments of the clock.
+        self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Entries of this rank's parameters before the last average, and of the mean."""
+        self._distance = 0.0  # Norm of their difference over that of the mean, largest of all ranks.
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
@@ -61,22 +65,22 @@ class LocalSgd(EngineOverLibrary):
         """Makes parameters equal; model and optimizer stay plain where no gradient is ever exchanged."""
         self._parameters = [p.detach() for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizer
-        if not self._wraps:
+        if not self._exchanges_gradients:
             self._library.communicators().broadcast_parameters(model)
         elif self._sync.exchange == "hierarchical":
-            who = GroupRanks(size=self._place.size, group_size=self._plan.group_size)
-            self._groups = make_groups(self._library.communicators(), who)
+            group_ranks = GroupRanks(size=self._place.size, group_size=self._plan.group_size)
+            self._groups = make_groups(self._library.communicators(), group_ranks)
         self.marks_backward = self._gradients.marks_backward
         return self._gradients.prepare(model, optimizer, mark_backward, accumulation=accumulation)
 
     def begin_training(self, first: int) -> None:
         self._updates = first
         if first >= self._sync.average_from:
-            self._part()
+            self._begin_local_phase()
 
-    def _part(self) -> None:
-        """From the next step on gradients stay with their rank, or in its group."""
-        self._has_parted = True
+    def _begin_local_phase(self) -> None:
+        """Keeps gradients in their rank, or in its group, from the next step on."""
+        self._is_local = True
         if self._groups is not None:
             assert isinstance(self._library, DdpEngine)  # by the plan
             assert isinstance(self._groups.inside, TorchGroup)
@@ -95,182 +99,211 @@ class LocalSgd(EngineOverLibrary):
         self._gradients.finish_exchange()
 
     def watch(self, on: bool) -> None:
-        if self._wraps:
+        if self._exchanges_gradients:
             self._library.watch(on)
         if not on:  # the measured steps begin
             self._measured.clear()
-            self._ways.clear()
+            self._averages.clear()
 
     def message_spans(self) -> list[MessageSpan]:
-        return self._library.message_spans() if self._wraps else []
+        return self._library.message_spans() if self._exchanges_gradients else []
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
         self._updates += 1
-        self._is_apart = self._has_parted
-        self._count("apart" if self._has_parted else "exchanged")
+        self._has_diverged = self._is_local
+        self._count("apart" if self._is_local else "exchanged")
 
     def _count(self, name: str) -> None:
-        self._seen[name] += 1
+        self._counts[name] += 1
         self._measured[name] += 1
 
     def exchange_parameters(self) -> bool:
-        done = self._updates - self._sync.average_from
-        if done == 0 and not self._has_parted:
-            self._part()
-        if done <= 0 or done % (self._sync.average_every or 1):
+        local_updates = self._updates - self._sync.average_from
+        if local_updates == 0 and not self._is_local:
+            self._begin_local_phase()
+        if local_updates <= 0 or local_updates % (self._sync.average_every or 1):
             return False
         begin = self._clock.mark()
-        self._average(self._averaged())
-        self._ways.append((begin, self._clock.mark()))
+        self._average(self._averaged_tensors())
+        self._averages.append((begin, self._clock.mark()))
         self._count("averages")
         return True
 
-    def _averaged(self, *, state: bool | None = None) -> list[torch.Tensor]:
-        """Parameters, and with the planned or the given `state` also the optimizer's values of each of their entries,
-        such as momentum; not the count of its steps.
-        """
-        if not (self._sync.average_momentum if state is None else state):
+    def _averaged_tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors that planned averages replace: parameters, and optimizer state if that is planned."""
+        if not self._sync.average_momentum:
             return self._parameters
-        held = [(p, value) for p, values in self._optimizer.state.items() for value in values.values()]
-        return self._parameters + [t for p, t in held if isinstance(t, torch.Tensor) and t.shape == p.shape]
+        return self._parameters + self._optimizer_state()
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        """Returns optimizer state that has a value per entry of a parameter, e.g. momentum, but no step counts."""
+        state: list[torch.Tensor] = []
+        for parameter, values in self._optimizer.state.items():
+            tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+            state += [tensor for tensor in tensors if tensor.shape == parameter.shape]
+        return state
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
-        """Replaces tensors by their means over all ranks, as one message, and notes how far this rank was from them."""
-        inside = None if self._groups is None else self._groups.inside
-        num, parts = sum(t.numel() for t in tensors), 1 if inside is None else len(inside.ranks)
-        flat = torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(-num % parts)])
-        stride = -(-num // _SAMPLED)
-        own = flat[::stride].clone()
-        if self._groups is None or inside is None:
+        """Replaces tensors by their means over all ranks, as one message, and samples this rank's distance to them."""
+        num_elements = sum(tensor.numel() for tensor in tensors)
+        parts = len(self._groups.inside.ranks) if self._groups is not None else 1
+        padding = tensors[0].new_zeros(-num_elements % parts)
+        flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), padding])
+        stride = -(-num_elements // _SAMPLED)
+        sampled_before = flat[::stride].clone()
+        if self._groups is None:
             self._library.average([flat])
-        else:  # each rank of a group averages a share with those in its place, and the group gathers the shares
+        else:  # each rank of a group averages a share with its peers in other groups, and the group gathers the shares
+            inside, across = self._groups.inside, self._groups.across
             share = flat.view(parts, -1)[inside.index]
-            self._groups.across.sum(share)
-            share /= len(self._groups.across.ranks)
+            across.sum(share)
+            share /= len(across.ranks)
             inside.all_gather(share, flat)
-        self._sampled = own, flat[::stride].clone()
-        pieces = torch.split(flat[:num], [t.numel() for t in tensors])
+        self._sampled = sampled_before, flat[::stride].clone()
+        pieces = torch.split(flat[:num_elements], [tensor.numel() for tensor in tensors])
         torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)])
-        self._is_apart = False
+        self._has_diverged = False
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
-        """All ranks take over the mean of parameters and optimizer state, which is that state."""
-        if self._is_apart or (self._has_parted and not self._sync.average_momentum):
-            self._average(self._averaged(state=True))
+        """Averages parameters and optimizer state on all ranks, and returns that state."""
+        if self._has_diverged or (self._is_local and not self._sync.average_momentum):
+            self._average(self._parameters + self._optimizer_state())
             self._count("forced")
         return super().whole_state(model, optimizer)
 
     def end_training(self) -> None:
-        if self._is_apart:
+        if self._has_diverged:
             self._average(self._parameters)
             self._count("forced")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within it parameters are the mean of all ranks'; afterwards each rank has its own again."""
-        if not self._is_apart:
+        """Sets parameters to the mean of all ranks within the context; afterwards each rank has its own again."""
+        if not self._has_diverged:
             yield
             return
-        own = [parameter.clone() for parameter in self._parameters]
+        local_parameters = [parameter.clone() for parameter in self._parameters]
         self._average(self._parameters)
         try:
             yield
         finally:
-            torch._foreach_copy_(self._parameters, own)
-            self._is_apart = True
+            torch._foreach_copy_(self._parameters, local_parameters)
+            self._has_diverged = True
 
     def _sent(self, num_bytes: int, steps: int) -> tuple[float, float]:
-        """Bytes that a rank sends in a measured step inside its group and across: rings, and gathers inside groups."""
-        size, nodes, group, done = self._place.size, self._place.num_nodes, self._plan.group_size, self._measured
-        gradients = (2 if self._sync.wire in ("fp16", "bf16") else 4) * sum(p.numel() for p in self._parameters)
-        parts = [ring_bytes(gradients * done["exchanged"], ranks=size, groups=nodes)]
+        """Returns bytes that a rank sends per measured step inside its group and across, by rings and group gathers."""
+        size, nodes, group_size = self._place.size, self._place.num_nodes, self._plan.group_size
+        counts = self._measured
+        width = 2 if self._sync.wire in ("fp16", "bf16") else 4
+        gradient_bytes = width * sum(parameter.numel() for parameter in self._parameters)
+        parts = [ring_bytes(gradient_bytes * counts["exchanged"], ranks=size, groups=nodes)]
         if self._groups is None:
-            parts.append(ring_bytes(num_bytes * done["averages"], ranks=size, groups=nodes))
+            parts.append(ring_bytes(num_bytes * counts["averages"], ranks=size, groups=nodes))
         else:
-            share = num_bytes * done["averages"] / group
-            parts.append(((group - 1) * share, 2 * (1 - group / size) * share))
-            parts.append(ring_bytes(gradients * done["apart"], ranks=group, groups=1))
+            share = num_bytes * counts["averages"] / group_size
+            parts.append(((group_size - 1) * share, 2 * (1 - group_size / size) * share))
+            parts.append(ring_bytes(gradient_bytes * counts["apart"], ranks=group_size, groups=1))
         return sum(inside for inside, _ in parts) / steps, sum(across for _, across in parts) / steps
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Averages as they were counted in measured steps, beside the messages of gradients that DDP's hook saw."""
-        gradients = self._library.exchange_result() if self._wraps else None
+        """Returns the averages counted in measured steps together with the gradient messages of the library."""
+        gradients = None
+        if self._exchanges_gradients:
+            gradients = self._library.exchange_result()
         self._clock.settle()
         if self._sampled is not None:
-            own, mean = self._sampled
-            self._distance = float(torch.linalg.vector_norm(own - mean) / torch.linalg.vector_norm(mean))
-        took, done = [self._clock.between(*way) for way in self._ways], self._measured
-        steps = done["apart"] + done["exchanged"]
-        own_s = done["averages"] / steps * statistics.fmean(took) if took else 0.0
-        everyone: list[tuple[float, float]] = self.gather((self._distance, own_s))
-        self._distance = max(distance for distance, _ in everyone)
-        if not self._has_parted:
+            local, mean = self._sampled
+            self._distance = float(torch.linalg.vector_norm(local - mean) / torch.linalg.vector_norm(mean))
+        counts = self._measured
+        steps = counts["apart"] + counts["exchanged"]
+        average_s = [self._clock.between(begin, end) for begin, end in self._averages]
+        per_step_s = 0.0
+        if average_s:
+            per_step_s = counts["averages"] / steps * statistics.fmean(average_s)
+        by_rank: list[tuple[float, float]] = self.gather((self._distance, per_step_s))
+        self._distance = max(distance for distance, _ in by_rank)
+        if not self._is_local:
             return gradients
-        tensors, carrier = self._averaged(), self._library.communicators().carrier
-        num_bytes = sum(t.numel() * t.element_size() for t in tensors)
-        inside, across = self._sent(num_bytes, steps) if steps and carrier == "gloo" else (None, None)
-        words = f"average every {self._sync.average_every} updates"
-        average = Message(num_bytes=num_bytes, num_tensors=len(tensors), method=words, exchange_s=median(took))
-        per_step_s = statistics.fmean(seconds for _, seconds in everyone)
-        found = ExchangeResult(
+        mean_per_step_s = statistics.fmean(seconds for _, seconds in by_rank)
+        tensors, carrier = self._averaged_tensors(), self._library.communicators().carrier
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        inside = across = None
+        if steps and carrier == "gloo":
+            inside, across = self._sent(num_bytes, steps)
+        method = f"average every {self._sync.average_every} updates"
+        averages = ExchangeResult(
             carrier=carrier,
             by="dlbench",
-            exchange=words if self._groups is None else f"gradients inside the group, {words}",
+            exchange=f"gradients inside the group, {method}" if self._groups is not None else method,
             fusion="one message",
             wire="fp32",
             group_size=self._plan.group_size,
             num_groups=self._place.size // self._plan.group_size,
-            messages=(average,),
+            messages=(
+                Message(num_bytes=num_bytes, num_tensors=len(tensors), method=method, exchange_s=median(average_s)),
+            ),
             bytes_inside=inside,
             bytes_across=across,
-            communication_s=per_step_s,
-            exposed_s=per_step_s,
+            communication_s=mean_per_step_s,
+            exposed_s=mean_per_step_s,
             hidden_s=0.0,
             window_steps=steps,
-            evidence=f"{done['averages']} averages in {steps} measured steps, counted; bytes by a ring's formula",
+            evidence=f"{counts['averages']} averages in {steps} measured steps, counted; bytes by a ring's formula",
         )
         if gradients is None or not gradients.messages:
-            return found
-        first = f"flat until update {self._sync.average_from}, then " if self._sync.average_from else ""
-        share = 1.0 if self._groups is not None else done["exchanged"] / max(1, steps)  # of steps that send gradients
-        times = {
-            key: None if of_one is None else share * of_one + getattr(found, key)
-            for key in ("communication_s", "exposed_s", "hidden_s")
-            for of_one in [getattr(gradients, key)]
+            return averages
+        return self._with_gradients(averages, gradients)
+
+    def _with_gradients(self, averages: ExchangeResult, gradients: ExchangeResult) -> ExchangeResult:
+        """Returns the result of a run that also exchanged gradients, in all measured steps or in the first ones."""
+        share = 1.0  # Share of the measured steps that exchanged gradients.
+        if self._groups is None:
+            share = self._measured["exchanged"] / max(1, averages.window_steps)
+        exchange = averages.exchange
+        if self._sync.average_from:
+            exchange = f"flat until update {self._sync.average_from}, then {exchange}"
+        fields: dict[str, Any] = {
+            "exchange": exchange,
+            "messages": (*gradients.messages, *averages.messages),
+            "evidence": f"{averages.evidence}; times with gradients in {share:.0%} of these steps: "
+            f"{gradients.evidence}",
         }
-        more = {
-            "exchange": first + found.exchange,
-            "messages": (*gradients.messages, average),
-            "evidence": f"{found.evidence}; times with gradients in {share:.0%} of these steps: {gradients.evidence}",
-        }
-        kept = ("fusion", "wire", "wire_overflows", "backward_s", "window_steps")
-        return found.model_copy(update={**{key: getattr(gradients, key) for key in kept}, **times, **more})
+        for key in ("fusion", "wire", "wire_overflows", "backward_s", "window_steps"):
+            fields[key] = getattr(gradients, key)
+        for key in ("communication_s", "exposed_s", "hidden_s"):
+            gradients_s = getattr(gradients, key)
+            fields[key] = None
+            if gradients_s is not None:
+                fields[key] = share * gradients_s + getattr(averages, key)
+        return averages.model_copy(update=fields)
 
     def settings(self) -> list[Setting]:
-        """The library's, and how often parameters were averaged, told by how far ranks had come apart; after
-        `exchange_result`.
+        """Returns the library's settings and those of averages, after `exchange_result`.
+
+        Averages are in force if they were counted and ranks had diverged before the last one.
         """
-        sync, seen, tensors = self._sync, self._seen, self._averaged()
-        num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        sync, counts, tensors = self._sync, self._counts, self._averaged_tensors()
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
         how = (
-            f"{seen['averages']} averages of {format_bytes(num_bytes)} in {seen['apart']} updates apart, and "
-            f"{seen['forced']} for checkpoints and the end; before the last, ranks were up to {self._distance:.2g} of "
-            "the mean's norm from it"
+            f"{counts['averages']} averages of {format_bytes(num_bytes)} in {counts['apart']} independent updates, and "
+            f"{counts['forced']} for checkpoints and the end; before the last, the distance of a rank from the mean "
+            f"was up to {self._distance:.2g} of the mean's norm"
         )
-        found: Value = sync.average_every if self._distance else "no difference"
-        if not seen["averages"]:
-            found = "only at the end" if self._has_parted else "never"
-        rows: list[tuple[str, Value, Value, str]] = [("sync.average_every", sync.average_every, found, how)]
+        average_every: Value = sync.average_every if self._distance else "no difference"
+        if not counts["averages"]:
+            average_every = "only at the end" if self._is_local else "never"
+        rows: list[tuple[str, Value, Value, str]] = [("sync.average_every", sync.average_every, average_every, how)]
         if self._groups is not None:
-            by = f"here gradients over ranks {self._groups.inside.ranks}, parameters over {self._groups.across.ranks}"
-            rows.append(("sync.exchange", sync.exchange, "hierarchical" if self._has_parted else "flat", by))
+            exchange = "hierarchical" if self._is_local else "flat"
+            how = f"here gradients over ranks {self._groups.inside.ranks}, parameters over {self._groups.across.ranks}"
+            rows.append(("sync.exchange", sync.exchange, exchange, how))
         if sync.average_from:
-            first = f"{seen['exchanged']} updates of this run with exchanged gradients"
-            rows.append(
-                ("sync.average_from", sync.average_from, sync.average_from if self._has_parted else None, first)
-            )
+            average_from = sync.average_from if self._is_local else None
+            how = f"{counts['exchanged']} updates of this run with exchanged gradients"
+            rows.append(("sync.average_from", sync.average_from, average_from, how))
         if self._plan.workload.train.optimizer.slots:
-            kept = f"{len(tensors) - len(self._parameters)} tensors of the optimizer's state in an average"
-            rows.append(("sync.average_momentum", sync.average_momentum, len(tensors) > len(self._parameters), kept))
+            state_tensors = len(tensors) - len(self._parameters)
+            how = f"{state_tensors} tensors of the optimizer's state in an average"
+            rows.append(("sync.average_momentum", sync.average_momentum, state_tensors > 0, how))
         return super().settings() + settings_of(*rows)

@@ -1,12 +1,13 @@
-"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: ranks share out the optimizer's state and its work.
+"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks.
 
-Gradients are all-reduced as without it. Each rank then updates the parameters that are its own, whole tensors, and
-gives them to the others: a broadcast from every rank, at the end of the update. What that takes is noted in every step:
-from the end of this rank's update, so that waiting for a rank with more to update is part of it.
+Gradients are all-reduced as without it. Each rank then updates its part of the parameters, whole tensors, and
+broadcasts them at the end of the update. The broadcasts are timed in every step, from the end of this rank's update, so
+that they include waiting for a rank with more parameters.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,25 +20,29 @@ from dlbench.node.sync.timing import Clock
 from dlbench.records.record import CollectiveWaits, Setting
 from dlbench.units import format_bytes
 
-_LISTED_RANKS = 8  # Whose bytes of state are told one by one.
+_LISTED_RANKS = 8  # Largest number of ranks whose bytes of state are listed.
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 class ShardedUpdate(ZeroRedundancyOptimizer):
-    """The planned optimizer, shared out. `state` is what this rank keeps of it."""
+    """The planned optimizer, divided between ranks; `state` is this rank's part."""
 
-    _all_state_dicts: list[dict[str, Any]]  # Torch's, by rank, on the rank to which they were consolidated.
+    _all_state_dicts: list[dict[str, Any]]  # torch's, by rank, on the rank to which they were consolidated.
 
     def __init__(self, planned: torch.optim.Optimizer, clock: Clock) -> None:
-        layouts = {p: p.stride() for group in planned.param_groups for p in group["params"]}
-        # Groups hold every setting, the rate of the step among them: what is written to `param_groups` reaches this
-        # rank's own optimizer at the beginning of its step, and LAMB's count of steps comes back at the end.
+        strides_before = {parameter: parameter.stride() for parameter in _parameters_of(planned)}
+        # Groups hold every setting, also the learning rate of the step: values written to `param_groups` reach this
+        # rank's local optimizer at the beginning of its step, and LAMB's count of steps comes back at the end.
         groups = [dict(group) for group in planned.param_groups]
         super().__init__(groups, type(planned), parameters_as_bucket_view=True)
-        for parameter, strides in layouts.items():
-            # Buckets are packed in the order of dimensions, which would end channels-last weights.
+        for parameter, strides in strides_before.items():
+            # Buckets are packed in the order of dimensions, which would undo channels-last weights.
             if parameter.stride() != strides:
-                kept = parameter.data.clone()
-                parameter.data = parameter.data.as_strided(kept.shape, strides).copy_(kept)
+                values = parameter.data.clone()
+                parameter.data = parameter.data.as_strided(values.shape, strides).copy_(values)
         self.state = self.optim.state
         self._clock, self._seconds, self._updated = clock, 0.0, None
         self._pending: deque[tuple[Any, Any]] = deque()
@@ -52,69 +57,76 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._settle()
 
     def _settle(self) -> None:
-        """Adds up what the device has come to, so that few events are kept."""
+        """Adds up the times of events that the device has passed, so that few events are kept."""
         while self._pending and self._clock.has_passed(self._pending[0][1]):
             moments = self._pending.popleft()
             self._seconds += self._clock.between(*moments)
             self._clock.give_back(moments)
 
     def restart(self) -> None:
-        """Counts the waiting from here on; between steps that the device has ended."""
+        """Resets the waiting time; called between steps that the device has completed."""
         self._settle()
         self._seconds = 0.0
 
     def waits(self) -> CollectiveWaits:
-        """What this rank waited for parameters since `restart`; waits for the device."""
+        """Returns how long this rank waited for parameters since `restart`; waits for the device."""
         self._clock.settle()
         self._settle()
         how = "from the end of this rank's own update to the end of ZeroRedundancyOptimizer's broadcasts, each step"
         return CollectiveWaits(exchange_s={"optimizer": self._seconds}, evidence=how)
 
     def share(self) -> tuple[int, int, int]:
-        """Of this rank: parameters that it updates and sends, their bytes, and the bytes of state that it keeps."""
-        own = [p for group in self.optim.param_groups for p in group["params"]]
-        kept = (value for state in self.state.values() for value in state.values())
-        state_bytes = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
-        return len(own), sum(p.numel() * p.element_size() for p in own), state_bytes
+        """Returns the number of parameters that this rank updates and sends, their bytes, and its bytes of state."""
+        parameters = _parameters_of(self.optim)
+        values = itertools.chain.from_iterable(state.values() for state in self.state.values())
+        state_bytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return len(parameters), sum(p.numel() * p.element_size() for p in parameters), state_bytes
 
     def whole(self) -> tuple[dict[int, dict[str, torch.Tensor]], list[int | None]]:
-        """The values by number of parameter, on the CPU, and each group's `step`; complete on rank 0, called by all."""
+        """Returns state by number of parameter, on the CPU, and each group's `step`; complete on rank 0, called by all.
+
+        The step is the largest of all ranks: one without parameters of a group does not count its steps.
+        """
         self.consolidate_state_dict(0)
         if self.rank != 0:
             return {}, []
-        found = super().state_dict()
-        # A rank that has no parameter of a group does not count its steps.
-        each = ([group.get("step") for group in own["param_groups"]] for own in self._all_state_dicts)
-        steps = [
-            max((step for step in by_rank if step is not None), default=None) for by_rank in zip(*each, strict=True)
-        ]
+        state_dict = super().state_dict()
+        steps: list[int | None] = []
+        for rank_groups in zip(*(rank_state["param_groups"] for rank_state in self._all_state_dicts), strict=True):
+            counted_steps = [group["step"] for group in rank_groups if group.get("step") is not None]
+            steps.append(max(counted_steps, default=None))
         self._all_state_dicts = []  # as large as all of the state
-        return found["state"], steps
+        return state_dict["state"], steps
 
     def own_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
-        """Those of the parameters that this rank updates."""
-        own = {p for group in self.optim.param_groups for p in group["params"]}
-        order = (p for group in self.param_groups for p in group["params"])
-        return {number: values[number] for number, p in enumerate(order) if p in own and number in values}
+        """Returns the values of the parameters that this rank updates."""
+        local_parameters = set(_parameters_of(self.optim))
+        return {
+            number: values[number]
+            for number, parameter in enumerate(_parameters_of(self))
+            if parameter in local_parameters and number in values
+        }
 
     def adopt(self) -> None:
-        """To be called when this rank's own optimizer has loaded a state."""
+        """Is called when this rank's local optimizer has loaded a state: takes over state and settings."""
         self.state = self.optim.state
-        for public, own in zip(self.param_groups, self.optim.param_groups, strict=True):
-            public.update({key: value for key, value in own.items() if key != "params"})
+        for public_group, local_group in zip(self.param_groups, self.optim.param_groups, strict=True):
+            public_group.update({key: value for key, value in local_group.items() if key != "params"})
 
 
 def sharding_setting(state_bytes: Sequence[int]) -> Setting:
-    """Whether the optimizer's state is shared out, by the bytes that each rank keeps; empty: nothing was shared out."""
-    whole, most = sum(state_bytes), max(state_bytes, default=0)
+    """Returns whether the optimizer's state is divided, by the bytes of each rank; empty: nothing was divided."""
+    total, largest = sum(state_bytes), max(state_bytes, default=0)
     if not state_bytes:
         how = "one rank keeps all of the state"
-    elif not whole:
+    elif not total:
         how = "the optimizer keeps no state"
     else:
-        told = " + ".join(map(str, state_bytes)) if len(state_bytes) <= _LISTED_RANKS else f"at most {most}, in all"
+        by_rank = f"at most {largest}, in all"
+        if len(state_bytes) <= _LISTED_RANKS:
+            by_rank = " + ".join(map(str, state_bytes))
         how = (
-            f"bytes of state by rank: {told} = {whole} ({format_bytes(whole)}); largest over mean "
-            f"{most * len(state_bytes) / whole:.3f}, as whole tensors are dealt out"
+            f"bytes of state by rank: {by_rank} = {total} ({format_bytes(total)}); largest over mean "
+            f"{largest * len(state_bytes) / total:.3f}, as whole tensors are distributed"
         )
-    return settings_of(("engine.ddp.shard_optimizer", True, most < whole, how))[0]
+    return settings_of(("engine.ddp.shard_optimizer", True, largest < total, how))[0]

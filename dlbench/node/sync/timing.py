@@ -1,17 +1,19 @@
-"""Moments of an exchange: the monotonic clock on a CPU, events of streams on a GPU (the latter not measured here).
+"""Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU.
 
-On a GPU the host only orders work. So a message waits for its gradients, and the step for its messages, by events
-between streams, and moments are events too, read when the run is over.
+On a GPU the host only queues work. So a message waits for its gradients, and the step for its messages, by events
+between streams, and moments are events too, which are read after the run.
 
-A barrier does not release all ranks at once: over TCP they wake some 10 us apart. Where one operation is as short as
-that, several are timed back to back, as nccl-tests does, and a rank that is early waits in the first of them only.
+A barrier does not release all ranks at once: over TCP they wake some 10 us apart. If one operation is as short as that,
+several are timed back to back, as nccl-tests does, so that an early rank waits in the first of them only.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,99 +26,98 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.records.exchange import GradientTime, Message
 
 _ANCHOR_TRIES = 5
-_RATE_FROM_S = 0.1  # Between anchors closer than this, their own errors are larger than what the clocks drift apart.
+_MIN_ANCHOR_DISTANCE_S = 0.1  # Between closer anchors their errors are larger than the drift of the clocks.
 
 _SLEEP_CYCLES = 1_000_000
-"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
+"""Cycles of the sleep that is timed to measure one cycle: half a millisecond or more, long for the clock of events."""
 
-LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
-MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
-_GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.
+LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us between ranks that leave gloo's barrier.
+MOST_OPERATIONS = 1000  # Most operations of a sample; OSU's benchmarks repeat small messages as often.
+_GROWTH = 16  # Largest growth from one trial to the next: the first, of one operation, is mostly barrier.
 
 MOST_QUEUED = 150
-"""Calls of a sample that is held back: CUDA's launch queue takes about 1,024 entries before launching waits, and a call
-of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp)."""
+"""Most calls of a sample whose stream is held: CUDA's launch queue takes about 1,024 entries before launching waits,
+and a call of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp).
+"""
 
-_HOLD_FACTOR = 2.0  # Sleep by what queueing took before; calls do not always take as long.
-_FIRST_CALL_S = 50e-6  # Queueing a call, where it was not seen yet: some times what torch and NCCL need.
-_MEETING_S = 100e-6  # Ordering the sleep and the meeting.
+_HOLD_FACTOR = 2.0  # Length of the sleep over the time that queueing took before, which varies.
+_FIRST_CALL_S = 50e-6  # Assumed time to queue a first call: several times what torch and NCCL need.
+_BARRIER_S = 100e-6  # Time to queue the sleep and the barrier.
 _LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 330 us, twice.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """An event of the stream in force, and when it passed."""
+    """An event of the current stream, and the host's time at which it passed."""
 
     event: torch.cuda.Event
-    host_ns: int  # CLOCK_MONOTONIC.
-    delay_ns: int  # From the call to the host's knowing that the event has passed, on an idle device.
+    host_ns: int  # CLOCK_MONOTONIC, the middle of `delay_ns`.
+    delay_ns: int  # Between recording the event and knowing on the host that it has passed, on an idle device.
 
     @property
     def error_ns(self) -> int:
-        """How far `host_ns` may be off: it is the middle of `delay_ns`."""
+        """The largest error of `host_ns`."""
         return (self.delay_ns + 1) // 2
 
 
 def anchored() -> Anchor:
-    """Ties an event of the stream in force to the host's clock; waits for the stream, so not within a step."""
-    found: Anchor | None = None
+    """Returns an event of the current stream with the host's time; waits for the stream, so not within a step."""
+    anchors = []
     for _ in range(_ANCHOR_TRIES):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         before = time.monotonic_ns()
         event.record()
         event.synchronize()
         after = time.monotonic_ns()
-        # An idle device is at the event at once, so the shortest try is the closest; the first waits for former work.
-        if found is None or after - before < found.delay_ns:
-            found = Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before)
-    assert found is not None
-    return found
+        anchors.append(Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before))
+    # An idle device passes the event at once, so the shortest try is the closest; the first waits for former work.
+    return min(anchors, key=operator.attrgetter("delay_ns"))
 
 
 def sleep_ns_per_cycle() -> float:
-    """How long a cycle of `torch.cuda._sleep` is, nanoseconds; waits for the stream in force."""
-    found = 0.0
-    # CUDA loads a kernel when it is launched first (CUDA_MODULE_LOADING): the first time is not that of the sleep.
+    """Returns the nanoseconds of a cycle of `torch.cuda._sleep`; waits for the current stream."""
+    cycle_ns = 0.0
+    # CUDA loads a kernel when it is first launched (CUDA_MODULE_LOADING), so the first time includes loading.
     for cycles in (1, _SLEEP_CYCLES):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         first.record()
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         last.record()
         last.synchronize()
-        found = first.elapsed_time(last) * 1e6 / cycles
-    return found
+        cycle_ns = first.elapsed_time(last) * 1e6 / cycles
+    return cycle_ns
 
 
 class Clock:
-    """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
+    """Takes moments and orders computing and exchanging; here on a CPU, where a call returns when its work is done."""
 
-    marks_are_free = True  # Whether a moment costs so little that each gradient of each step may take one.
+    marks_are_free = True  # Whether a moment is cheap enough for each gradient of each step.
 
     def enter_thread(self) -> None:
-        """Called once on the communication thread."""
+        """Is called once on the communication thread."""
 
     def mark(self) -> Any:
-        """This moment, on the stream in force."""
+        """Returns this moment of the current stream."""
         return time.monotonic_ns()
 
     def give_back(self, moments: Iterable[Any]) -> None:
-        """These long past moments will never be read again."""
+        """Takes back moments that will never be read again."""
 
     def exchanging(self, ready: Any) -> AbstractContextManager[object]:
-        """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
+        """Returns a context that queues work on the stream of exchanges, after the moment `ready`."""
         return nullcontext()
 
     def join(self) -> None:
-        """What is ordered from now on comes after all exchanges."""
+        """Makes work that is queued from now on wait for all exchanges."""
 
     def settle(self) -> None:
-        """Returns when all that was ordered is done, so that moments can be read."""
+        """Returns when all queued work is done, so that moments can be read."""
 
     def sleep(self, seconds: float) -> None:
-        """The stream in force stands still for about so long, while the host goes on; nothing on a CPU."""
+        """Holds the current stream for about `seconds` while the host continues; no effect on a CPU."""
 
     def has_passed(self, moment: Any) -> bool:
-        """Whether the device has come to it."""
+        """Returns whether the device has reached the moment."""
         return True
 
     def between(self, first: Any, last: Any) -> float:
@@ -124,21 +125,22 @@ class Clock:
 
     @property
     def error_s(self) -> float:
-        """By how much `monotonic_ns` may be off, seconds."""
+        """The largest error of `monotonic_ns`, in seconds."""
         return 0.0
 
     def anchor(self) -> None:
-        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step. Called before and
-        after some moments, it gives the rate of the device's clock, too.
+        """Measures the offset to CLOCK_MONOTONIC; waits for the device, so not within a step.
+
+        Called before and after some moments, it measures the rate of the device's clock, too.
         """
 
     def monotonic_ns(self, moment: Any) -> int:
-        """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
+        """Returns a moment in nanoseconds of CLOCK_MONOTONIC; after `anchor`, and `settle` after the moment."""
         return int(moment)
 
 
 class CudaClock(Clock):
-    """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
+    """The clock of a GPU, with a separate stream for exchanges; records events again that were given back."""
 
     marks_are_free = False
 
@@ -153,7 +155,7 @@ class CudaClock(Clock):
         torch.cuda.set_device(self._device)
 
     def mark(self) -> torch.cuda.Event:
-        try:  # taken by one call: two threads mark
+        try:  # one atomic call: two threads take marks
             event = self._spare.pop()
         except IndexError:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -190,20 +192,22 @@ class CudaClock(Clock):
 
     @property
     def error_s(self) -> float:
-        """Half of the time that the device may have passed an anchor in, of the worst one."""
+        """The error of the worst anchor."""
         return max((anchor.error_ns for anchor in self._anchors), default=0.0) / 1e9
 
     def monotonic_ns(self, moment: torch.cuda.Event) -> int:
         first, last = self._anchors[0], self._anchors[-1]
         elapsed_s = self.between(first.event, moment)
-        apart_s = self.between(first.event, last.event) if last is not first else 0.0
-        # The two clocks run at rates of their own, some parts in a million apart.
-        rate = (last.host_ns - first.host_ns) / 1e9 / apart_s if apart_s > _RATE_FROM_S else 1.0
+        rate = 1.0  # Of the host's clock over the device's; they differ by some parts in a million.
+        if last is not first:
+            distance_s = self.between(first.event, last.event)
+            if distance_s > _MIN_ANCHOR_DISTANCE_S:
+                rate = (last.host_ns - first.host_ns) / 1e9 / distance_s
         return first.host_ns + round(elapsed_s * rate * 1e9)
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Returns the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else Clock()
 
 
@@ -212,24 +216,24 @@ Interval = tuple[float, float]  # Begin and end, seconds after the start of the 
 
 @dataclass(kw_only=True)
 class MessageInFlight:
-    """One bucket on its way, in moments of the clock."""
+    """The exchange of one bucket, in moments of the clock."""
 
-    num_bytes: int  # Of gradients, before any compression.
+    num_bytes: int  # Bytes of gradients, before any compression.
     num_tensors: int
     method: str
-    handed: Any
-    done: Any = None  # None until it is back.
-    wire_bytes: float = 0.0  # Of the vector that is exchanged, where that is not as long.
+    handed: Any  # When it was handed over for exchange.
+    done: Any = None  # When it came back; None until then.
+    wire_bytes: float = 0.0  # Bytes of the exchanged vector, if they are not `num_bytes`.
 
     @property
     def of_gradients(self) -> bool:
-        """Whether it goes when its last gradient is there."""
+        """Whether it is sent as soon as its last gradient is computed."""
         return True
 
 
 @dataclass(kw_only=True)
 class WatchedStep:
-    """One step of the window, in moments of the clock."""
+    """One watched step, in moments of the clock."""
 
     begin: Any
     ready: dict[str, Any] = field(default_factory=dict)
@@ -239,9 +243,11 @@ class WatchedStep:
 
 
 class BackwardWatch:
-    """The window of watched steps of one rank. Used by an engine: `attach` once, `open` and `close` between steps, and
-    within every step `begin`, `backward_ended` and `exchange_ended`, which do nothing while the window is closed.
-    Hooks on the parameters exist only while it is open, so that measured steps carry none of them.
+    """Times gradients and messages of one rank in a window of watched steps.
+
+    An engine calls `attach` once, `open` and `close` between steps, and within every step `begin`, `backward_ended` and
+    `exchange_ended`, which do nothing while the window is closed. Hooks on the parameters exist only while it is open,
+    so measured steps have none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -266,14 +272,14 @@ class BackwardWatch:
         self.clock.anchor()
         for name, parameter in self._parameters:
 
-            def note(parameter: torch.Tensor, name: str = name) -> None:
+            def record(parameter: torch.Tensor, name: str = name) -> None:
                 if self._current is not None:
                     self._current.ready[name] = self.clock.mark()
 
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(record))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Watches no more; a step that was not finished does not count."""
+        """Ends watching and drops a step that was not finished."""
         self.is_open = False
         self._current = None
         for hook in self._hooks:
@@ -301,81 +307,90 @@ class BackwardWatch:
             self.steps.append(step)
 
     def ready_s(self, step: WatchedStep) -> dict[str, float]:
-        """Seconds after the start of the backward pass at which each gradient was ready."""
+        """Returns the seconds after the start of the backward pass at which each gradient was ready."""
         return {name: max(0.0, self.clock.between(step.begin, moment)) for name, moment in step.ready.items()}
 
     def gradients(self) -> tuple[GradientTime, ...]:
-        """Each gradient's median over the window, in the order in which they were ready."""
-        times: dict[str, list[float]] = {}
+        """Returns each gradient's median over the window, in the order in which they were ready."""
+        times: dict[str, list[float]] = defaultdict(list)
         for step in self.steps:
-            for name, moment in self.ready_s(step).items():
-                times.setdefault(name, []).append(moment)
+            for name, ready_s in self.ready_s(step).items():
+                times[name].append(ready_s)
         sizes = self.gradient_bytes
-        found = [
-            GradientTime(name=name, num_bytes=sizes[name], ready_s=statistics.median(all_s))
-            for name, all_s in times.items()
+        gradients = [
+            GradientTime(name=name, num_bytes=sizes[name], ready_s=statistics.median(ready_s))
+            for name, ready_s in times.items()
         ]
-        return tuple(sorted(found, key=lambda gradient: gradient.ready_s))
+        return tuple(sorted(gradients, key=operator.attrgetter("ready_s")))
 
     def backward_s(self) -> float | None:
-        """The backward pass, median over the window; None where no step was watched."""
+        """Returns the median backward pass of the window, in seconds; None if no step was watched."""
         return median(
             self.clock.between(step.begin, step.backward_end) for step in self.steps if step.backward_end is not None
         )
 
 
 def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[MessageSpan]:
-    """Messages of watched steps that are back; each was handed over when its last gradient was there."""
-    return [
-        MessageSpan(
-            step=number,
-            number=place,
-            ready_ns=clock.monotonic_ns(message.handed),
-            start_ns=clock.monotonic_ns(message.handed),
-            end_ns=clock.monotonic_ns(message.done),
-            num_bytes=message.num_bytes,
-            num_tensors=message.num_tensors,
-            method=message.method,
-        )
-        for number, step in enumerate(steps)
-        for place, message in enumerate(step)
-        if message.done is not None
-    ]
+    """Returns the completed messages of watched steps, each handed over when its last gradient was ready."""
+    message_spans = []
+    for step_number, step in enumerate(steps):
+        for number, message in enumerate(step):
+            if message.done is None:
+                continue
+            handed_ns = clock.monotonic_ns(message.handed)
+            span = MessageSpan(
+                step=step_number,
+                number=number,
+                ready_ns=handed_ns,
+                start_ns=handed_ns,
+                end_ns=clock.monotonic_ns(message.done),
+                num_bytes=message.num_bytes,
+                num_tensors=message.num_tensors,
+                method=message.method,
+            )
+            message_spans.append(span)
+    return message_spans
 
 
-def layout(step: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
-    """By which messages of steps are those of another one."""
-    return [(one.num_bytes, one.num_tensors, one.method) for one in step]
+def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
+    """Returns bytes, tensors and method of each message, which are equal for steps that are grouped equally."""
+    return [(message.num_bytes, message.num_tensors, message.method) for message in messages]
 
 
 def messages_of(
-    step: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
+    messages: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
 ) -> tuple[Message, ...]:
-    """Those of a step, with medians over `watched` ones of the same layout, each with the start of its backward."""
+    """Returns the messages of a step with medians over watched steps.
 
-    def summed_up(number: int, one: MessageInFlight) -> Message:
-        ways = [(begin, sent[number]) for begin, sent in watched]
-        ready = median(max(0.0, clock.between(begin, way.handed)) for begin, way in ways) if one.of_gradients else None
-        return Message(
-            num_bytes=one.num_bytes,
-            num_tensors=one.num_tensors,
-            method=one.method,
-            ready_s=ready,
-            start_s=ready,
-            exchange_s=median(clock.between(way.handed, way.done) for _, way in ways),
+    `watched`: start of the backward pass and messages of each step, of the same layout as `messages`.
+    """
+    summaries = []
+    for number, message in enumerate(messages):
+        ready_s = None
+        if message.of_gradients:
+            ready_s = median(max(0.0, clock.between(begin, sent[number].handed)) for begin, sent in watched)
+        summary = Message(
+            num_bytes=message.num_bytes,
+            num_tensors=message.num_tensors,
+            method=message.method,
+            ready_s=ready_s,
+            start_s=ready_s,
+            exchange_s=median(clock.between(sent[number].handed, sent[number].done) for _, sent in watched),
         )
-
-    return tuple(summed_up(number, one) for number, one in enumerate(step))
+        summaries.append(summary)
+    return tuple(summaries)
 
 
 def median(values: Iterable[float]) -> float | None:
-    """The median; None of nothing."""
-    found = list(values)
-    return statistics.median(found) if found else None
+    """Returns the median; None if there are no values."""
+    numbers = list(values)
+    if not numbers:
+        return None
+    return statistics.median(numbers)
 
 
 def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: float = float("inf")) -> float:
-    """Length of the union of intervals within [begin, end], seconds."""
+    """Returns the length of the union of intervals within [begin, end], in seconds."""
     total, reach = 0.0, begin
     for first, last in sorted(intervals):
         first, last = max(first, reach), min(last, end)
@@ -386,102 +401,121 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 
 
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
-    """Bytes that a rank sends inside its group and to other groups in ring all-reduces; mean over ranks.
+    """Returns bytes that a rank sends inside its group and to other groups in ring all-reduces, as means over ranks.
 
-    A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan, 2009).
-    Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
+    A ring sends 2 (p - 1) / p of the vector to the right neighbour (Patarasuk and Yuan, 2009). If groups are blocks of
+    neighbouring ranks, one rank of each group has its neighbour in another group.
     """
     total = 2 * (ranks - 1) / ranks * wire_bytes
-    across = total * groups / ranks if groups > 1 else 0.0
+    across = 0.0
+    if groups > 1:
+        across = total * groups / ranks
     return total - across, across
 
 
 def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
-    """Bytes that a rank sends inside its group and to other groups where every rank broadcasts its share by a binomial
-    tree; mean over ranks.
+    """Returns bytes that a rank sends inside its group and to other groups, as means over ranks.
 
-    Counted from its root, rank r has the message from r without its highest bit (gloo/broadcast.cc).
+    Every rank broadcasts its share by a binomial tree: counted from its root, rank r receives the message from r
+    without its highest bit (gloo/broadcast.cc).
     """
     ranks = len(shares)
-    block, sent = ranks // groups, [0, 0]
+    group_size = ranks // groups
+    inside = across = 0
     for root, share in enumerate(shares):
         for receiver in range(1, ranks):
             sender = receiver ^ 1 << receiver.bit_length() - 1
-            ends = ((place + root) % ranks // block for place in (sender, receiver))
-            sent[next(ends) != next(ends)] += share
-    return sent[0] / ranks, sent[1] / ranks
+            if (sender + root) % ranks // group_size == (receiver + root) % ranks // group_size:
+                inside += share
+            else:
+                across += share
+    return inside / ranks, across / ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a sample says of one operation."""
+    """The time of one operation of a sample."""
 
     seconds: float
-    skew_s: float  # How far apart ranks began the sample.
+    skew_s: float  # Time between the first and the last rank's start of the sample.
 
 
 def over_ranks(
     starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
 ) -> Timed:
-    """One sample from what each rank noted."""
-    skew = (max(starts_ns) - min(starts_ns)) if one_clock else (max(durations_ns) - min(durations_ns))
-    taken = max(durations_ns)
-    if from_last_start and one_clock:
-        taken = max(start + own for start, own in zip(starts_ns, durations_ns, strict=True)) - max(starts_ns)
-    return Timed(seconds=taken / operations / 1e9, skew_s=skew / 1e9)
+    """Returns the time of a sample from each rank's start and duration.
+
+    `from_last_start`: time from the last rank's start to the last rank's end, if ranks share `one_clock`; otherwise the
+    longest duration counts.
+    """
+    skew_ns = max(durations_ns) - min(durations_ns)
+    sample_ns = max(durations_ns)
+    if one_clock:
+        skew_ns = max(starts_ns) - min(starts_ns)
+        if from_last_start:
+            ends_ns = map(operator.add, starts_ns, durations_ns)
+            sample_ns = max(ends_ns) - max(starts_ns)
+    return Timed(seconds=sample_ns / operations / 1e9, skew_s=skew_ns / 1e9)
 
 
 def enough_operations(seconds: float, operations: int, most: int) -> int:
-    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`. Returns
-    `operations` itself once that is long enough, or cannot be more than `most`.
+    """Returns how many operations to try next after a sample of `operations` that lasted `seconds`.
+
+    Returns `operations` itself if the sample was long enough, or if they are `most` already.
     """
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations
-    wanted = math.ceil(operations * LEAST_SAMPLE_S / seconds) if seconds > 0 else math.inf
-    return int(min(most, _GROWTH * operations, max(wanted, 2 * operations)))
+    next_operations = min(most, _GROWTH * operations)
+    if seconds > 0:
+        needed = math.ceil(operations * LEAST_SAMPLE_S / seconds)
+        next_operations = min(next_operations, max(needed, 2 * operations))
+    return next_operations
 
 
 class InStream(NamedTuple):
     """A sample timed in the stream of a GPU."""
 
     seconds: float
-    is_late: bool  # Whether the device was there before the host had queued everything, so that it may have waited.
+    is_late: bool  # Whether the device began before the host had queued everything, so that it may have waited.
 
 
 class StreamTimer:
-    """Times operations in the stream in force, without the host's calls, which can take longer, between them.
+    """Times operations in the current stream, without the host's calls between them, which can take longer.
 
-    The device sleeps, then meets the other ranks, and then begins; meanwhile the host queues. Where the device has not
-    passed the first event when the last one is queued, none of it waited for the host. How long to sleep is learnt
-    from what queueing took before; and what a sleep lasts from the sleep before, for a device's clock may change.
+    The device sleeps, then enters a barrier with the other ranks, and then begins; meanwhile the host queues. If the
+    device has not passed the first event when the last one is queued, it never waited for the host. The sleep is
+    adapted to the time that queueing took before; and its cycles to the length of the last sleep, as a device's clock
+    rate may change.
     """
 
-    def __init__(self, clock: Clock, meet: Callable[[], object]) -> None:
-        """`meet` orders a barrier of all ranks in the stream; nobody waits for it on the host."""
+    def __init__(self, clock: Clock, barrier: Callable[[], object]) -> None:
+        """Takes a clock and a function that queues a barrier of all ranks in the stream, without a wait of the host."""
         self._clock = clock
-        self._meet = meet
-        self._call_s: dict[Hashable, float] = {}
-        self._stretch = 1.0  # Of what is asked for, so that the sleep lasts as long as it should.
+        self._barrier = barrier
+        self._call_s: dict[Hashable, float] = {}  # Seconds that the host took to queue a call, by kind of call.
+        self._stretch = 1.0  # Factor on a requested sleep, so that it lasts as long as requested.
 
-    def time(self, run: Callable[[], object], calls: int, what: Hashable) -> InStream:
-        """`run` orders so many calls of a kind: `what`. Returns when the device is through."""
+    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> InStream:
+        """Times `run`, which queues `calls` calls of a `kind`; returns when the device has done them."""
         clock = self._clock
-        call_s = self._call_s.get(what, _FIRST_CALL_S)
-        moments = [clock.mark()]
-        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S)
-        clock.sleep(asked_s * self._stretch)
-        moments.append(clock.mark())
+        call_s = self._call_s.get(kind, _FIRST_CALL_S)
+        sleep_s = min(_BARRIER_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S)
+        before_sleep = clock.mark()
+        clock.sleep(sleep_s * self._stretch)
+        after_sleep = clock.mark()
         before = time.perf_counter()
-        self._meet()
-        moments.append(clock.mark())
+        self._barrier()
+        start = clock.mark()
         run()
-        moments.append(clock.mark())
-        is_late = clock.has_passed(moments[2])
+        end = clock.mark()
+        is_late = clock.has_passed(start)
         queueing_s = (time.perf_counter() - before) / calls
-        self._call_s[what] = max(2 * call_s, queueing_s) if is_late else queueing_s
+        if is_late:
+            queueing_s = max(2 * call_s, queueing_s)
+        self._call_s[kind] = queueing_s
         clock.settle()
-        if (slept_s := clock.between(*moments[:2])) > 0:
-            self._stretch *= asked_s / slept_s
-        seconds = clock.between(*moments[2:])
-        clock.give_back(moments)
+        if (slept_s := clock.between(before_sleep, after_sleep)) > 0:
+            self._stretch *= sleep_s / slept_s
+        seconds = clock.between(start, end)
+        clock.give_back([before_sleep, after_sleep, start, end])
         return InStream(seconds, is_late)

@@ -1,4 +1,4 @@
-"""Ranks that meet and talk by torch.distributed: what the engines over it share."""
+"""The common part of the engines over torch.distributed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlbench.specs.plan import RunPlan
 
 
 class TorchRanks(Engine):
-    """An engine over torch.distributed's default process group (gloo or NCCL), but for how gradients are exchanged."""
+    """An engine over torch.distributed's default process group (gloo or NCCL) without its exchange of gradients."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
@@ -35,12 +35,12 @@ class TorchRanks(Engine):
         self._address_file = folder.rendezvous
         self._interface = plan.system.launch.interface
         self._backend_key = f"engine.{plan.engine.name}.backend"
-        self._asked: str = getattr(plan.engine.settings, "backend")  # noqa: B009  (each engine over it has one)
-        self._backend = self._asked
-        if self._asked == "auto":
+        self._requested: str = getattr(plan.engine.settings, "backend")  # noqa: B009  (each of these engines has one)
+        self._backend = self._requested
+        if self._requested == "auto":
             self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._wire = plan.sync.library_wire
-        self._left: object = None
+        self._destroyed_group: object = None
 
     def start(self) -> None:
         if self._backend == "nccl" and self._device.type != "cuda":
@@ -50,7 +50,7 @@ class TorchRanks(Engine):
         patience = datetime.timedelta(seconds=self._stall_timeout_s * rendezvous.PATIENCE)
         self._store = store = meet(self._address_file, self._place, self._interface, patience)
         by_nccl = self._backend == "nccl"
-        # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
+        # Before NCCL starts: its error for two ranks on one GPU has a bus number at best.
         gather = partial(of_node, store, "gpu", place=self._place)
         require_own_gpu(self._gpu, self._place, gather, by_nccl=by_nccl)
         dist.init_process_group(
@@ -65,7 +65,7 @@ class TorchRanks(Engine):
         require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """One all-reduce a tensor; outside of training steps its cost does not matter."""
+        """All-reduces each tensor separately; outside of training steps the cost does not matter."""
         for tensor in tensors:
             dist.all_reduce(tensor)
             tensor /= self._place.size
@@ -74,29 +74,30 @@ class TorchRanks(Engine):
         dist.broadcast(tensor, src=0)
 
     def gather(self, value: Any) -> list[Any]:
-        return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
+        device = self._device if self._backend == "nccl" else None
+        return gather_over_torch(value, self._place.size, device)
 
     def barrier(self) -> None:
         dist.barrier()
 
     def settings(self) -> list[Setting]:
-        asked = None if self._asked == "auto" else self._asked
+        requested = self._requested if self._requested != "auto" else None
         how = "torch.distributed.get_backend()"
-        return settings_of((self._backend_key, asked, str(dist.get_backend()), how))
+        return settings_of((self._backend_key, requested, str(dist.get_backend()), how))
 
     def communicators(self) -> TorchCommunicators:
         return TorchCommunicators()
 
     def stop(self) -> None:
         if dist.is_initialized():
-            # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
-            # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
-            self._left = dist.distributed_c10d._get_default_group()
+            # Gloo's worker thread may still hold the last callback, and with it the group. If that were the last
+            # reference, the thread would wait for its own end, which ends the process (std::system_error).
+            self._destroyed_group = dist.distributed_c10d._get_default_group()
             dist.destroy_process_group()
 
 
 def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
-    """All ranks ask whether the back-end really sums this format. Raises `EnvironmentLacksError`: it does not."""
+    """Checks on all ranks that the back-end sums this format; raises `EnvironmentLacksError` if it does not."""
     kind = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(wire)
     if kind is None:
         return

@@ -1,19 +1,17 @@
-"""What gradients look like on the wire: as they are, as 16-bit numbers, or only their largest entries.
+"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk).
 
-topk sends the largest entries of a bucket, and the rest waits. Error feedback (Stich et al. 2018, "Sparsified SGD with
-memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Nothing is lost, it comes later; without it training
-stalls.
+topk sends the k largest entries of a bucket of n, and keeps the others for later steps. Error feedback (Stich et al.
+2018, "Sparsified SGD with memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Without it training stalls.
 
-Messages of all ranks are gathered as (int32 index, fp32 value) pairs and added in the order of ranks, so that every
-rank adds the same numbers in the same order and parameters stay equal. Gathering sends (p-1) k 8 bytes per rank;
-summing the sparse vector as a dense one sends 2 (p-1)/p n 4 in a ring; whichever is less is done, that is, dense from
-p k > n on. SparCML (SC'19) has delta = n/2: pairs take 8 bytes and values 4; here it is n, because a ring sends each
-value twice, to sum it and to spread the sum. It depends on n, k and p alone, so all ranks decide alike.
+Messages of all p ranks are gathered as (int32 index, fp32 value) pairs and added in the order of ranks, so that
+parameters stay equal. Gathering sends (p-1) k 8 bytes per rank; summing the sparse vector as a dense one sends
+2 (p-1)/p n 4 in a ring; the smaller is used, that is, dense from p k > n on. SparCML (SC'19) has delta = n/2, as pairs
+take 8 bytes and values 4; here it is n, because a ring sends each value twice, to sum it and to distribute the sum. It
+depends on n, k and p only, so all ranks decide equally.
 
-Sums that left the range of fp16 are counted apart from gradients that were not finite before. On a GPU nothing is
-waited for and little is launched: the greatest magnitude of what goes out and of what comes back is left in a slot of
-device memory, one kernel each for a message, and slots are counted many at a time. (An infinity or a NaN goes through a
-maximum of magnitudes.)
+Sums beyond the range of fp16 are counted separately from gradients that were not finite before. On a GPU the host does
+not wait: one kernel before and one after each message write the largest magnitude to a slot of device memory, and many
+slots are counted at a time. (A maximum of magnitudes keeps infinity and NaN.)
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ DenseSum = Callable[[torch.Tensor], None]
 
 VALUE_BYTES = 4
 PAIR_BYTES = 8  # An int32 index and an fp32 value.
-SLOTS = 512  # Messages between two countings.
+SLOTS = 512  # Largest number of messages between two countings.
 _INFINITY = float("inf")
 
 
 class WireFormat:
-    """One format; all ranks exchange the same buckets in the same order. By default gradients travel as they are."""
+    """A format of messages, here fp32; all ranks exchange the same buckets in the same order."""
 
-    name = "fp32"  # As in `sync.wire`.
+    name = "fp32"  # The value of `sync.wire`.
     dense_switches = 0  # Sparse messages of the whole run that were sent dense because that took fewer bytes.
     carrying: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Held while a message is the carrier's: what comes before is packing (choosing, casting), behind it merging."""
+    """Context entered while the carrier has a message: before it is packing (choosing, casting), after it merging."""
 
     @property
     def bytes_per_element(self) -> float:
@@ -53,28 +51,30 @@ class WireFormat:
 
     @property
     def overflows(self) -> int:
-        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite. Waits
-        for the device. Over ranks the least counts (`OverflowCount`).
+        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite.
+
+        Waits for the device. The smallest count of all ranks is the true one (`OverflowCount`).
         """
         return 0
 
     @property
     def density(self) -> float | None:
-        """Share of non-zero entries in all sums of sparse messages so far; None where nothing is sparse."""
+        """Share of non-zero entries in all sums of sparse messages so far; None without sparse messages."""
         return None
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Says which tensors (name, elements) make up each bucket from now on; what is kept by tensor stays."""
+        """Sets the tensors (name, elements) of each bucket from now on; state that is kept by tensor stays."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
-        """`vector` (fp32, one-dimensional; divided by the number of ranks) becomes the sum over ranks. `number` is the
-        bucket's position in the layout.
+        """Replaces `vector` (fp32, one-dimensional, divided by the number of ranks) by the sum over ranks.
+
+        `number` is the bucket's position in the layout.
         """
         dense(vector)
 
 
 class NarrowWire(WireFormat):
-    """Gradients cast to a 16-bit type and summed in it (or wider, where what carries them does so)."""
+    """Casts gradients to a 16-bit type and sums them in it (or wider, if the carrier does so)."""
 
     bytes_per_element = 2.0
 
@@ -85,16 +85,19 @@ class NarrowWire(WireFormat):
         self._buffer: torch.Tensor | None = None
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
-        """Casts, sums and casts back. fp16 ends at 65504: a sum that is not finite is found by reading it once more."""
-        # Room for the cast vector; reused, because memory that is touched for the first time is slow.
+        """Casts, sums and casts back. fp16 ends at 65504: the sum is read again to count values that are not finite."""
+        # The buffer is reused, because memory that is touched for the first time is slow.
         if self._buffer is None or self._buffer.numel() < vector.numel() or self._buffer.device != vector.device:
             self._buffer = torch.empty(vector.numel(), dtype=self._dtype, device=vector.device)
         narrow = self._buffer[: vector.numel()]
-        slot = self._overflow.begin(vector) if self._dtype == torch.float16 else None
+        is_checked = self._dtype == torch.float16
+        slot: int | None = None
+        if is_checked:
+            slot = self._overflow.begin(vector)
         narrow.copy_(vector)
         with self.carrying():
             dense(narrow)
-        if self._dtype == torch.float16:
+        if is_checked:
             self._overflow.end(slot, narrow, lambda: [vector])
             self._overflow.settle_step()
         vector.copy_(narrow)
@@ -105,7 +108,7 @@ class NarrowWire(WireFormat):
 
 
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
-    """The format `sync.wire` names; `density` is for topk, of `world_size` ranks."""
+    """Returns the format that `sync.wire` names; `density` and `world_size` are for topk."""
     if name == "fp32":
         return WireFormat()
     if name == "fp16":
@@ -118,13 +121,14 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
 
 
 def entries_to_send(elements: int, density: float) -> int:
-    """Entries of a bucket that are sent, k: max(1, ceil(density x elements)), and no more than there are."""
+    """Returns k, the entries of a bucket that are sent: ceil(density x elements), at least 1 and at most all."""
     return min(elements, max(1, math.ceil(density * elements)))
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Whether a dense ring sends fewer bytes per rank than gathering this many entries of each; equal stays sparse. 2
-    (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
+    """Returns whether a dense ring sends fewer bytes per rank than gathering `entries` of each; if equal, False.
+
+    That is 2 (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
     """
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
@@ -132,22 +136,23 @@ def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
 class TopkWire(WireFormat):
     """Sparse messages with error feedback.
 
-    What is not yet sent is kept by the name of its tensor, so it survives other buckets. It is not part of checkpoints.
+    Unsent entries (the residual e) are kept by the name of their tensor, so they survive a change of buckets. They are
+    not part of checkpoints.
 
     Gradients that are not finite are not fed back: such entries count as the largest, so they are sent and every rank
-    sees them in the sum, but what waits stays as it was before. The step is lost, as for dense gradients; a NaN that
-    stayed would spoil all later ones.
+    gets them in the sum, but the residual stays as it was before. The step is lost, as for dense gradients; a NaN in
+    the residual would spoil all later steps.
     """
 
     name = "topk"
 
     def __init__(self, density: float, world_size: int) -> None:
-        """`density` is the share of a bucket's entries that a rank sends (0 to 1]."""
+        """Takes the share of a bucket's entries that a rank sends (0 to 1]."""
         self._share = density
         self._world_size = world_size
         self._layout: list[list[tuple[str, int]]] = []
-        self._waiting: dict[int, torch.Tensor] = {}
-        self._by_name: dict[str, torch.Tensor] = {}
+        self._residuals: dict[int, torch.Tensor] = {}  # By bucket, flat.
+        self._residuals_by_name: dict[str, torch.Tensor] = {}  # Of tensors not sent since the last `reset`.
         self._elements = 0
         self._wire_bytes = 0.0
         # On the device of the gradients: the host must not wait for a count that is read once per run.
@@ -156,46 +161,51 @@ class TopkWire(WireFormat):
 
     @property
     def density(self) -> float | None:
-        return None if self._nonzero is None else int(self._nonzero.item()) / self._elements
+        if self._nonzero is None:
+            return None
+        return int(self._nonzero.item()) / self._elements
 
     @property
     def bytes_per_element(self) -> float:
-        """Mean over elements: 4 in a dense message, 4 p k / n in a gathered one, as in a ring of values so wide. Before
-        the first exchange: 4.
+        """Mean over elements: 4 in a dense message, 4 p k / n in a gathered one, as in a ring of values so wide.
+
+        It is 4 before the first exchange.
         """
-        return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
+        if not self._elements:
+            return float(VALUE_BYTES)
+        return self._wire_bytes / self._elements
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        self._by_name = self.waiting()
-        self._waiting = {}
+        self._residuals_by_name = self.residuals()
+        self._residuals = {}
         self._layout = [list(bucket) for bucket in layout]
 
-    def waiting(self) -> dict[str, torch.Tensor]:
-        """What is not yet sent, by tensor (flat views); tensors that were never exchanged are left out."""
-        pieces = dict(self._by_name)
-        for number, flat in self._waiting.items():
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Returns the unsent entries by tensor (flat views), without tensors that were never exchanged."""
+        residuals = dict(self._residuals_by_name)
+        for number, flat in self._residuals.items():
             bucket = self._layout[number]
-            split = torch.split(flat, [size for _, size in bucket])
-            pieces.update((name, piece) for (name, _), piece in zip(bucket, split, strict=True))
-        return pieces
+            pieces = torch.split(flat, [size for _, size in bucket])
+            residuals.update((name, piece) for (name, _), piece in zip(bucket, pieces, strict=True))
+        return residuals
 
     def exchange(
         self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: RankGroup
     ) -> None:
-        """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent."""
-        rest = self._rest(number, vector)
+        """Sends the largest entries of gradient plus residual; `vector` becomes the sum of the sent entries."""
+        residual = self._residual(number, vector)
         elements = vector.numel()
         entries = entries_to_send(elements, self._share)
-        vector.add_(rest)
+        vector.add_(residual)
         indices = torch.topk(vector.abs(), entries, sorted=False).indices
         values = vector[indices]
-        # What is not sent waits in `rest`, which stays as it was where something is not finite.
+        # If a value is not finite, the residual stays as it was.
         is_finite = torch.isfinite(values).all()
         if vector.device.type == "cpu":
             if is_finite:
-                rest.copy_(vector).index_fill_(0, indices, 0.0)
+                residual.copy_(vector).index_fill_(0, indices, 0.0)
         else:  # the host must not wait for the answer
-            torch.where(is_finite, vector.index_fill(0, indices, 0.0), rest, out=rest)
+            torch.where(is_finite, vector.index_fill(0, indices, 0.0), residual, out=residual)
         vector.zero_()
         if is_dense_cheaper(elements, entries, self._world_size):
             vector[indices] = values
@@ -204,39 +214,40 @@ class TopkWire(WireFormat):
             self.dense_switches += 1
             self._wire_bytes += VALUE_BYTES * elements
         else:
-            # Indices and values travel as one message, for one start-up.
+            # Indices and values are one message, which has one start-up.
             message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
             with self.carrying():
                 gathered = world.gather_all(message)
-            for other in gathered:
-                places, numbers = other.chunk(2)
-                vector.index_add_(0, places, numbers.view(torch.float32))
+            for rank_message in gathered:
+                rank_indices, rank_values = rank_message.chunk(2)
+                vector.index_add_(0, rank_indices, rank_values.view(torch.float32))
             self._wire_bytes += PAIR_BYTES * entries * self._world_size / 2
         self._elements += elements
         nonzero = torch.count_nonzero(vector)
-        self._nonzero = nonzero if self._nonzero is None else self._nonzero + nonzero
+        if self._nonzero is not None:
+            nonzero = self._nonzero + nonzero
+        self._nonzero = nonzero
 
-    def _rest(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        """What waits of a bucket, as one flat tensor; zeros at first."""
-        bucket = self._layout[number]
+    def _residual(self, number: int, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the unsent entries of a bucket as one flat tensor; zeros at first."""
         if vector.numel() >= 2**31:
             raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
-        if number not in self._waiting:
-            pieces = [self._by_name.pop(name, None) for name, _ in bucket]
-            self._waiting[number] = torch.cat(
-                [
-                    torch.zeros(size, dtype=vector.dtype, device=vector.device) if piece is None else piece
-                    for piece, (_, size) in zip(pieces, bucket, strict=True)
-                ]
-            )
-        return self._waiting[number]
+        if number not in self._residuals:
+            pieces = []
+            for name, size in self._layout[number]:
+                piece = self._residuals_by_name.pop(name, None)
+                if piece is None:
+                    piece = torch.zeros(size, dtype=vector.dtype, device=vector.device)
+                pieces.append(piece)
+            self._residuals[number] = torch.cat(pieces)
+        return self._residuals[number]
 
 
 class OverflowCount:
-    """Counts on one rank; a sum is the same on all ranks, what went into it is not.
+    """Counts sums beyond the range of fp16 on one rank.
 
-    A rank counts a sum that is not finite if its own share was. Over ranks the least count holds: a rank whose own
-    gradient had overflowed before the exchange does not count it.
+    A rank counts a sum that is not finite if its own share was finite. The smallest count of all ranks is the true one:
+    a rank whose own gradient had overflowed before the exchange does not count the sum.
     """
 
     def __init__(self) -> None:
@@ -244,56 +255,60 @@ class OverflowCount:
         self._slots: torch.Tensor | None = None
         self._used = 0
 
-    def begin(self, own: torch.Tensor) -> int | None:
-        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32."""
-        if own.device.type == "cpu":
+    def begin(self, local_share: torch.Tensor) -> int | None:
+        """Reads this rank's share in fp32 before it is cast; returns the slot for `end`, None on a CPU.
+
+        On a CPU nothing is read yet.
+        """
+        if local_share.device.type == "cpu":
             return None
         if self._slots is None:
-            self._slots = torch.zeros(2, SLOTS, device=own.device)
+            self._slots = torch.zeros(2, SLOTS, device=local_share.device)
         if self._used == SLOTS:
             raise ValueError(f"more than {SLOTS} messages between two calls of settle_step")
         slot = self._used
         self._used += 1
-        torch.linalg.vector_norm(own, _INFINITY, out=self._slots[0, slot])
+        torch.linalg.vector_norm(local_share, _INFINITY, out=self._slots[0, slot])
         return slot
 
-    def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """After the message, on whatever stream. `result`: the sum or mean, as it was on the wire or cast back. `own`:
-        this rank's share once more, where nothing was read yet; called only if `result` is not finite.
+    def end(self, slot: int | None, reduced: torch.Tensor, local_share: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """Reads the sum or mean after the exchange, as it was on the wire or cast back, on any stream.
+
+        `local_share` returns this rank's share again; it is called only on a CPU, if `reduced` is not finite.
         """
         if slot is None:
-            if not _is_finite(result) and all(map(_is_finite, own())):
+            if not _is_finite(reduced) and all(map(_is_finite, local_share())):
                 self._count += 1
             return
         assert self._slots is not None
         # Cast before the maximum is taken: an infinity of fp16 is one of fp32.
-        torch.linalg.vector_norm(result, _INFINITY, dtype=torch.float32, out=self._slots[1, slot])
+        torch.linalg.vector_norm(reduced, _INFINITY, dtype=torch.float32, out=self._slots[1, slot])
 
-    def settle_step(self, least: int = SLOTS // 2) -> None:
-        """Between two steps, on a stream that comes after all messages: makes room where `least` slots are used."""
-        if self._used >= max(1, least):
+    def settle_step(self, min_used: int = SLOTS // 2) -> None:
+        """Counts and frees the slots if `min_used` are used; between steps, on a stream that follows all messages."""
+        if self._used >= max(1, min_used):
             assert self._slots is not None
             before, after = self._slots[:, : self._used].isfinite()
             self._count = self._count + (before & ~after).sum()
             self._used = 0
 
     def count_all(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Many sums at once, by the greatest magnitudes of each before and after (`magnitudes`)."""
+        """Counts many sums at once, by the largest magnitudes of each before and after (`magnitudes`)."""
         self._count = self._count + (before.isfinite() & ~after.isfinite()).sum()
 
     @property
     def total(self) -> int:
-        self.settle_step(least=1)
+        self.settle_step(min_used=1)
         return int(self._count)
 
 
 def magnitudes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The greatest magnitude of each tensor, (len(tensors),); infinite or NaN where an entry is."""
+    """Returns the largest magnitude of each tensor, shape (len(tensors),); infinite or NaN if an entry is."""
     return torch.stack(torch._foreach_norm(list(tensors), _INFINITY))
 
 
 class CheckedFp16:
-    """An fp16 compressor of Horovod for CPUs, which looks at every result for an overflow."""
+    """An fp16 compressor of Horovod for CPUs, which checks every sum for an overflow."""
 
     def __init__(self, inner: Any, overflow: OverflowCount) -> None:
         self._inner = inner
@@ -304,16 +319,16 @@ class CheckedFp16:
         return narrow, (context, tensor)
 
     def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Back in its type. Until then the gradient itself is still this rank's own."""
-        inner, own = context
-        result: torch.Tensor = self._inner.decompress(tensor, inner)
-        self._overflow.end(None, result, lambda: [own])
-        return result
+        """Casts back and checks; until then the gradient itself is still this rank's own."""
+        inner_context, local_gradient = context
+        reduced: torch.Tensor = self._inner.decompress(tensor, inner_context)
+        self._overflow.end(None, reduced, lambda: [local_gradient])
+        return reduced
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Of a tensor on a CPU: whether no entry is infinite or NaN, without a temporary of its size."""
+    """Returns whether no entry is infinite or NaN, for a tensor on a CPU, without a temporary of its size."""
     if tensor.numel() == 0:
         return True
-    low, high = torch.aminmax(tensor)  # NaN goes through
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+    smallest, largest = torch.aminmax(tensor)  # NaN if an entry is NaN
+    return math.isfinite(smallest.item()) and math.isfinite(largest.item())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import torch
@@ -41,10 +42,9 @@ from dlbench.records.out_of_core import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import HeldMemory, RankResult, Setting
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
 
-_DECIDED = {
+_DECISION_WORDS = {
     "keep": "kept",
     "swap": "swapped",
     "recompute": "recomputed",
@@ -72,17 +72,17 @@ def trial_passes(
     def batch_of(samples: int) -> Batch:
         generator = torch.Generator().manual_seed(0)
         counts = workload.data.keeps_counts(on_gpu=device.type == "cuda")
-        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=counts)
+        batch = synthetic_batch(workload.model, workload.data, samples, generator, counts=counts)
         if workload.data.is_synthetic:
-            made = arranged(made, workload.model)
-        return {name: tensor.to(device) for name, tensor in made.items()}
+            batch = arranged(batch, workload.model)
+        return {name: tensor.to(device) for name, tensor in batch.items()}
 
     samples = train.batch_per_rank // train.gradient_accumulation
     return TrialPasses(model=model, loss_of=loss_of, batch_of=batch_of, samples=samples, beat=beat, stage=stage)
 
 
 def workbench(plan: RunPlan, place: RankPlace, device: torch.device, passes: TrialPasses, gather: Gather) -> Workbench:
-    """Returns what the memory of a plan's network is measured with."""
+    """Returns what is needed to measure the memory of a plan's network."""
     train = plan.workload.train
     exchange_bytes, gradients_stay = exchange_memory(plan, passes.model, device)
     return Workbench(
@@ -106,40 +106,42 @@ def workbench(plan: RunPlan, place: RankPlace, device: torch.device, passes: Tri
 
 
 class ActivationMemory(TrainingPart):
-    """A plan at work."""
+    """Carries out a memory plan: keeps, moves or recomputes the activations of a network's blocks."""
 
     def __init__(
         self,
-        train: TrainSpec,
-        found: MemoryPlan,
-        model: nn.Module,
-        device: torch.device,
+        bench: Workbench,
+        memory_plan: MemoryPlan,
         rank: int,
-        open_tier: Callable[[int], Tier],
         *,
         allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
+        """`bench` is what `memory_plan` was made with; `wrap_block` compiles the function of a block."""
+        train, model, device = bench.train, bench.model, bench.device
         self._allocator = allocator
         self._train, self._device, self._rank = train, device, rank
-        self.found = found
-        own = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-        self._process_bytes = (resident_bytes() or 0) - own  # without the network
-        plan, chain = found.plan, found.chain
-        moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
-        # On a GPU offload is torch's own save_on_cpu.
-        own = not (train.swap == "offload" and device.type == "cuda")
-        self._tier = open_tier(plan.predicted.swapped_bytes) if moves and own else None
-        self._tier_words = self._tier.words if self._tier is not None else None
-        capacity = plan.capacity_bytes
-        prefetch = PREFETCH[train.swap]
-        leaving = simulate(chain, plan.blocks, found.rates, capacity, prefetch=prefetch).leaving if moves else ()
+        self.memory_plan = memory_plan
+        network_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        self._process_bytes = (resident_bytes() or 0) - network_bytes
+        plan, chain = memory_plan.plan, memory_plan.chain
+        capacity, prefetch = plan.capacity_bytes, PREFETCH[train.swap]
+        self._tier: Tier | None = None
+        self._tier_words: str | None = None
+        leaving: Collection[int] = ()
+        if any(block.decision in ("swap", "recompute-swap") for block in plan.blocks):
+            leaving = simulate(chain, plan.blocks, memory_plan.rates, capacity, prefetch=prefetch).leaving
+            # On a GPU offload is torch's own save_on_cpu, which needs no tier.
+            if train.swap != "offload" or device.type != "cuda":
+                self._tier = bench.open_tier(plan.predicted.swapped_bytes)
+                self._tier_words = self._tier.words
+        budget_bytes = max(0, capacity - chain.fixed_bytes) if capacity is not None else None
         self._blocks = OutOfCore(
             model,
-            found.units,
+            memory_plan.units,
             plan.blocks,
             tier=self._tier,
-            budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
+            budget_bytes=budget_bytes,
             costs=BlockCosts(chain, blocking=prefetch == "blocking").of_plan(plan.blocks),
             turn_bytes=chain.turn_bytes,
             prefetch=prefetch,
@@ -165,16 +167,17 @@ class ActivationMemory(TrainingPart):
         plan, place, device, train = context.plan, context.place, context.device, context.plan.workload.train
         passes.stage("profiling memory")
         bench = workbench(plan, place, device, passes, context.engine.gather)
-        found = plan_memory(bench)
+        memory_plan = plan_memory(bench)
         if allocator == KEPT_FREED:
-            trim()  # What measuring freed is no part of what training holds.
+            trim()  # memory that only profiling used must not count as memory of training
         if context.on_gpu:
             checkpoint = checkpoint_bytes(plan, place.rank, passes.model)
-            locked, what = found.plan.predicted.swapped_bytes, f"train.swap {train.swap}"
-            require_room(locked, what, place, context.engine.gather, checkpoint_bytes=checkpoint)
+            locked_bytes = memory_plan.plan.predicted.swapped_bytes
+            require_room(
+                locked_bytes, f"train.swap {train.swap}", place, context.engine.gather, checkpoint_bytes=checkpoint
+            )
         passes.stage("building")
-        parts = train, found, passes.model, device, place.rank, bench.open_tier
-        return cls(*parts, allocator=allocator, wrap_block=wrap_block)
+        return cls(bench, memory_plan, place.rank, allocator=allocator, wrap_block=wrap_block)
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
         """Watches transfers in the steps whose messages are kept one by one, else in the last of the warm-up."""
@@ -196,38 +199,39 @@ class ActivationMemory(TrainingPart):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know, each as one sentence."""
-        found = [*self.found.warnings, *self._blocks.warnings]
+        """Returns warnings about the plan and about the memory that training used, one sentence each."""
+        texts = [*self.memory_plan.warnings, *self._blocks.warnings]
         if self._tier is not None:
-            found += [text for text in self._tier.warnings if text not in found]
-        if all(block.decision == "keep" for block in self.found.plan.blocks):
-            found.append("fits in core: nothing swapped or recomputed")
-            return tuple(found)
-        capacity, reserved = self.found.plan.capacity_bytes, self._reserved_bytes
+            texts += [text for text in self._tier.warnings if text not in texts]
+        if all(block.decision == "keep" for block in self.memory_plan.plan.blocks):
+            texts.append("fits in core: nothing swapped or recomputed")
+            return tuple(texts)
+        capacity, reserved = self.memory_plan.plan.capacity_bytes, self._reserved_bytes
         if capacity is not None and reserved is not None and reserved > capacity:
-            found.append(
+            texts.append(
                 f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
-                f"{format_bytes(torch.cuda.max_memory_allocated(self._device))}: a GPU with no more than "
-                "train.memory.capacity would not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+                f"{format_bytes(torch.cuda.max_memory_allocated(self._device))}: a GPU with train.memory.capacity is "
+                "too small, unless PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set"
             )
-        resident = peak_bytes(self._device) - self._process_bytes if self._allocator == KEPT_FREED else 0
-        # Buffers of libraries, input and exchange are resident as well.
-        if capacity is not None and resident > 1.1 * capacity:
-            found.append(
-                f"the process grew by {format_bytes(resident)} in training: it would not fit into "
-                "train.memory.capacity; MALLOC_MMAP_THRESHOLD_=1048576 in the environment makes it fit, and slower"
-            )
-        peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
+        if capacity is not None and self._allocator == KEPT_FREED:
+            growth_bytes = peak_bytes(self._device) - self._process_bytes
+            # The margin is for buffers of libraries, input and exchange, which are resident as well.
+            if growth_bytes > 1.1 * capacity:
+                texts.append(
+                    f"the process grew by {format_bytes(growth_bytes)} in training: it would not fit into "
+                    "train.memory.capacity; MALLOC_MMAP_THRESHOLD_=1048576 in the environment makes it fit, and slower"
+                )
+        peak, in_core = self.memory_plan.plan.predicted.peak_bytes, self.memory_plan.in_core_bytes
         if saves_nothing(peak, in_core):
-            found.append(
-                f"recomputing and swapping save no memory here: {format_bytes(peak)} at most, {format_bytes(in_core)} "
-                "in core; the most is held where they change nothing"
+            texts.append(
+                f"recomputing and swapping save no memory here: the peak is {format_bytes(peak)}, and "
+                f"{format_bytes(in_core)} without them; it occurs where they change nothing"
             )
         if self._train.compile != "none":
-            found.append(
-                "the plan rests on a chain that was measured without train.compile, which changes what blocks take"
+            texts.append(
+                "the plan was made from blocks measured without train.compile, which changes their times and memory"
             )
-        return tuple(found)
+        return tuple(texts)
 
     def spans(self) -> list[tuple[int, LaneSpan]]:
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
@@ -236,35 +240,38 @@ class ActivationMemory(TrainingPart):
     def summary(self, result: RankResult) -> dict[str, Any]:
         return {"memory": self.rank_memory(result.held)}
 
-    def rank_memory(self, held: HeldMemory | None = None) -> RankMemory:
-        """Returns what this rank moved. `held`: what a step was seen to hold; not asked on a GPU."""
-        peak = held.peak if held is not None else None
+    def rank_memory(self, step_memory: HeldMemory | None = None) -> RankMemory:
+        """Returns what this rank moved, and its peak; on a CPU the peak is that of `step_memory`."""
+        fields: dict[str, Any] = dict(self._blocks.summary())
+        fields |= {"rank": self._rank, "steps": int(fields.pop("passes")) // self._train.gradient_accumulation}
+        peak = None
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
-        counts = self._blocks.summary()
-        passes = int(counts.pop("passes"))
-        about = {"rank": self._rank, "steps": passes // self._train.gradient_accumulation, **counts}
-        return RankMemory.model_validate(
-            {"device_peak_bytes": peak, "device_reserved_bytes": self._reserved_bytes, **about}
-        )
+        elif step_memory is not None:
+            peak = step_memory.peak
+        fields |= {"device_peak_bytes": peak, "device_reserved_bytes": self._reserved_bytes}
+        return RankMemory.model_validate(fields)
 
     @property
     def _reserved_bytes(self) -> int | None:
-        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_reserved(self._device)
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        found, train = self.found, self._train
+        memory_plan, train = self.memory_plan, self._train
+        checksum_share = 1.0 if train.memory.verify and self._tier is not None else None
         result = MemoryResult(
             recompute=train.recompute,
             swap=train.swap,
             tier=self._tier_words,
             parts=train.gradient_accumulation,
-            chain=found.chain,
-            rates=found.rates,
-            plan=found.plan,
-            in_core_bytes=found.in_core_bytes,
-            profile_s=found.profile_s,
-            checksum_share=1.0 if train.memory.verify and self._tier is not None else None,
+            chain=memory_plan.chain,
+            rates=memory_plan.rates,
+            plan=memory_plan.plan,
+            in_core_bytes=memory_plan.in_core_bytes,
+            profile_s=memory_plan.profile_s,
+            checksum_share=checksum_share,
             ranks=tuple(rank.memory for rank in everyone if rank.memory is not None),
             timeline=_timeline(self._spans),
         )
@@ -281,10 +288,10 @@ class ActivationMemory(TrainingPart):
         ]
 
     def settings(self) -> list[Setting]:
-        plan = self.found.plan
-        count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
-        decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
-        blocks = f"{len(plan.blocks)} blocks: {decided}"
+        plan = self.memory_plan.plan
+        counts = Counter[str](block.decision for block in plan.blocks)
+        decisions = ", ".join(f"{counts[name]} {words}" for name, words in _DECISION_WORDS.items() if name in counts)
+        blocks = f"{len(plan.blocks)} blocks: {decisions}"
         moved = f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back"
         train, capacity = self._train, self._train.memory.capacity
         rows: list[tuple[str, Value, Value, str]] = [
@@ -292,12 +299,12 @@ class ActivationMemory(TrainingPart):
             ("train.swap", train.swap, train.swap, moved),
         ]
         if plan.capacity_bytes is not None:
-            planned = f"planned {plan.predicted.peak_bytes}, in core {self.found.in_core_bytes}"
+            planned = f"planned {plan.predicted.peak_bytes}, in core {self.memory_plan.in_core_bytes}"
             rows.append(("train.memory.capacity", capacity, capacity, f"{plan.capacity_bytes} bytes; {planned}"))
         return settings_of(*rows)
 
     def close(self) -> None:
-        """Nothing is left on the network or in the far tier; twice does no harm."""
+        """Removes everything from the network and from the far tier; a second call does nothing."""
         self._blocks.close()
 
 
@@ -305,8 +312,8 @@ def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:
     if not spans:
         return ()
     last = max(span.number for span in spans)
-    shown = [span for span in spans if span.number == last]
-    begin = min(span.start_ns for span in shown)
+    last_pass = [span for span in spans if span.number == last]
+    begin = min(span.start_ns for span in last_pass)
     return tuple(
         TransferSpan(
             lane=span.lane,
@@ -315,5 +322,5 @@ def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:
             start_s=(span.start_ns - begin) / 1e9,
             end_s=(span.end_ns - begin) / 1e9,
         )
-        for span in sorted(shown, key=lambda span: (span.start_ns, span.end_ns))
+        for span in sorted(last_pass, key=lambda span: (span.start_ns, span.end_ns))
     )

@@ -1,14 +1,10 @@
 """The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
 
-A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones
-before. It holds nothing of a rank: parameters, optimizer and averaged batch-norm statistics are the same on all of
-them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
-go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
+Rank 0 writes a file under a temporary name and renames it when it is complete. A file holds nothing of a single rank,
+so that a run may resume with other ranks, nodes or another engine; with the same ones it resumes bit for bit.
 
-Training stands still for a copy of the state on the host alone. A thread digests and writes it, and pickles nothing:
-hashing and writing release Python's lock (hashlib from 2,048 bytes on, and pwrite(2)), so that it takes a core and
-bandwidth from training, and its lock for the few microseconds between two pieces. When a run resumes, rank 0 reads and
-digests the file, and the engine gives the content to the others.
+Training waits only for a copy of the state on the host. A thread hashes and writes it; both release Python's lock
+(hashlib from 2,048 bytes on, and pwrite(2)), so that it takes one core and bandwidth from training.
 """
 
 from __future__ import annotations
@@ -51,28 +47,28 @@ from dlbench.specs.problems import problem_of
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-_ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
-_APART = mmap.PAGESIZE  # Bytes between tensors' beginnings on the host, or a multiple: locked pieces end there.
-_PIECE = 4 << 20  # Bytes that are digested and written at a time.
-_BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
+_ALIGNMENT = 8  # The header's length is a multiple of these bytes, as safetensors recommends.
+_APART = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host: page-locked pieces end there.
+_PIECE = 4 << 20  # Bytes that are hashed and written at a time.
+_BUCKET = 64 << 20  # Bytes of one broadcast between ranks.
 
 _WRITE_BACK = 64 << 20
-"""Bytes after which the file system is waited for: one fsync(2) behind gigabytes would be minutes in which a slow file
-system looks like one that hangs."""
-TURN_S = 1.0  # How long ranks wait for a file before they look whether something of it moved.
+"""Bytes after which the writer waits for the file system: with one fsync(2) after gigabytes, a slow file system would
+look for minutes like one that hangs."""
+TURN_S = 1.0  # Seconds that ranks wait for a file before they compare its progress.
 
 SHARED_BY = "data.ranks"
-"""Key of a checkpoint's `trained`: the ranks, one of each replica, that samples were shared out to. It may change at an
-epoch's end."""
+"""Key of a checkpoint's `trained`: the number of replicas that samples were divided among. It may change at an epoch's
+end."""
 
 
 class Progress(Spec):
-    """How far training was."""
+    """The state of training that is no tensor."""
 
     step: CountOrZero  # Optimizer steps done.
     samples: CountOrZero  # Samples trained, over all ranks.
     epoch: NonNegative  # Epochs trained.
-    position: Position  # Where the sample order goes on.
+    position: Position  # Position in the sample order at which training resumes.
     train_s: NonNegative
     wall_s: NonNegative  # Since run_start, seconds.
     loss_scaling: dict[str, float]
@@ -81,10 +77,10 @@ class Progress(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of training after some step, on the host; nothing of it changes any more."""
+    """A copy of the state of training after a step, on the host."""
 
-    header: dict[str, Any]  # What the file's header holds, but for the digest.
-    tensors: dict[str, Tensor]  # On the CPU, contiguous, each with memory of its own.
+    header: dict[str, Any]  # Content of the file's header, without the digest.
+    tensors: dict[str, Tensor]  # On the CPU, contiguous; no two share memory.
 
     @property
     def num_bytes(self) -> int:
@@ -92,37 +88,41 @@ class Snapshot:
 
 
 def snapshot(
-    whole: WholeState,
+    state: WholeState,
     progress: Progress,
     trained: Mapping[str, Any],
     room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     beat: Beat = lambda _what: None,
 ) -> Snapshot:
-    """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
-    Where ranks share tensors out, the others call `give_shares` meanwhile.
+    """Returns a copy of the state, with everything that was queued on the current stream before.
+
+    If tensors are sharded over ranks, the other ranks must call `give_shares` at the same time.
     """
-    found = _tensors_of(whole)
-    # A copy each: tied weights share memory, which safetensors refuses.
-    tensors = dict(room_for(found)) if room_for else {n: torch.empty(t.shape, dtype=t.dtype) for n, t in found.items()}
-    for name, tensor in _gathered(found, beat):
+    sources = _tensors_of(state)
+    # Each is copied: tied weights share memory, which safetensors refuses.
+    if room_for:
+        tensors = dict(room_for(sources))
+    else:
+        tensors = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in sources.items()}
+    for name, tensor in _gathered(sources, beat):
         tensors[name].copy_(tensor, non_blocking=True)
-    for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
+    for device in {tensor.device for tensor in sources.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
-    header = {**FORMAT, "trained": dict(trained), "group_steps": whole.group_steps}
+    header = {**FORMAT, "trained": dict(trained), "group_steps": state.group_steps}
     return Snapshot(header=header | progress.model_dump(mode="json"), tensors=tensors)
 
 
-def give_shares(whole: WholeState, beat: Beat) -> None:
-    """What the other ranks do while rank 0 makes a `snapshot`: one whole tensor after the other, none is kept."""
-    for _ in _gathered(_tensors_of(whole), beat):
+def give_shares(state: WholeState, beat: Beat) -> None:
+    """Takes part in gathering sharded tensors while rank 0 makes a `snapshot`; keeps none."""
+    for _ in _gathered(_tensors_of(state), beat):
         pass
 
 
 def _tensors_of(whole: WholeState) -> dict[str, Tensor]:
-    found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
+    tensors = {_MODEL + name: tensor for name, tensor in whole.model.items()}
     for index, state in whole.values.items():
-        found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
-    return found
+        tensors |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
+    return tensors
 
 
 def _gathered(tensors: Mapping[str, Tensor], beat: Beat) -> Iterator[tuple[str, Tensor]]:
@@ -131,12 +131,12 @@ def _gathered(tensors: Mapping[str, Tensor], beat: Beat) -> Iterator[tuple[str, 
         yield name, whole_tensor(tensor.detach())
 
 
-def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] = lambda: None) -> None:
-    """Writes one checkpoint as a whole, or nothing; what killed jobs left of theirs goes.
+def write_snapshot(path: Path, snapshot: Snapshot, on_piece: Callable[[], object] = lambda: None) -> None:
+    """Writes a complete checkpoint or none, and removes incomplete ones of killed jobs.
 
-    The digest is made of the pieces as they are written, and put into the header last. `on_piece`: called after each.
+    Pieces are hashed as they are written, and the digest goes into the header last. `on_piece` is called after each.
     """
-    tensors, entries, end = taken.tensors, dict[str, Any](), 0
+    tensors, entries, end = snapshot.tensors, dict[str, Any](), 0
     # Larger elements first, so that each lies at a multiple of its size: readers map the file.
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
         tensor, begin = tensors[name], end
@@ -146,8 +146,8 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         entries[name] = {"dtype": kind.upper(), "shape": list(tensor.shape), "data_offsets": [begin, end]}
 
     def head(digest: str) -> bytes:
-        about = json.dumps({**taken.header, "sha256": digest}, sort_keys=True)
-        text = json.dumps({"__metadata__": {"dlbench": about}, **entries}).encode()
+        content = json.dumps({**snapshot.header, "sha256": digest}, sort_keys=True)
+        text = json.dumps({"__metadata__": {"dlbench": content}, **entries}).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
 
@@ -155,8 +155,8 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(exist_ok=True)
-        for left in path.parent.glob(f".*{CHECKPOINT_SUFFIX}.*{TEMPORARY_SUFFIX}"):
-            left.unlink(missing_ok=True)
+        for leftover in path.parent.glob(f".*{CHECKPOINT_SUFFIX}.*{TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
         opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
 
@@ -169,7 +169,7 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
                     unsafe = 0
                 on_piece()
 
-            digest = _digest(taken.header, tensors, put)
+            digest = _digest(snapshot.header, tensors, put)
             _write_at(opened, memoryview(head(digest)), 0)
             os.fsync(opened)
         finally:
@@ -181,6 +181,10 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         raise refused(error, f"{path}: the checkpoint cannot be written: {why_unreadable(error)}") from None
 
 
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _write_at(opened: int, content: memoryview, place: int) -> None:
     while content:
         num = os.pwrite(opened, content, place)
@@ -188,8 +192,8 @@ def _write_at(opened: int, content: memoryview, place: int) -> None:
 
 
 _NICENESS = 10
-"""Of the thread that writes: on a CPU training computes on all cores of the rank, and its threads wait for each other.
-Linux has a nice value for each thread (sched(7))."""
+"""Nice value of the writing thread (Linux has one per thread, sched(7)): on a CPU training uses all cores of the rank,
+and its threads wait for each other."""
 
 
 class CheckpointWriter:
@@ -198,7 +202,7 @@ class CheckpointWriter:
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
         self._keep, self._beat = keep, beat
         self._rooms: dict[str, Tensor] = {}
-        self._memory = ""  # What kind the rooms are.
+        self._memory = ""  # Kind of memory that the copies lie in, for the record.
         self._worker: BackgroundWorker | None = None
         self._error: BaseException | None = None
         self._wrote_s = self._waited_s = 0.0
@@ -206,51 +210,50 @@ class CheckpointWriter:
         self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
         self.writes: list[CheckpointWrite] = []
 
-    def begin(self, path: Path, whole: WholeState, progress: Progress, trained: Mapping[str, Any]) -> None:
-        """Copies the state and begins to write it; the one before has been waited for."""
+    def begin(self, path: Path, state: WholeState, progress: Progress, trained: Mapping[str, Any]) -> None:
+        """Copies the state and starts to write it; the checkpoint before must have been written."""
         assert self._worker is None
         start = time.monotonic()
-        taken = snapshot(whole, progress, trained, self._room_for, self._beat)
+        copied = snapshot(state, progress, trained, self._room_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
-            bytes=taken.num_bytes,
+            bytes=copied.num_bytes,
             memory=self._memory,
             snapshot_s=time.monotonic() - start,
             waited_s=0.0,
             write_s=0.0,
         )
         self._worker = BackgroundWorker("dlbench-checkpoint", daemon=False)
-        self._worker.put(partial(self._write, path, taken))
+        self._worker.put(partial(self._write, path, copied))
         self._worker.close(0)
 
-    def _room_for(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Memory for the state, kept for later checkpoints: new memory costs page faults, or page-locking."""
-        forms, known = ({n: (t.shape, t.dtype) for n, t in one.items()} for one in (found, self._rooms))
-        if forms == known:
+    def _room_for(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns memory for the state, reused by later checkpoints: new memory costs page faults, or page-locking."""
+        if _forms(tensors) == _forms(self._rooms):
             return self._rooms
-        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in found.values()]
+        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in tensors.values()]
         firsts = [0, *itertools.accumulate(sizes)]
-        memory, self._memory = None, "pageable: the state lies on the host"
-        if any(tensor.device.type == "cuda" for tensor in found.values()):
+        memory, self._memory = torch.empty(0), "pageable: the state lies on the host"
+        if any(tensor.device.type == "cuda" for tensor in tensors.values()):
             try:
                 borders = [0]
                 for first, end in itertools.pairwise(firsts):
                     if end - borders[-1] > PIECE_BYTES:  # a tensor that is larger has a piece of its own
                         borders.append(first)
-                what = "the state of a checkpoint"
-                memory = locked_memory(firsts[-1], what, borders=borders, beat=self._beat)
+                memory = locked_memory(firsts[-1], "the state of a checkpoint", borders=borders, beat=self._beat)
                 self._memory = "page-locked"
             except EnvironmentLacksError as error:  # recorded, and no reason to end training
                 self._memory = f"pageable: {error}"
-        memory = torch.empty(firsts[-1], dtype=torch.uint8) if memory is None else memory
+        if self._memory != "page-locked":
+            memory = torch.empty(firsts[-1], dtype=torch.uint8)
         self._rooms = {
             name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for first, (name, tensor) in zip(firsts, found.items(), strict=False)
+            for first, (name, tensor) in zip(firsts, tensors.items(), strict=False)
         }
         return self._rooms
 
-    def _write(self, path: Path, taken: Snapshot) -> None:
+    def _write(self, path: Path, copied: Snapshot) -> None:
         start = time.monotonic()
 
         def moved() -> None:
@@ -258,18 +261,18 @@ class CheckpointWriter:
 
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        write_snapshot(path, taken, moved)
+        write_snapshot(path, copied, moved)
         prune(path.parent, self._keep)
         self._wrote_s = time.monotonic() - start
 
     def require_well(self) -> None:
-        """Raises, once, what a checkpoint could not be written for: a RunError."""
+        """Raises the RunError of a checkpoint that could not be written, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long at most; whether nothing is being written any more. An error is left to `require_well`."""
+        """Waits for the writer at most so many seconds; returns whether it is done. `require_well` raises its error."""
         if self._worker is None:
             return True
         start = time.monotonic()
@@ -289,13 +292,16 @@ class CheckpointWriter:
 def follow(
     look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """All ranks wait for a file of rank 0, and are alive as long as something of it moves."""
-    seen, is_done = -1, False
+    """Makes all ranks wait for a file of rank 0; calls `beat` whenever more pieces of it are done.
+
+    `look` returns, on rank 0, whether the file is done and how many pieces are.
+    """
+    pieces_before, is_done = -1, False
     while not is_done:
         is_done, pieces = gather(look())[0]
-        if pieces > seen:
+        if pieces > pieces_before:
             beat()
-        seen = pieces
+        pieces_before = pieces
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -305,17 +311,19 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
-    """The file itself, or the newest checkpoint of a run's folder."""
+    """Returns `place` if it is a file, else the newest checkpoint of this run's folder."""
     if place.is_file():
         return place
-    found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
-    if not found:
+    checkpoints = sorted(
+        [*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")]
+    )
+    if not checkpoints:
         raise UserError(f"{key} {str(place)!r}: no checkpoint there; give a file or a run's folder")
-    return found[-1]
+    return checkpoints[-1]
 
 
 class Header(Progress):
-    """What a checkpoint says besides its tensors."""
+    """The content of a checkpoint's header."""
 
     format: Literal["dlbench.checkpoint"]
     version: Literal[1]
@@ -325,7 +333,7 @@ class Header(Progress):
 
 
 class Checkpoint:
-    """A checkpoint that has been read and found whole."""
+    """A checkpoint that was read and whose digest was right."""
 
     def __init__(
         self,
@@ -334,10 +342,10 @@ class Checkpoint:
         on_piece: Callable[[], object] = lambda: None,
     ) -> None:
         self.path = path
-        self._tensors, content = _read(path) if received is None else received
+        self._tensors, content = received or _read(path)
         self._content = content
         if (form := {key: content.get(key) for key in FORMAT}) != FORMAT:
-            raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
+            raise UserError(f"{path}: a checkpoint of another format ({form}); expected {FORMAT}")
         # The file is mapped: its tensors are read here.
         if received is None and content.get("sha256") != _digest(content, self._tensors, lambda *_piece: on_piece()):
             raise IncompleteDataError(f"{path}: damaged: header and tensors do not have the SHA-256 in the header")
@@ -360,7 +368,7 @@ class Checkpoint:
         device: torch.device,
         beat: Callable[[str], object],
     ) -> Checkpoint:
-        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them."""
+        """Reads the checkpoint at `place` (`find_checkpoint`) on rank 0 and returns it on every rank."""
         pieces = 0
 
         def moved() -> None:
@@ -377,23 +385,26 @@ class Checkpoint:
             return reading.done(), pieces
 
         reading = ThreadPoolExecutor(1).submit(read) if rank == 0 else None
-        follow(look, gather, lambda: beat("reading the checkpoint to go on from"))
-        own, said = None, None
+        follow(look, gather, partial(beat, "reading the checkpoint to resume from"))
+        checkpoint, description = None, None
         if reading is not None and reading.exception() is None:
-            own = reading.result()
-            forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
-            said = {"path": str(own.path), "header": own._content, "forms": forms}
-        everyone = gather(said)
+            checkpoint = reading.result()
+            tensors = checkpoint._tensors
+            forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+            description = {"path": str(checkpoint.path), "header": checkpoint._content, "forms": forms}
+        everyone = gather(description)
         if reading is not None:
-            own = reading.result()  # raises when the others know
-        if (said := everyone[0]) is None:
-            raise PeerLostError("rank 0 cannot read the checkpoint to go on from")
-        if own is None:
-            tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in said["forms"]}
-            own = cls(Path(said["path"]), (tensors, said["header"]))
+            checkpoint = reading.result()  # raises when the others know
+        if (description := everyone[0]) is None:
+            raise PeerLostError("rank 0 cannot read the checkpoint to resume from")
+        if checkpoint is None:
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in description["forms"]
+            }
+            checkpoint = cls(Path(description["path"]), (tensors, description["header"]))
         if len(everyone) > 1:
-            _share(own._tensors, is_source=rank == 0, broadcast=broadcast, device=device, beat=beat)
-        return own
+            _share(checkpoint._tensors, is_source=rank == 0, broadcast=broadcast, device=device, beat=beat)
+        return checkpoint
 
     def require(self, trained: Mapping[str, Any]) -> None:
         for key, value in trained.items():
@@ -407,18 +418,18 @@ class Checkpoint:
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
-        """Moves the tensors into a network and its optimizer, which the engine prepared, if one did."""
+        """Copies the tensors into a network and its optimizer, through the engine that prepared them; drops them."""
         values: dict[int, dict[str, Tensor]] = {}
         try:
             for name, tensor in self._tensors.items():
                 if name.startswith(_OPTIMIZER):
                     index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
                     values.setdefault(int(index), {})[key] = tensor
-            whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
-            (engine or SingleEngine()).load_whole(model, optimizer, whole)
+            state = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
+            (engine or SingleEngine()).load_whole(model, optimizer, state)
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
-        self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
+        self._tensors = {}  # the checkpoint lives as long as the run, and they are as large as its state
 
 
 def _share(
@@ -430,19 +441,23 @@ def _share(
     beat: Callable[[str], object],
 ) -> None:
     """Fills the tensors of all ranks with those of the source, byte for byte, by way of the device."""
-    contents = [tensor.flatten().view(torch.uint8) for tensor in tensors.values()]
-    pieces = deque(one[place : place + _BUCKET] for one in contents for place in range(0, len(one), _BUCKET))
+    pieces: deque[Tensor] = deque()
+    for tensor in tensors.values():
+        pieces += torch.split(tensor.flatten().view(torch.uint8), _BUCKET)
     while pieces:
-        taken, num = [pieces.popleft()], 0
-        while pieces and sum(map(len, taken)) + len(pieces[0]) <= _BUCKET:
-            taken.append(pieces.popleft())
-        total = sum(map(len, taken))
-        bucket = torch.cat(taken).to(device) if is_source else torch.empty(total, dtype=torch.uint8, device=device)
+        sent = [pieces.popleft()]
+        while pieces and sum(map(len, sent)) + len(pieces[0]) <= _BUCKET:
+            sent.append(pieces.popleft())
+        total = sum(map(len, sent))
+        if is_source:
+            bucket = torch.cat(sent).to(device)
+        else:
+            bucket = torch.empty(total, dtype=torch.uint8, device=device)
         broadcast(bucket)
-        for piece in () if is_source else taken:
-            piece.copy_(bucket[num : num + len(piece)])
-            num += len(piece)
-        beat("handing the checkpoint on to all ranks")
+        if not is_source:
+            for piece, received in zip(sent, torch.split(bucket, [len(piece) for piece in sent]), strict=True):
+                piece.copy_(received)
+        beat("sending the checkpoint to all ranks")
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -455,7 +470,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             content = parse_json((file.metadata() or {})["dlbench"])
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except KeyError:
-        raise IncompleteDataError(f"{path}: not a checkpoint of dlbench: its header does not say what it is") from None
+        raise IncompleteDataError(f"{path}: not a checkpoint of dlbench: its header has no entry dlbench") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise IncompleteDataError(f"{path}: not a readable checkpoint: {why_unreadable(error)}") from None
     if not isinstance(content, dict):
@@ -468,9 +483,9 @@ def _digest(
     tensors: Mapping[str, Tensor],
     visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
 ) -> str:
-    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
-    rest = {key: value for key, value in header.items() if key != "sha256"}
-    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    """Returns the SHA-256 over the header without its digest, and over name, type, shape and bytes of every tensor."""
+    signed = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(signed, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
@@ -483,25 +498,31 @@ def _digest(
 
 
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
-    """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
+    """Returns the settings that a resumed run must have in common with its checkpoint, by key.
+
+    Batch size, ranks, learning rates and precision may change.
+    """
     workload, data = plan.workload, plan.workload.data
     model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
-    found = {
+    identity = {
         **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
         "train.seed": workload.train.seed,
         "data.is_synthetic": data.is_synthetic,
     }
     if data.is_synthetic:
-        return found
+        return identity
     if data.shuffle == "global":
-        return found | {"data.shuffle": "global"}
-    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
-    return found | {"data.shuffle": shuffle, "data.partition": data.partition}
+        return identity | {"data.shuffle": "global"}
+    if data.exchanged_share:
+        shuffle = f"partial:{data.exchanged_share:g}"
+    else:
+        shuffle = "local"
+    return identity | {"data.shuffle": shuffle, "data.partition": data.partition}
 
 
 def data_identity(source: BatchSource) -> dict[str, Any]:
-    """What of a data set decides the sample order and its contents, for checkpoints; nothing for synthetic data."""
+    """Returns the facts of a data set that decide the sample order and its contents; none for synthetic data."""
     if source.order is None:
         return {}
     described = source.describe()
@@ -509,7 +530,10 @@ def data_identity(source: BatchSource) -> dict[str, Any]:
 
 
 def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
-    """Among how many samples were shared out when the checkpoint was written; as now, where nobody holds any."""
+    """Returns the number of replicas that samples were divided among when the checkpoint was written.
+
+    If ranks hold no samples of their own, it is that of this plan.
+    """
     data = plan.workload.data
     if data.is_synthetic or data.shuffle == "global":
         return plan.replicas
@@ -517,11 +541,11 @@ def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
 
 
 def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
-    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins."""
+    """Raises UserError if ranks would hold other samples than before in the middle of an epoch."""
     before, progress = ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.replicas and progress.position.place:
         raise UserError(
             f"checkpoint.resume_from {checkpoint.path}: written within epoch {progress.position.epoch} by {before} "
             f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
-            f"{plan.replicas} can only go on from the end of an epoch (checkpoint.every_epochs)"
+            f"{plan.replicas} can only resume at the end of an epoch (checkpoint.every_epochs)"
         )

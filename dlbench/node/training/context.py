@@ -1,4 +1,4 @@
-"""What everything on one rank shares: its place in the run (`RankContext`), and what it trains (`TrainState`)."""
+"""The state of one rank: its place in the run (`RankContext`), and what it trains (`TrainState`)."""
 
 from __future__ import annotations
 
@@ -31,35 +31,37 @@ from dlbench.units import utc_now
 
 
 class Events:
-    """Moments of a run by MLPerf logging's names, and the clocks behind them; the first is the process's start."""
+    """Events of a run by MLPerf logging's names, with wall-clock times; the first is the process's start."""
 
     def __init__(self, started: float) -> None:
         self.all: list[Event] = []
         self._offset = time.time() - time.monotonic()
         self._run_start = started
-        self.resumed_s = 0.0  # Wall time that a resumed run had spent before, seconds.
-        self.add("init_start", moment=started)
+        self.resumed_s = 0.0  # Wall time of the run before it was resumed, seconds.
+        self._add_at(started, "init_start")
 
-    def add(self, key: str, *, moment: float | None = None, **more: Any) -> None:
-        """`moment`: of the monotonic clock, None: now. `more`: fields of `Event`."""
-        moment = time.monotonic() if moment is None else moment
-        self.all.append(Event(key=key, time_ms=round((moment + self._offset) * 1000), **more))
+    def add(self, key: str, **fields: Any) -> None:
+        """Adds an event that happens now. `fields` are those of `Event`."""
+        self._add_at(time.monotonic(), key, **fields)
+
+    def _add_at(self, monotonic_s: float, key: str, **fields: Any) -> None:
+        self.all.append(Event(key=key, time_ms=round((monotonic_s + self._offset) * 1000), **fields))
 
     def start_run(self) -> None:
-        """Initialisation ends and the run begins: from here on data may be touched."""
+        """Notes that initialisation ends and the run begins: from here on data may be touched."""
         self.add("init_stop")
         self._run_start = time.monotonic()
         self.add("run_start")
 
     @property
     def wall_s(self) -> float:
-        """Since run_start, seconds; what was resumed adds up."""
+        """Wall time since run_start, with that of a resumed run before, seconds."""
         return time.monotonic() - self._run_start + self.resumed_s
 
 
 @dataclass(kw_only=True)
 class RankContext:
-    """One rank of a run: its plan, its place, its means, and who is to hear how far it is."""
+    """One rank of a run: plan, rank and world size, engine and device, progress reporter."""
 
     plan: RunPlan
     folder: RunFolder
@@ -67,11 +69,11 @@ class RankContext:
     binding: CoreBinding
     engine: Engine
     device: torch.device
-    watch: RankWatch  # Closed by who made it.
+    watch: RankWatch  # Closed by its creator.
     status: ProgressReporter
     watchdog: Watchdog
     started: float  # Monotonic time at which the process began, seconds.
-    nccl: NcclLog | None = None  # The log of NCCL, closed by who made it; None where NCCL has no part.
+    nccl: NcclLog | None = None  # The log of NCCL, closed by its creator; None if NCCL is not used.
     started_utc: str = field(default_factory=utc_now)
     warnings: list[str] = field(init=False)
     events: Events = field(init=False)
@@ -93,19 +95,19 @@ class RankContext:
 
 
 class TrainState:
-    """What one rank trains, on what, and for how long; `dlbench.node.training.run.Rank` fills it in."""
+    """Network, optimizer, data and schedule of one rank; `dlbench.node.training.run.Rank` fills it in."""
 
     context: RankContext
     model: nn.Module  # The network itself, without the engine's wrapper.
-    wrapped: nn.Module  # As the engine has it.
+    wrapped: nn.Module  # The network in the engine's wrapper.
     optimizer: torch.optim.Optimizer
-    loss: Loss  # Of the wrapped network and a batch.
+    loss: Loss  # Function of the wrapped network and a batch.
     rate: LearningRate
     precision: Precision
     source: BatchSource
-    batches: Iterator[Batch]  # Of the source, with the plan's fault in them.
+    batches: Iterator[Batch]  # Batches of the source, delayed by an injected fault.
     schedule: StepSchedule
-    parts: list[TrainingPart]  # What the plan adds, in the order in which its settings are recorded.
+    parts: list[TrainingPart]  # Optional parts of the plan, in the order in which their settings are recorded.
     delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
     reading: RankReading | None = None  # How samples are read, and the page cache between two epochs.
     resumed: Checkpoint | None = None

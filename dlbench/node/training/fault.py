@@ -1,4 +1,4 @@
-"""A fault on purpose: sleeps that a plan puts into the steps of a rank."""
+"""Fault injection: sleeps that a plan puts into the steps of a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKWARD_PER_FORWARD = 2  # A backward pass counts as two forward passes, as for
 
 
 class InjectedFault(TrainingPart):
-    """The sleeps of one rank, and how long they really were."""
+    """Sleeps in the steps of one rank, and measures how long."""
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:
         self._spec = spec
@@ -40,11 +40,10 @@ class InjectedFault(TrainingPart):
             yield batch
 
     def around_loss(self, loss: Loss) -> Loss:
-        """A loss whose forward pass is followed by a sleep of what both passes should take longer.
+        """Returns a loss that sleeps after each forward pass, by as much as both passes are to take longer.
 
-        The sleep is (compute_factor - 1) x 3 x the forward time just measured, as backward counts as two forward
-        passes. Behind it lies the backward pass as it is. On a GPU the forward pass is waited for, before and behind
-        it, which by itself costs some overlap of host and device.
+        The sleep is (compute_factor - 1) x 3 x the forward time just measured, since a backward pass counts as two
+        forward passes. On a GPU the device is synchronised around the forward pass, which costs some overlap.
         """
         if not self._acts or self._spec.compute_factor == 1.0:
             return loss
@@ -52,11 +51,11 @@ class InjectedFault(TrainingPart):
         def slow(model: nn.Module, batch: Batch) -> torch.Tensor:
             _synchronise(batch)
             start = time.monotonic_ns()
-            value = loss(model, batch)
+            batch_loss = loss(model, batch)
             _synchronise(batch)
             forward_s = (time.monotonic_ns() - start) / 1e9
             self._sleep((self._spec.compute_factor - 1) * (1 + BACKWARD_PER_FORWARD) * forward_s)
-            return value
+            return batch_loss
 
         return slow
 

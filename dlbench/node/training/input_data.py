@@ -1,7 +1,7 @@
 """The training and the validation data of one rank: staged over all nodes, then opened as its plan says.
 
-The first rank of each node stages it, and ranks gather about twice a second. Thus a long staging is no stall, a hung
-one is, and the error of one node ends the others at once, which then are no cause.
+The first rank of each node stages it, and all ranks compare progress about twice a second, so that the watchdog tells
+a long staging from a hung one, and the error of one node ends the others at once.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from dlbench.records.record import RankResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import ModelSpec
 
-PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
-_PERIOD_S = 0.5  # Between two times that ranks gather while data is staged.
+PATIENCE = 0.8  # Share of the stall timeout that a rank waits for a sample of another, so that the error can name it.
+_PERIOD_S = 0.5  # Seconds between two comparisons of progress while data is staged.
 
 
 @dataclass(kw_only=True)
 class Staging(TrainingPart):
-    """Staging of a run, as one rank knows it."""
+    """The staging of a run, as one rank sees it."""
 
     plan: RunPlan
     data: StagedData
-    seconds: float  # Until all nodes were ready.
+    seconds: float  # Time until all nodes were ready.
     verified: str
-    node: NodeStaging | None  # On the first rank of each node.
-    problems: list[str] = field(default_factory=list)  # What went wrong, on the first rank of each node.
+    node: NodeStaging | None  # On the first rank of each node, else None.
+    problems: list[str] = field(default_factory=list)  # Warnings, on the first rank of each node.
 
     @property
     def doubts(self) -> list[str]:
@@ -67,10 +67,11 @@ class Staging(TrainingPart):
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         data = self.plan.workload.data
         nodes = [rank.staging.node for rank in everyone if rank.staging is not None and rank.staging.node is not None]
+        method = "on first read" if data.staging == "lazy" else "copy"
         result = StagingResult(
             strategy=data.staging,
             tier=data.staging_tier,
-            method="on first read" if data.staging == "lazy" else "copy",
+            method=method,
             streams=data.staging_streams,
             seconds=self.seconds,
             nodes=tuple(nodes),
@@ -80,13 +81,13 @@ class Staging(TrainingPart):
         return {"staging": result}
 
     def remove(self) -> None:
-        """Removes what was staged on this node, unless it is kept; after the last rank has read."""
+        """Removes the staged data of this node, unless it is to be kept; called after the last rank has read."""
         if self.node is not None:
             self.node.close()
 
 
 def stage_data(context: RankContext, progress: Progress | None) -> Staging | None:
-    """Stages what the plan asks for; None where it asks for nothing."""
+    """Stages the data as the plan says; returns None if it says no staging."""
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
         return None
@@ -100,8 +101,8 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
             plan,
             place.node_rank,
             place.host,
-            open_reader=lambda: open_training(plan.workload.model, data, plan.workload.train.seed),
-            parts=lambda num: held_first(plan, place, num, progress),
+            open_reader=partial(open_training, plan.workload.model, data, plan.workload.train.seed),
+            parts=partial(first_parts, plan, place, progress),
         )
         work.start()
     try:
@@ -110,14 +111,15 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
         if work is not None:
             work.cancel()
         raise
-    own = everyone[place.rank - place.local_rank]
+    node_status = everyone[place.rank - place.local_rank]
+    problems = node_status["warnings"] if place.local_rank == 0 else []
     staging = Staging(
         plan=plan,
-        data=StagedData(plan=plan, folder=Path(own["folder"]), evaluates=plan.measure.until == "quality"),
+        data=StagedData(plan=plan, folder=Path(node_status["folder"]), evaluates=plan.measure.until == "quality"),
         seconds=time.monotonic() - begun,
-        verified=own["verified"],
+        verified=node_status["verified"],
         node=work,
-        problems=own["warnings"] if place.local_rank == 0 else [],
+        problems=problems,
     )
     context.events.add("staging_stop")
     if work is not None:
@@ -127,30 +129,33 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
 
 
 def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
-    moved = -1
+    """Waits until all nodes have staged; returns the status of each rank, None for all but the first of a node."""
+    pieces_before = -1
     while True:
+        own_status = None
         if work is not None:
             work.wait(_PERIOD_S)
-        everyone = context.engine.gather(work.status() if work is not None else None)
-        nodes = [one for one in everyone if one is not None]
-        for rank, one in enumerate(everyone):
-            if one is None or one["error"] is None:
+            own_status = work.status()
+        everyone = context.engine.gather(own_status)
+        nodes = [status for status in everyone if status is not None]
+        for rank, status in enumerate(everyone):
+            if status is None or status["error"] is None:
                 continue
             if rank == context.place.rank and work is not None and work.error is not None:
                 raise work.error
-            raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
-        if all(one["done"] for one in nodes):
+            raise PeerLostError(f"rank {rank} could not stage its node: {status['error']}")
+        if all(status["done"] for status in nodes):
             context.beat("staging")
             return everyone
-        now = sum(one["beats"] for one in nodes)
-        if now != moved:
-            moved = now
-            context.beat("staging moved")
-        context.status.on_staging(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
+        pieces = sum(status["beats"] for status in nodes)
+        if pieces != pieces_before:
+            pieces_before = pieces
+            context.beat("a step of staging")
+        context.status.on_staging(sum(status["copied"] for status in nodes), sum(one["needed"] for one in nodes))
 
 
-def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Progress | None) -> Parts:
-    """The samples that each rank of this node holds when this run begins."""
+def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_samples: int) -> Parts:
+    """Returns the samples that each rank of this node holds when this run begins."""
     ownership = ownership_for(plan.workload.data, num_samples, place.size, seed=plan.workload.train.seed)
     assert ownership is not None  # a plan with staging shard does not shuffle globally
     epoch = progress.position.epoch if progress is not None else 0
@@ -159,12 +164,14 @@ def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Prog
 
 
 def steps_before(context: RankContext, progress: Progress | None) -> int:
-    """Returns the steps done before this run, counted as if they had been taken with the global batch of its plan."""
-    return round(progress.samples / context.plan.global_batch) if progress else 0
+    """Returns the steps before this run was resumed, converted to steps with the global batch of its plan."""
+    if progress is None:
+        return 0
+    return round(progress.samples / context.plan.global_batch)
 
 
 def reading_of(context: RankContext) -> RankReading | None:
-    """Returns how this rank reads, which ranks settle when the data is opened; None where nothing is read."""
+    """Returns how this rank reads, which ranks agree on when they open the data; None if the plan reads none."""
     data = context.plan.workload.data
     if data.is_synthetic:
         return None
@@ -181,17 +188,21 @@ def reading_of(context: RankContext) -> RankReading | None:
 def open_training_data(
     context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None = None
 ) -> BatchSource:
-    """Opens the training data of this rank, from where a checkpoint's `progress` says that training goes on.
+    """Opens the training data of this rank, at the position of a checkpoint's `progress`.
 
-    The same seed gives the same samples in the same order and with the same augmentation, whatever the number of loader
-    processes. The ranks of a replica read the same samples, a batch for each of them. `reading` settles readers and
-    page cache with the other ranks; without one the plan gives the readers in numbers.
+    The same seed gives the same samples in the same order and with the same augmentation, for any number of loader
+    processes. The ranks of a replica read the same samples, a batch for each of them. `reading` chooses readers and
+    page cache together with the other ranks; without it the plan must give the readers in numbers.
     """
     _require_device(context)
     plan, train, replica = context.plan, context.plan.workload.train, context.replica
-    data, staged = plan.workload.data, staging.data if staging is not None else None
-    model = plan.workload.model.captured(data) if train.cuda_graphs != "none" else plan.workload.model
+    data, model = plan.workload.data, plan.workload.model
+    if train.cuda_graphs != "none":
+        model = model.captured(data)
     if data.is_synthetic:
+        device = None
+        if data.synthetic_on == "device":
+            device = context.device
         return SyntheticSource(
             model,
             data,
@@ -201,18 +212,24 @@ def open_training_data(
             start_batch=steps_before(context, progress),
             pin_memory=context.on_gpu,
             counts=data.keeps_counts(on_gpu=context.on_gpu),
-            device=context.device if data.synthetic_on == "device" else None,
+            device=device,
         )
-    folder = train_folder(Path(data.source)) if staged is None else staged.train_source()
-    reader = _open(context, model, folder, "training")
-    if staged is not None:
-        reader = staged.reader(reader, context.place.rank)
-    start, batch_size = progress.position if progress else Position(), train.batch_per_rank * len(replica.ranks)
+    staged = None
+    if staging is None:
+        reader = _open(context, model, train_folder(Path(data.source)), "training")
+    else:
+        staged = staging.data
+        reader = staged.reader(_open(context, model, staged.train_source(), "training"), context.place.rank)
+    start = progress.position if progress is not None else Position()
+    batch_size = train.batch_per_rank * len(replica.ranks)
     order = _order(context, reader.num_samples, batch_size, start)
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
-    readers = planned_readers(data) if reading is None else reading.settle(reader, order, batch_size)
+    if reading is None:
+        readers = planned_readers(data)
+    else:
+        readers = reading.settle(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -223,14 +240,14 @@ def open_training_data(
             loader_workers=readers.loader_workers,
             prefetch_batches=max(1, readers.prefetch_batches),
             on_bad_sample=data.on_bad_sample,
-            # Without page-locked memory a copy to the GPU cannot run alongside computation. What a GPU decodes is read
-            # on the host first, and its length is not known beforehand.
+            # Without page-locked memory a copy to the GPU cannot overlap with computation. Images that the GPU decodes
+            # are read on the host first, and their lengths are not known beforehand.
             pin_memory=context.on_gpu and data.reader == "dlbench",
             in_slots=data.reader == "dlbench",
             is_held=data.staging == "shard",
             audit=audit,
             exchange=exchange,
-            # Where each epoch begins with a cold cache nothing may be read ahead across its border.
+            # If each epoch begins with a cold cache, nothing may be read ahead across its border.
             epoch_by_epoch=reading is not None and data.cache == "cold",
             arrange=partial(arranged, model=model, num_parts=train.gradient_accumulation),
         )
@@ -254,17 +271,17 @@ def _require_device(context: RankContext) -> None:
         )
     if data.device_prefetch > 1:
         raise EnvironmentLacksError(
-            f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU, where nothing is "
-            "copied"
+            f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU and copies no batches; "
+            "set data.device_prefetch to 1"
         )
     if data.is_synthetic and data.synthetic_on == "device" and context.device.type == "cpu":
         raise EnvironmentLacksError(
-            "data.synthetic_on device: this rank computes on its CPU, where samples lie in its memory anyway; use host"
+            "data.synthetic_on device: this rank computes on its CPU and has samples in its memory anyway; use host"
         )
 
 
 def _open(context: RankContext, model: ModelSpec, folder: Path, split: Literal["training", "evaluation"]) -> DataReader:
-    """Opens one split of the data, which the ranks of a node list once for all of them."""
+    """Opens one split of the data, whose files one rank of each node lists for all."""
     place, workload = context.place, context.plan.workload
     lister = Lister(
         name=f"{place.token} {place.node_rank} {split}",
@@ -297,12 +314,12 @@ def _order(context: RankContext, num_samples: int, batch_size: int, start: Posit
 def _exchange(
     context: RankContext, order: HeldOrder, reader: DataReader, staged: StagedData | None, start: Position
 ) -> tuple[SampleExchange, DataReader]:
-    """Begins the exchange of samples between ranks; returns it with a reader that waits for what it brings."""
+    """Starts the exchange of samples between ranks; returns it with a reader that waits for received samples."""
     plan, place = context.plan, context.place
     if reader.num_bytes(0) == 0:
         raise UserError(
-            f"data.shuffle {plan.workload.data.shuffle}: of this data every rank holds all in memory, so there is "
-            "nothing to exchange; set data.shuffle to global or local"
+            f"data.shuffle {plan.workload.data.shuffle}: every rank holds all samples of this data in memory, so there "
+            "is nothing to exchange; set data.shuffle to global or local"
         )
     assert staged is not None  # a plan with partial shuffling has staging shard
     store = staged.store(place.rank)
@@ -326,16 +343,21 @@ def _exchange(
 def open_validation_data(
     context: RankContext, staging: Staging | None, reading: RankReading | None = None
 ) -> EvaluationSource:
-    """Opens the validation data of this rank, without augmentation, with the readers that `reading` has settled."""
+    """Opens the validation data of this rank, without augmentation, with the readers that `reading` has chosen."""
     workload, replica = context.plan.workload, context.replica
     data, train, quality = workload.data, workload.train, workload.quality
-    staged = staging.data.validation_source() if staging is not None else None
-    reader = _open(context, workload.model, staged or validation_path(data), "evaluation")
-    readers = planned_readers(data) if reading is None else reading.readers
-    most = (quality.evaluate_samples if quality else None) or reader.num_samples
+    staged_folder = staging.data.validation_source() if staging is not None else None
+    reader = _open(context, workload.model, staged_folder or validation_path(data), "evaluation")
+    if reading is None:
+        readers = planned_readers(data)
+    else:
+        readers = reading.readers
+    num_samples = reader.num_samples
+    if quality is not None and quality.evaluate_samples:
+        num_samples = min(num_samples, quality.evaluate_samples)
     return EvaluationSource(
         reader,
-        num_samples=min(reader.num_samples, most),
+        num_samples=num_samples,
         # No gradients are kept, so what fits training fits here.
         batch_size=train.batch_per_rank * len(replica.ranks) // train.gradient_accumulation,
         rank=replica.number,
@@ -348,7 +370,7 @@ def open_validation_data(
 
 
 def delivery_of(context: RankContext, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
-    """Returns what brings batches to a GPU; on a CPU there is nothing to copy."""
+    """Returns the copier of batches to the GPU; None on a CPU."""
     if not context.on_gpu:
         return None
     workload, decode = context.plan.workload, None

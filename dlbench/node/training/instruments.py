@@ -1,15 +1,14 @@
-"""All that watches one rank while it trains, behind one object, and the record of it on rank 0.
+"""The instruments of one rank (spans, profiler, sampler, CPU load), and their part of the record on rank 0.
 
-What the plan does not ask for is not made. Layers are watched in other steps than the exchange where the warm-up has
-room for both (see `Course.window`). Nothing here acts within a measured step: windows lie in the warm-up, and
-the sampler is a process of its own.
+Nothing here acts within a measured step: profiled windows lie in the warm-up, and the sampler is a separate process.
+Layers are profiled in other steps than the exchange if the warm-up is long enough (`StepSchedule.window`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -31,12 +30,16 @@ from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
+from dlbench.units import counted, plural
 
-_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting, what leaves the device, what returns.
+if TYPE_CHECKING:  # it imports this module
+    from dlbench.node.training.activations import ActivationMemory
+
+_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Tracks of lane swap: recomputing and waiting, copies out, copies in.
 
 
 class RankWatch:
-    """Stages, the window, and on the first rank of a node the sampler."""
+    """Records stages and profiled steps of one rank, and on the first rank of a node controls the sampler."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float
@@ -57,19 +60,22 @@ class RankWatch:
         source: BatchSource,
         schedule: StepSchedule,
         beat: Callable[[str], None],
-        computes: Callable[[nn.Module], bool] | None = None,
-        transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
+        memory: ActivationMemory | None = None,
     ) -> None:
+        """Connects the instruments to a built network, and creates those of the plan's window of steps."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
-        self._transfers = transfers
+        self._memory = memory
         watch, spans = self._plan.watch, self._spans
         self._traces = bool(schedule.traced) and self._place.rank in window_ranks(self._plan)
         if watch is None or spans is None or not (self._traces and schedule.window):
             return
         device = next(model.parameters()).device
         if not self._plan.workload.train.is_one_program:
-            self._layers = LayerWatch(model, clock_for(device), spans.add, computes or (lambda _module: True))
-        # Else hooks on modules would be compiled or captured with the network, or never called.
+            # In one program, hooks on modules would be compiled or captured with the network, or never called.
+            if memory is None:
+                self._layers = LayerWatch(model, clock_for(device), spans.add)
+            else:
+                self._layers = LayerWatch(model, clock_for(device), spans.add, memory.computes)
         if watch.profiler and self._place.rank == 0:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
 
@@ -79,12 +85,14 @@ class RankWatch:
 
     def staged(self, moved: Sequence[Moved]) -> None:
         if self._spans is not None:
-            for one in moved:
-                self._spans.add(STAGING, "copy", one.start_ns, one.end_ns, track=one.stream, num_bytes=one.num_bytes)
+            for file in moved:
+                self._spans.add(
+                    STAGING, "copy", file.start_ns, file.end_ns, track=file.stream, num_bytes=file.num_bytes
+                )
 
     @contextmanager
     def pause(self, name: str) -> Iterator[None]:
-        """Surrounds what interrupts training between two steps; nothing in it counts as measured."""
+        """Surrounds an interruption of training between two steps, which does not count as measured."""
         was_measuring = self._is_measuring
         if was_measuring:
             self._tell_measuring(measuring=False)
@@ -97,7 +105,7 @@ class RankWatch:
             self._tell_measuring(measuring=True)
 
     def before_warmup(self, step: int) -> None:
-        """A step of the warm-up comes next; at the edges of the window the device is idle."""
+        """Called before each step of the warm-up; at the edges of the window the device is idle."""
         if step == 0:
             self.stage("warm-up")
         if self._layers is None and self._profile is None:
@@ -116,7 +124,7 @@ class RankWatch:
             self._layers.enter(step)
 
     def _close_layers(self) -> None:
-        """Takes the hooks away and ends the profile, whose file is written later; twice does no harm."""
+        """Removes the hooks and ends the profile, whose file is written later; a second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -127,12 +135,15 @@ class RankWatch:
             self._layers.close()
 
     def leave_step(self) -> None:
-        """What comes now is no step, and not watched."""
+        """Ends watching layers until the next step begins."""
         if self._layers is not None:
             self._layers.leave()
 
     def close_window(self) -> None:
-        """The warm-up is over, the device idle, and the engine has closed its own window; twice does no harm."""
+        """Collects the spans of the window; called after the engine has closed its own, with an idle device.
+
+        A second call does nothing.
+        """
         self._close_layers()
         if not self._traces or self._spans is None:
             return
@@ -143,16 +154,20 @@ class RankWatch:
             self._beat("the profile")
         for message in self._engine.message_spans():
             self._add_message(message)
-        for step, span in self._transfers() if self._transfers is not None else ():
-            # Forward and backward passes are the layers' and the phases' to show.
-            if step in self._schedule.traced and span.kind not in (FORWARD, BACKWARD):
-                name, track = f"{span.kind}, block {span.block}", _SWAP_TRACKS[span.lane]
-                self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
+        if self._memory is not None:
+            self._add_transfers(self._memory.spans())
         for read in self._source.recent_reads():
             if read.number in self._schedule.traced:
                 self._spans.add(
                     INPUT, "read batch", read.start_ns, read.end_ns, step=read.number, track=read.worker + 1
                 )
+
+    def _add_transfers(self, transfers: list[tuple[int, LaneSpan]]) -> None:
+        for step, span in transfers:
+            # Forward and backward passes are shown by layers and phases.
+            if step in self._schedule.traced and span.kind not in (FORWARD, BACKWARD) and self._spans is not None:
+                name, track = f"{span.kind}, block {span.block}", _SWAP_TRACKS[span.lane]
+                self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
 
     def _add_message(self, message: MessageSpan) -> None:
         step = self._schedule.watch_from + message.step
@@ -160,7 +175,7 @@ class RankWatch:
             return
         self._spans.add(
             EXCHANGE,
-            f"{message.method}, {message.num_tensors} {carried(message.method)}{'s' * (message.num_tensors != 1)}",
+            f"{message.method}, {message.num_tensors} {plural(carried(message.method), message.num_tensors)}",
             message.start_ns,
             message.end_ns,
             step=step,
@@ -185,12 +200,16 @@ class RankWatch:
             self._sampler.measuring(measuring)
 
     def summary(self) -> WatchSummary:
-        """Ends sampling and the file of spans."""
-        node = self._sampler.finish() if self._sampler is not None else None
-        samples = self._folder.samples(self._place.node_rank)
-        problems = [self._profile.problem] if self._profile is not None else []
+        """Ends sampling and closes the file of spans."""
+        node, sample_bytes, problems = None, 0, []
+        if self._profile is not None:
+            problems.append(self._profile.problem)
         if self._sampler is not None:
+            node = self._sampler.finish()
             problems.append(self._sampler.problem)
+            samples = self._folder.samples(self._place.node_rank)
+            if samples.exists():
+                sample_bytes = samples.stat().st_size
         spans = None
         if self._spans is not None:
             spans = SpanCounts.model_validate(self._spans.close())
@@ -198,13 +217,13 @@ class RankWatch:
         return WatchSummary(
             node=node,
             spans=spans,
-            sample_bytes=samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
+            sample_bytes=sample_bytes,
             problems=tuple(text for text in problems if text),
             load=self._load.summary(),
         )
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        """Returns the fields of `Record` that come of watching, on rank 0."""
+        """Returns the fields `load` and `watch` of `Record`, on rank 0."""
         ranks = [rank.result for rank in everyone]
         loads = [rank.watch.load for rank in everyone]
         fields: dict[str, Any] = {"load": node_loads(loads, ranks, [rank.node_rank for rank in ranks])}
@@ -214,21 +233,23 @@ class RankWatch:
         nodes = [rank.watch.node for rank in everyone if rank.watch.node is not None]
         nodes.sort(key=lambda node: node.node_rank)
         spans = [rank.watch.spans for rank in everyone if rank.watch.spans is not None]
+        traced_ranks: tuple[int, ...] = window_ranks(self._plan) if schedule.traced else ()
+        first_step = schedule.window.start if schedule.window else None
         fields["watch"] = WatchResult(
             nodes=tuple(nodes),
-            window_ranks=window_ranks(self._plan) if schedule.traced else (),
-            window_first_step=schedule.window.start if schedule.window else None,
+            window_ranks=traced_ranks,
+            window_first_step=first_step,
             window_num_steps=len(schedule.window),
-            num_spans=sum(each.num for each in spans),
-            dropped_spans=sum(each.dropped for each in spans),
-            trace_bytes=sum(each.bytes for each in spans) + sum(rank.watch.sample_bytes for rank in everyone),
+            num_spans=sum(counts.num for counts in spans),
+            dropped_spans=sum(counts.dropped for counts in spans),
+            trace_bytes=sum(counts.bytes for counts in spans) + sum(rank.watch.sample_bytes for rank in everyone),
             overhead=accounted_overhead(watch, nodes, ranks),
         )
         return fields
 
     def close(self) -> None:
-        """Keeps what is known, however the run ended; the sampler is its starter's to stop."""
-        # Moments of a window that is still open are lost: a device that failed does not know them.
+        """Closes the file of spans, however the run ended. Whoever started the sampler stops it."""
+        # Spans of a window that is still open are lost: a device that failed does not know them.
         if self._spans is not None:
             self._spans.close()
 
@@ -236,16 +257,16 @@ class RankWatch:
 def accounted_overhead(
     watch: WatchSpec, nodes: Sequence[NodeWatch], ranks: Sequence[RankResult]
 ) -> WatchOverhead | None:
-    """An upper limit of what watching cost, from what the kernel counted; None where nothing was watched.
+    """Returns an upper limit of the share of time that sampling cost; None if it is not known.
 
-    On each node the samplers' CPU time within the measured steps over the time of these steps, as if the slowest rank
-    had stood still for all of it; the worst node counts, and stands for the value too. The lower end is 0: a sampler
-    on a core that nobody needs costs nothing.
+    For each node it is the sampler's CPU time within the measured steps over the time of these steps, as if the slowest
+    rank had waited for all of it; the worst node gives value and upper end. The lower end is 0: a sampler on an idle
+    core costs nothing.
     """
     if not watch.is_on:
         return None
     if not watch.sampler:
-        evidence = "no sampler ran, and measured steps carry no hook: the window lies in the warm-up"
+        evidence = "no sampler ran, and measured steps have no hooks: layers are profiled in the warm-up"
         return WatchOverhead(value=0.0, low=0.0, high=0.0, evidence=evidence)
     shares: dict[int, float] = {}
     for node in nodes:
@@ -256,7 +277,7 @@ def accounted_overhead(
         return None
     worst = max(shares, key=lambda number: shares[number])
     evidence = (
-        f"CPU time of the samplers' processes within the measured steps; of {len({r.node_rank for r in ranks})} nodes "
-        f"{len(shares)} gave theirs, node {worst} has the largest share"
+        f"CPU time of the samplers' processes within the measured steps, known of {len(shares)} of "
+        f"{counted(len({rank.node_rank for rank in ranks}), 'node')}; the largest share is that of node {worst}"
     )
     return WatchOverhead(value=shares[worst], low=0.0, high=shares[worst], evidence=evidence)

@@ -1,15 +1,15 @@
 """The measured loop: plain training with time stamps between its phases.
 
-Warm-up and measured steps run the same code; only the mark in the step file differs. On a GPU the loop adds no
-synchronisation to steps unless the plan asks for the synchronised phase mode; between steps it waits for the device
-where training pauses, and to collect garbage every `COLLECT_EVERY` steps.
+Warm-up and measured steps run the same code. On a GPU the loop synchronises within steps only if the plan sets phases
+to synchronised; between steps, only when training pauses or collects garbage.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,18 +30,17 @@ from dlbench.specs.launch import WARNING_S
 
 @dataclass(kw_only=True)
 class LoopResult:
-    """What the loop saw on this rank."""
+    """Losses, times and peaks of memory of this rank's steps."""
 
     measured_samples: int = 0
     measured_ns: int = 0
-    spent_ns: int = 0  # In all steps, warm-up included.
+    spent_ns: int = 0  # Time of all steps, warm-up included.
     losses: list[float] = field(default_factory=list)
     steps: int = 0
-    step_s: list[float] = field(default_factory=list)  # Of every step, warm-up included, seconds.
+    step_s: list[float] = field(default_factory=list)  # Duration of every step, warm-up included, seconds.
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
-    startup_peak_bytes: int | None = None  # Until the measured steps; None where it did not come to them.
-    has_own_peaks: bool = False
-    """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
+    startup_peak_bytes: int | None = None  # Peak before the measured steps; None if none was measured.
+    has_own_peaks: bool = False  # True if peaks of resident memory count from the first measured step on.
 
 
 class TrainingLoop:
@@ -56,7 +55,7 @@ class TrainingLoop:
         pauses: Pauses | None = None,
         pacing: Pacing | None = None,
     ) -> None:
-        """`pauses`: what happens between steps. `pacing`: settles how many steps there are, if not None."""
+        """`pauses` acts between steps, and `pacing` decides the number of steps, if they are not None."""
         context = state.context
         self._context, self._state, self._train = context, state, context.plan.workload.train
         self._timer, self._schedule = timer, state.schedule
@@ -66,17 +65,17 @@ class TrainingLoop:
         self._before_update = hooks_of(state.parts, "before_update")
         self._end_step = hooks_of(state.parts, "end_step")
         self._is_queued = timer.clock == "cuda-events"
-        """Whether the device computes what the host queues: then it may wait for the host, which rows say as well."""
+        """True if the device runs work that the host queues: then rows also say how long it waited for the host."""
         self._pauses, self._pacing = pauses, pacing
-        self._stands_every = COLLECT_EVERY
-        """Measured steps after which training stands still, to collect garbage and to look whether it is to stop."""
+        self._maintenance_interval = COLLECT_EVERY
+        """Measured steps between two collections of garbage, at which ranks also check for a stop request."""
         self._is_measuring = False
         self.result = LoopResult()
         self._garbage = self.result.garbage
         self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self, path: Path) -> LoopResult:
-        """All steps; afterwards the step file of the node has every one of them on the disk."""
+        """Runs all steps; afterwards the step file of the node is complete on disk."""
         context = self._context
         header = {"rank": context.place.rank, "clock": self._timer.clock, "device": context.device.type}
         header["run_id"] = context.plan.run_id
@@ -94,15 +93,14 @@ class TrainingLoop:
         for step in itertools.count():
             if step == schedule.steps:  # the warm-up may lengthen it
                 break
-            # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
+            # Files first, and the barrier directly before the clock: a slow file system must not stagger the ranks.
             self._context.beat(f"the start of step {step}")
             self._context.status.on_step(step)
             if step <= schedule.warmup:
                 self._before_warmup(step)
-            # Dropout that depends on nothing but seed, replica and step: a resumed run draws the same.
+            # Dropout depends on seed, replica and step alone, so that a resumed run draws the same.
             seed = _step_seed(self._train.seed, self._replica.number, schedule.first + step)
-            # Not `torch.manual_seed`, which takes 0.2 ms per step without a GPU, where torch keeps the stack of the
-            # caller for a time when one is there.
+            # Not `torch.manual_seed`, which without a GPU takes 0.2 ms: torch keeps the caller's stack for later.
             torch.default_generator.manual_seed(seed)
             if self._context.on_gpu:
                 torch.cuda.manual_seed(seed)
@@ -117,7 +115,7 @@ class TrainingLoop:
             self._close_windows()
 
     def _before_warmup(self, step: int) -> None:
-        """Before a step of the warm-up, and before the first measured one: windows open and close outside of steps."""
+        """Opens and closes windows of profiling before a step of the warm-up, and before the first measured one."""
         schedule, watch = self._schedule, self._context.watch
         while self._pacing is not None and self._pacing.is_due(step):
             self._drain()
@@ -132,17 +130,16 @@ class TrainingLoop:
             self._drain()
             self._garbage.hold()
             if is_held and self._context.on_gpu:
-                # What cuDNN's search and compilers left in torch's cache is not needed again, and is no memory of
-                # measured steps; what is needed comes back in the steps that are left of the warm-up.
+                # Drops the workspaces of cuDNN's search and of compilers, which measured steps do not need; the
+                # remaining steps of the warm-up fill torch's cache again.
                 torch.cuda.empty_cache()
             self._timer.hold(is_held)
-        # Before a profile begins: torch ends with a fault where one is open while another ends.
+        # Before a profile begins: torch crashes if one is open while another ends.
         for part in self._state.parts:
             part.before_warmup(step, schedule)
         watch.before_warmup(step)
         if is_edge or is_held or step == schedule.watch_from:
-            # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
-            # an exchange.
+            # Ranks need different times for hooks and garbage, which must not count as waiting in an exchange.
             self._context.engine.barrier()
         if step == schedule.watch_from:
             self._context.engine.watch(True)
@@ -165,12 +162,12 @@ class TrainingLoop:
         self._garbage.begin_measuring()
         self._collected = self._schedule.warmup
         warning_s = self._context.plan.system.slurm.warning_s or WARNING_S
-        self._stands_every = stop_check_interval(warning_s, self.result.step_s, self._context.engine.gather)
+        self._maintenance_interval = stop_check_interval(warning_s, self.result.step_s, self._context.engine.gather)
         self._context.watch.begin_measuring()
         self._context.engine.barrier()
 
     def _drain(self) -> None:
-        """Ends the last step, its update included, and waits until its times are known and written."""
+        """Ends the last step with its update, and waits until its times are known and written."""
         for settle in self._settle:
             settle()
         self._timer.close()
@@ -178,21 +175,26 @@ class TrainingLoop:
         self._writer.flush()
 
     def _ends_after(self, done: int) -> bool:
-        """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
+        """Evaluates, saves, empties caches and collects garbage after `done` steps; returns True if training ends."""
         state, schedule = self._state, self._schedule
         if self._pauses is not None:
             self._pauses.writer.require_well()
         crosses = done < schedule.end and state.source.is_between_epochs  # the same on all ranks after the same step
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (
-            self._is_measuring and done < schedule.end and done - schedule.first - self._collected >= self._stands_every
+            self._is_measuring
+            and done < schedule.end
+            and done - schedule.first - self._collected >= self._maintenance_interval
         )
         stops = crosses or collects or (pauses and schedule.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
             self._context.watch.leave_step()
             self._collected = done - schedule.first
-        with self._garbage.between_steps() if stops else nullcontext():
+        interruption: AbstractContextManager[object] = nullcontext()
+        if stops:
+            interruption = self._garbage.between_steps()
+        with interruption:
             ends = pauses and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
             if state.reading is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
@@ -210,7 +212,7 @@ class TrainingLoop:
         loss = self._gradients(batch)
         self._context.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
-        # An optimizer that is compiled in its first update takes minutes, which the passes before need not share.
+        # An optimizer that is compiled in its first update takes minutes; the stall timeout starts again for it.
         self._context.beat(f"the exchange of step {step - self._schedule.first}")
         timer.hold_back()
         self._update(step)
@@ -218,14 +220,14 @@ class TrainingLoop:
         if self._context.engine.exchange_parameters():
             timer.mark(phases.EXCHANGE)
         if state.delivery is not None and state.delivery.look_ahead():
-            timer.mark(phases.INPUT)  # what the device idled while the next batch was not on the host
+            timer.mark(phases.INPUT)  # the device was idle because the next batch was not on the host
         for end_step in self._end_step:
             end_step()
-        # Of what its replica read a rank accounts for its share.
+        # Each rank of a replica counts its share of the replica's samples.
         return next(iter(batch.values())).size(0) // len(self._replica.ranks), loss
 
     def _batch(self) -> Batch:
-        """The step's batch on the device; what of its copy is not hidden counts as h2d."""
+        """Returns the step's batch on the device; the part of its copy that is not hidden counts as h2d."""
         state, timer = self._state, self._timer
         if state.delivery is None:
             batch = next(state.batches)
@@ -242,12 +244,15 @@ class TrainingLoop:
         """Forward and backward passes over the parts of a batch; returns its mean loss."""
         state, timer = self._state, self._timer
         num_parts = self._train.gradient_accumulation
-        total: torch.Tensor | None = None
+        losses: list[torch.Tensor] = []
         for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
             if number:
                 self._context.beat(f"backward pass {number} of a step")
-            with nullcontext() if is_last else self._context.engine.hold_exchange():
+            exchanging: AbstractContextManager[object] = nullcontext()
+            if not is_last:
+                exchanging = self._context.engine.hold_exchange()
+            with exchanging:
                 for before_forward in self._before_forward:
                     before_forward()
                 timer.hold_back()
@@ -264,9 +269,8 @@ class TrainingLoop:
                 state.precision.backward(loss)
                 if not (is_last and self._context.engine.marks_backward):
                     timer.mark(phases.BACKWARD)
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None  # a batch has one part at least
-        return total
+            losses.append(loss.detach())
+        return functools.reduce(torch.add, losses)
 
     def _update(self, step: int) -> None:
         state = self._state

@@ -1,13 +1,11 @@
-"""What happens between steps: quality is evaluated, the state is kept, epochs are noted, and stop requests are heard.
+"""Work between steps: evaluations, checkpoints, epoch events and stop requests.
 
-A checkpoint is written by a thread of rank 0 while training goes on, so that steps meanwhile share cores and bandwidth
-with it. One is written at a time: the next waits for it, as do the end of training and a stop request.
+One checkpoint is written at a time, by a thread of rank 0 during training; the next one, the end of training and a stop
+request wait for it.
 
-A run is asked to stop by SIGUSR1, which Slurm sends before a time limit or a preemption (sbatch(1), --signal). The
-signal is blocked in every rank and all that ranks start (`dlbench.supervisor`), so that it interrupts nothing and ends
-no helper. It stays pending; ranks check for it where training stands still anyway, and where a time limit is warned of,
-so often that there is time left to stop in. Some ranks may get it later than others, or not at all: they agree where
-they check, and all stop after the same step.
+SIGUSR1 asks a run to stop; Slurm sends it before a time limit or a preemption (sbatch(1), --signal). It is blocked in
+every rank and its child processes (`dlbench.supervisor`) and stays pending until ranks check for it, where training is
+interrupted anyway. Ranks may get it at different times or not at all, so they agree, and all stop after the same step.
 """
 
 from __future__ import annotations
@@ -43,8 +41,15 @@ from dlbench.node.training.context import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
 
 
+def finite_or_none(number: float) -> float | None:
+    """Returns a number; None for infinities and NaN, which JSON does not have."""
+    if math.isfinite(number):
+        return number
+    return None
+
+
 def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
-    """Gives all ranks the mean of their batch-norm statistics, which training keeps apart and never reads."""
+    """Gives all ranks the mean of their batch-norm statistics, which differ by rank during training."""
     engine.average([buffer for buffer in model.buffers() if buffer.is_floating_point()])
 
 
@@ -82,7 +87,7 @@ class Pauses:
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan
-        self.writer = CheckpointWriter(self._plan.checkpoint.keep, context.beat)  # of rank 0; others write nothing
+        self.writer = CheckpointWriter(self._plan.checkpoint.keep, context.beat)  # used on rank 0 only
         self._trained: dict[str, Any] = {
             **trained_identity(context.plan),
             **data_identity(state.source),
@@ -98,9 +103,9 @@ class Pauses:
             self._events.add("epoch_start", epoch=schedule.whole_epochs(schedule.first) + 1, step=schedule.first)
 
     def __call__(self, done: int, spent_s: float) -> bool:
-        """After `done` steps; True if training should end: the target is met, or these were all.
+        """Acts after `done` steps; returns True if training should end: the target is met, or these were all steps.
 
-        An epoch in which training ends is closed behind the last evaluation, with the samples trained until then.
+        An epoch in which training ends is closed after the last evaluation, with the samples trained until then.
         """
         schedule = self._schedule
         ends, ends_epoch = done >= schedule.end, schedule.ends_epoch(done)
@@ -109,20 +114,20 @@ class Pauses:
             self._events.add("epoch_stop", epoch=epoch, step=done, samples=samples)
         if schedule.evaluates(done):
             with self._context.watch.pause("evaluation"):
-                ends = self._look(done, self._trained_before_s + spent_s) or ends
+                ends = self._evaluate(done, self._trained_before_s + spent_s) or ends
         if schedule.saves(done) or (ends and schedule.checkpoint_every is not None):
             with self._context.watch.pause("checkpoint"):
                 self._save(done, self._trained_before_s + spent_s)
                 if ends:
-                    self._await_write()
-        if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
+                    self._await_write(self._context.engine.gather)
+        if ends_epoch and not ends:  # an epoch begins after the evaluation of the one before, if training continues
             self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
         elif ends and not ends_epoch and schedule.steps_per_epoch is not None:
             self._events.add("epoch_stop", epoch=epoch + 1, step=done, samples=samples)
         return ends
 
     def check_preemption(self, done: int, spent_s: float) -> None:
-        """After `done` steps, where training stands still: stops all ranks if any was asked to."""
+        """Stops all ranks after `done` steps if any was asked to; called when training is interrupted."""
         if not any_stop_requested(self._context.engine.gather):
             return
         name = None
@@ -130,20 +135,21 @@ class Pauses:
             with self._context.watch.pause("checkpoint"):
                 if not self._schedule.saves(done):
                     self._save(done, self._trained_before_s + spent_s)
-                self._await_write()
+                self._await_write(self._context.engine.gather)
             name = self._context.folder.checkpoint(done).name
         raise StoppedEarlyError(done, name)
 
-    def _look(self, done: int, train_s: float) -> bool:
+    def _evaluate(self, done: int, train_s: float) -> bool:
+        """Evaluates the network; returns True if training should end because the target is met."""
         assert self._source is not None
         plan, schedule = self._plan, self._schedule
         place: dict[str, Any] = {"epoch": schedule.epoch(done), "step": done, "samples": done * schedule.global_batch}
         self._events.add("eval_start", **place)
         start = time.monotonic()
         average_statistics(self._state.model, self._context.engine)
-        seen = evaluate(self._state, self._source)
-        self._predictor_value = seen.predictor_value
-        value = seen.value if math.isfinite(seen.value) else None
+        measured = evaluate(self._state, self._source)
+        self._predictor_value = measured.predictor_value
+        value = finite_or_none(measured.value)
         key = "eval_accuracy" if self._meter.higher_is_better else "eval_error"
         self._events.add(key, value=value, **place)
         self._events.add("eval_stop", **place)
@@ -152,9 +158,9 @@ class Pauses:
             train_s=train_s,
             wall_s=self._events.wall_s,
             value=value,
-            loss=seen.loss if math.isfinite(seen.loss) else None,
+            loss=finite_or_none(measured.loss),
             eval_s=time.monotonic() - start,
-            eval_samples=seen.samples,
+            eval_samples=measured.samples,
         )
         self.evaluations.append(evaluation)
         quality = plan.workload.quality
@@ -165,75 +171,88 @@ class Pauses:
 
     def _save(self, done: int, train_s: float) -> None:
         self._context.beat(f"the checkpoint after step {done}")
-        # Afterwards all ranks hold what the file holds, whether training goes on or resumes.
+        # Afterwards all ranks have the statistics of the file, so that a resumed run trains like one that continues.
         average_statistics(self._state.model, self._context.engine)
-        self._await_write()
-        whole = self._context.engine.whole_state(self._state.model, self._state.optimizer)
+        self._await_write(self._context.engine.gather)
+        state = self._context.engine.whole_state(self._state.model, self._state.optimizer)
         if self._context.place.rank != 0:
-            give_shares(whole, self._context.beat)
+            give_shares(state, self._context.beat)
             return
         schedule, order = self._schedule, self._state.source.order
+        position = Position()
+        if order is not None:
+            position = order.position(done - schedule.first)
         progress = Progress(
             step=done,
             samples=done * schedule.global_batch,
             epoch=schedule.epoch(done),
-            position=Position() if order is None else order.position(done - schedule.first),
+            position=position,
             train_s=train_s,
             wall_s=self._events.wall_s,
             loss_scaling=self._state.precision.state(),
             evaluations=tuple(self.evaluations),
         )
         path = self._context.folder.checkpoint(done)
-        self.writer.begin(path, whole, progress, self._trained)
+        self.writer.begin(path, state, progress, self._trained)
 
-    def _await_write(self, *, alone: bool = False) -> None:
-        """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written."""
-        gather: Callable[[Any], list[Any]] = (lambda own: [own]) if alone else self._context.engine.gather
-        beat = partial(self._context.beat, "a piece of a checkpoint")
-        follow(lambda: (self.writer.wait(TURN_S), self.writer.pieces), gather, beat)
+    def _await_write(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Makes all ranks wait until the checkpoint is written; the stall timeout starts again with each piece."""
+        follow(self._write_progress, gather, partial(self._context.beat, "a piece of a checkpoint"))
         self.writer.require_well()
 
+    def _write_progress(self) -> tuple[bool, int]:
+        return self.writer.wait(TURN_S), self.writer.pieces
+
     def close(self) -> None:
-        """Training ended, however it did: what is being written is finished. Raises nothing that would hide why."""
+        """Waits for this rank's checkpoint, however training ended; prints an error instead of raising it."""
         try:
-            self._await_write(alone=True)
+            self._await_write(_gather_from_self)
         except Exception as error:  # something else ended training already
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields of `Record` that come of what happened between steps."""
+        """Returns the fields of `Record` about quality and checkpoints."""
         checkpoints = sorted(path.name for path in self._context.folder.checkpoints.glob("step-*"))
         writes = self.writer.writes
         return {"quality": self.result(), "checkpoints": checkpoints, "checkpoint_writes": writes}
 
     def result(self) -> QualityResult | None:
-        """How training to the quality went; None for a run of speed."""
+        """Returns the result of training to a target; None for a run that trains a number of steps."""
         quality = self._plan.workload.quality
         if quality is None or not self._schedule.evaluate_every or not self.evaluations:
             return None
         meter = self._meter
-        met = next((each for each in self.evaluations if self._meets(each, quality.target)), None)
+        fields: dict[str, Any] = {}
+        for evaluation in self.evaluations:
+            if self._meets(evaluation, quality.target):
+                fields["time_to_quality_s"] = evaluation.wall_s
+                fields["samples_to_quality"] = evaluation.samples
+                fields["epochs_to_quality"] = evaluation.epoch
+                break
         return QualityResult(
             metric=meter.name,
             higher_is_better=meter.higher_is_better,
             target=quality.target,
-            reached=met is not None,
+            reached=bool(fields),
             predictor=meter.predictor,
             predictor_value=self._predictor_value,
             evaluations=tuple(self.evaluations),
             train_samples=self._state.source.num_samples,
-            time_to_quality_s=met.wall_s if met else None,
-            samples_to_quality=met.samples if met else None,
-            epochs_to_quality=met.epoch if met else None,
+            **fields,
         )
 
 
-LOOKS_IN_WARNING = 4
-"""How often ranks look, at least, in the time between warning and limit: most of it is left for the checkpoint."""
+def _gather_from_self(content: Any) -> list[Any]:
+    return [content]
+
+
+CHECKS_IN_WARNING = 4
+"""Least number of checks for a stop request between warning and time limit, so that most of it is left for the
+checkpoint."""
 
 
 class StoppedEarlyError(Exception):
-    """Training ended after `step` because it was asked to; all ranks raise it after the same step."""
+    """Training ended after `step` because a stop was requested; all ranks raise it after the same step."""
 
     def __init__(self, step: int, checkpoint: str | None) -> None:
         super().__init__(f"stopped after step {step}")
@@ -242,13 +261,14 @@ class StoppedEarlyError(Exception):
 
 
 def any_stop_requested(gather: Callable[[Any], list[Any]]) -> bool:
-    """Whether any rank was asked to stop; called by all ranks, between two steps: they wait for each other in it."""
+    """Tells whether any rank was asked to stop; called by all ranks between two steps."""
     return any(gather(signal.SIGUSR1 in signal.sigpending()))
 
 
 def stop_check_interval(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
-    """Steps between two looks at most; the same on every rank, by the slowest one's step."""
-    late = step_s[1:] or step_s
-    slowest = max(gather(max(late, default=0.0)))
-    fitting = warn_before_s / LOOKS_IN_WARNING / slowest if slowest > 0 else COLLECT_EVERY
-    return max(1, min(COLLECT_EVERY, int(fitting)))
+    """Returns the steps between two checks for a stop request, from the slowest rank's step; equal on every rank."""
+    later_s = step_s[1:] or step_s  # the first step is longer
+    slowest_s = max(gather(max(later_s, default=0.0)))
+    if slowest_s <= 0:
+        return COLLECT_EVERY
+    return max(1, min(COLLECT_EVERY, int(warn_before_s / CHECKS_IN_WARNING / slowest_s)))

@@ -1,12 +1,8 @@
-"""What a step computes in: fp32, tf32 (fp32 whose products use TF32), or autocast to bf16 or fp16; and which kernels
-compute it besides: cuDNN's search, order of weights, mask, fused update.
+"""Precision of a step (fp32, tf32, or autocast to bf16 or fp16) and choice of kernels (cuDNN's search, memory format).
 
-Under autocast weights, gradients and optimizer stay in fp32.
-
-fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
-exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
-out on every rank alike, because the exchange carries an infinity to all of them; such steps are counted. What gradients
-travel in is another setting (`sync.wire`).
+Under autocast weights, gradients and optimizer stay in fp32. With fp16 the loss is scaled up before the backward pass
+and gradients are scaled down after the exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
+A step whose gradients overflow is skipped on all ranks, because the exchange gives an infinity to all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from dlbench.specs.training import TrainSpec
 
 
 class Precision(TrainingPart):
-    """Autocast and loss scaling of one rank, as a plan asks for them."""
+    """Autocast and loss scaling of one rank, as set by a plan."""
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:
         # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
@@ -44,13 +40,15 @@ class Precision(TrainingPart):
             remedy = "use fp32"
             if device.type != "cuda" and not self._has_tf32:
                 remedy = (
-                    "torch would emulate it, slower than fp32; use fp32, or test its numerics with "
-                    "train.allow_emulation=true"
+                    "torch would emulate it, slower than fp32; use fp32, or set train.allow_emulation=true to test its "
+                    "numerics"
                 )
             raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
         self.is_emulated = bool(lacking)
-        """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
-        self._doubts = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
+        """True if torch emulates the precision with fp32 arithmetic, which `train.allow_emulation` allows."""
+        self._doubts = []
+        if lacking:
+            self._doubts.append(f"{spec.precision} was emulated, so its speed is not meaningful: {lacking}")
         self._overflows: torch.Tensor | None = None
         self._scaler: torch.amp.GradScaler | None = None
         if spec.precision == "fp16":
@@ -64,26 +62,32 @@ class Precision(TrainingPart):
 
     @property
     def text(self) -> str:
+        if self._has_tf32:
+            return "fp32, its matrix products and convolutions in TF32"
         if self._type is None:
-            return "fp32, its matrix products and convolutions in TF32" if self._has_tf32 else "fp32, TF32 off"
-        scaled = "" if self._scaler is None else ", loss scaled"
-        emulated = ", emulated in fp32 arithmetic" if self.is_emulated else ""
-        kind = str(self._type).removeprefix("torch.")
-        return f"autocast to {kind}{emulated}, weights and optimizer in fp32{scaled}"
+            return "fp32, TF32 off"
+        parts = [f"autocast to {str(self._type).removeprefix('torch.')}"]
+        if self.is_emulated:
+            parts.append("emulated in fp32 arithmetic")
+        parts.append("weights and optimizer in fp32")
+        if self._scaler is not None:
+            parts.append("loss scaled")
+        return ", ".join(parts)
 
     @property
     def is_scaled(self) -> bool:
         return self._scaler is not None
 
     def autocast(self, *, is_cached: bool = True) -> AbstractContextManager[object]:
-        """The context of a forward pass; `is_cached`: each parameter is cast once in it."""
+        """Returns the context of a forward pass; with `is_cached` each parameter is cast once in it."""
         if self._type is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._type, cache_enabled=is_cached)
 
     def backward(self, loss: torch.Tensor) -> None:
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         if self._scaler is not None:
@@ -94,77 +98,97 @@ class Precision(TrainingPart):
             optimizer.step()
             return
         self._scaler.step(optimizer)
-        # 1 or 0. Counted where it lies: to read it here would make the host wait for the device in every step.
-        found = next(iter(self._scaler._found_inf_per_device(optimizer).values()))
-        self._overflows = found.clone() if self._overflows is None else self._overflows.add_(found)
+        # 1 or 0, added on the device: to read it here would make the host wait for the device in every step.
+        overflow = next(iter(self._scaler._found_inf_per_device(optimizer).values()))
+        if self._overflows is None:
+            self._overflows = overflow.clone()
+        else:
+            self._overflows.add_(overflow)
         self._scaler.update()
 
     @property
     def overflow_steps(self) -> int:
-        """Steps left out so far; waits for the device."""
-        return 0 if self._overflows is None else int(self._overflows.item())
+        """Steps skipped so far; waits for the device."""
+        if self._overflows is None:
+            return 0
+        return int(self._overflows.item())
 
     @property
     def scale_in_force(self) -> torch.Tensor | None:
-        """The scale of this step's losses, a scalar on the device; None where losses are not scaled."""
-        return None if self._scaler is None else self._scaler._get_scale_async()
+        """The scale of this step's losses, a scalar on the device; None if losses are not scaled."""
+        if self._scaler is None:
+            return None
+        return self._scaler._get_scale_async()
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next step; 1 where losses are not scaled. Waits for the device."""
-        return 1.0 if self._scaler is None else self._scaler.get_scale()
+        """The loss scale of the next step; 1 if losses are not scaled. Waits for the device."""
+        if self._scaler is None:
+            return 1.0
+        return self._scaler.get_scale()
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        return {
+        fields: dict[str, Any] = {
             "precision": self.text,
             "emulates_precision": any(rank.emulates_precision for rank in everyone),
-            "overflow_steps": self.overflow_steps if self.is_scaled else None,
-            "final_loss_scale": self.scale if self.is_scaled else None,
+            "overflow_steps": None,
+            "final_loss_scale": None,
         }
+        if self.is_scaled:
+            fields |= {"overflow_steps": self.overflow_steps, "final_loss_scale": self.scale}
+        return fields
 
     def state(self) -> dict[str, float]:
-        return {} if self._scaler is None else {k: float(v) for k, v in self._scaler.state_dict().items()}
+        """Returns the state of loss scaling for a checkpoint; empty if losses are not scaled."""
+        if self._scaler is None:
+            return {}
+        return {name: float(number) for name, number in self._scaler.state_dict().items()}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Goes on from a checkpoint's state; one without loss scaling changes nothing."""
+        """Restores the state of a checkpoint; one without loss scaling changes nothing."""
         if self._scaler is not None and state:
-            whole = {k: int(v) if k in ("growth_interval", "_growth_tracker") else v for k, v in state.items()}
-            self._scaler.load_state_dict(whole)
+            counts = {name: int(state[name]) for name in ("growth_interval", "_growth_tracker") if name in state}
+            self._scaler.load_state_dict(state | counts)
 
 
 def _lacking(precision: str, device: torch.device) -> str:
-    """Why a device would have to emulate a precision, in a clause; empty where it has the arithmetic."""
+    """Returns why a device would have to emulate a precision; empty if it has the arithmetic."""
     if precision == "fp32":
         return ""
     if precision == "tf32":
         return lacking_tf32(device)
     if device.type != "cuda":
-        return "" if precision in (native_precisions() or ()) else no_arithmetic(precision)
-    # fp16: since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").
-    is_fp16 = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (5, 3)
-    if is_fp16 if precision == "fp16" else torch.cuda.is_bf16_supported(including_emulation=False):
+        if precision in (native_precisions() or ()):
+            return ""
+        return no_arithmetic(precision)
+    if precision == "fp16":
+        # Since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").
+        is_native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (5, 3)
+    else:
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    if is_native:
         return ""
     return f"{torch.cuda.get_device_name(device)} has no {precision} arithmetic"
 
 
 class Kernels(TrainingPart):
-    """These choices on one rank, as a plan asks for them."""
+    """The choice of kernels on one rank: cuDNN's search, memory format, fused update, attention."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         self._plan, self._device = plan, device
         self._model = plan.workload.model
-        asked = plan.workload.train.cudnn_benchmark
-        if device.type != "cuda" and asked == "on":
+        benchmark = plan.workload.train.cudnn_benchmark
+        if device.type != "cuda" and benchmark == "on":
             raise EnvironmentLacksError(
-                "train.cudnn_benchmark on: this rank computes on a CPU: cuDNN is NVIDIA's library for GPUs; leave it "
-                "at auto"
+                "train.cudnn_benchmark on: this rank computes on a CPU, and cuDNN is NVIDIA's library for GPUs; leave "
+                "it at auto"
             )
-        # Shapes are the same in each step, so that what is found in the first serves all.
-        torch.backends.cudnn.benchmark = device.type == "cuda" and asked != "off" and self._model.has_convolutions
+        # Shapes are the same in each step, so that the search of the first step is valid for all.
+        torch.backends.cudnn.benchmark = device.type == "cuda" and benchmark != "off" and self._model.has_convolutions
         self._observed: Callable[[], list[Setting]] = list
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """The network on its device, its weights in the order of its activations where gradients may have it too."""
+        """Moves a network to its device, with its weights in the memory format of its activations if possible."""
         placed = model.to(self._device)
         if self._weights == "channels-last":
             placed.to(memory_format=network_of(self._model).channels_last)  # type: ignore[call-overload]  # in place
@@ -172,40 +196,41 @@ class Kernels(TrainingPart):
 
     @property
     def _weights(self) -> str:
-        return "contiguous" if self._is_kept else self._model.order
+        if self._is_contiguous:
+            return "contiguous"
+        return self._model.order
 
     @property
-    def _is_kept(self) -> bool:
-        """As the engine takes contiguous tensors alone; at one rank too, which more ranks are compared with."""
+    def _is_contiguous(self) -> bool:
+        """True if the engine takes only contiguous tensors; then one rank has them too, for comparable runs."""
         return self._plan.engine.kind.contiguous_only
 
     def around_loss(self, loss: Loss) -> Loss:
-        """Returns the same loss, whose calls are observed where the network has something to show."""
+        """Returns the same loss, whose calls are observed if the network has settings to record."""
         loss, self._observed = network_of(self._model).observed(loss, self._plan, self._device)
         return loss
 
     def settings(self) -> list[Setting]:
-        found = []
+        settings = []
         if self._device.type == "cuda" and self._model.has_convolutions:
             is_on = torch.backends.cudnn.benchmark
-            found.append(
+            effective = "on" if is_on else "off"
+            settings.append(
                 Setting(
                     key="train.cudnn_benchmark",
                     requested=self._plan.workload.train.cudnn_benchmark,
-                    effective="on" if is_on else "off",
+                    effective=effective,
                     evidence=f"torch.backends.cudnn.benchmark is {is_on}",
                 )
             )
         optimizer = self._plan.workload.train.optimizer
         if optimizer.implementation == "fused":
-            key, how = "train.optimizer.implementation", update_evidence(optimizer)
-            found.append(Setting(key=key, requested="fused", effective="fused", evidence=how))
+            key, evidence = "train.optimizer.implementation", update_evidence(optimizer)
+            settings.append(Setting(key=key, requested="fused", effective="fused", evidence=evidence))
         if self._model.order == "channels-last":
-            why = (
-                f"{self._plan.engine.kind.title} takes contiguous tensors alone"
-                if self._is_kept
-                else "weights and gradients lie as activations"
-            )
+            evidence = "weights and gradients have the memory format of activations"
+            if self._is_contiguous:
+                evidence = f"{self._plan.engine.kind.title} takes only contiguous tensors"
             key = "model.memory_format.weights"
-            found.append(Setting(key=key, requested=None, effective=self._weights, evidence=why))
-        return found + self._observed()
+            settings.append(Setting(key=key, requested=None, effective=self._weights, evidence=evidence))
+        return settings + self._observed()

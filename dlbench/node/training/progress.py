@@ -1,9 +1,8 @@
-"""How far a rank is: status files, rank 0's lines for whoever watches, and the watchdog that ends one that hangs.
+"""Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs.
 
-One status file for a node: its first rank collects what the others say at an abstract Unix socket, and writes it. Files
-are written between stages of a run and never in measured steps: a thousand ranks that each renew a file are hundreds of
-operations a second on one metadata server, next to the very steps that are measured. What a rank was doing when it
-ended without a word is written by its supervisor (`dlbench.final_status`).
+The first rank of each node collects the others' statuses at an abstract Unix socket and writes one file for the node,
+between stages and never in measured steps: a thousand ranks that each update a file would load the metadata server. If
+a rank ends without reporting, its supervisor writes its last status (`dlbench.final_status`).
 """
 
 from __future__ import annotations
@@ -39,32 +38,33 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_bytes, utc_now, utf8_text
 
-PLAIN_PERIOD_S = 10.0
-LAUNCHER_PERIOD_S = 0.5
+PLAIN_PERIOD_S = 10.0  # Seconds between two progress lines for a person.
+LAUNCHER_PERIOD_S = 0.5  # Seconds between two progress lines for the launcher.
 _TICK_S = 1.0
-_SOME_STEP = -9_007_199_254_740_991  # Stands for the step in a text that is filled in later.
-LAST_RESORT_S = 30  # How long the status of a stalled rank may take to write.
+_STEP_PLACEHOLDER = -9_007_199_254_740_991  # Replaced in the text by the step that the supervisor reads from memory.
+LAST_RESORT_S = 30  # Seconds that the status of a stalled rank may take to write.
 _MESSAGE_BYTES = 1 << 16
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _MEET_S = {"measuring": 0.5, "done": 2.0}
-"""How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
-barrier follows the one, the other is the end."""
-ALONE_AFTER_S = 5.0  # When a rank that does not reach its node's first writes its own file: containers part networks.
+"""Seconds that the first rank waits for the statuses of the others in stages that all enter together. They are not
+measured: a barrier follows the one stage, and the other is the end."""
+ALONE_AFTER_S = 5.0
+"""Seconds after which a rank that cannot reach its node's first rank writes its own file; containers may have separate
+networks."""
 ENDED = ("done", "failed")
 
 
 class ProgressReporter:
-    """Counts steps of training, or points of the collective benchmark.
+    """Reports the step of training, or the point of the collective benchmark.
 
-    Files are written where a stage begins, by one rank of the node; how far the rank is within a stage it notes in
-    memory (`dlbench.final_status`).
+    One rank of the node writes a file at the begin of a stage; within a stage, each rank notes its step in memory
+    (`dlbench.final_status`).
     """
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, place: RankPlace) -> None:
         self._run_id = plan.run_id
         self._folder = folder
         self._place = place
-        # What is counted, how many of them are warm-up, and how many there are, as far as the plan says.
         if isinstance(plan, RunPlan):
             self._counted, self._warmup = "step", plan.measure.warmup_steps
             self._total = self._warmup + plan.measure.measured_steps
@@ -73,26 +73,26 @@ class ProgressReporter:
             self._counted, self._warmup = "point", 0
             self._total = (len(plan.comm.algorithms) + len(plan.comm.backends)) * len(plan.comm.sizes)
         self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
-        self._told = 0.0
+        self._logged_at = 0.0
         self._text = ""
         self._lock = threading.Lock()
         self._final = FinalStatus.found(os.environ)
         self._node = NodeStatus(folder, place)
         self.step = -1
         self.stage: Stage = "starting"
-        # Of its own: a hung file system must not disarm the watchdog.
+        # Not in the watchdog's thread, which a hung file system must not stop.
         threading.Thread(target=self._ticks, name="dlbench-tick", daemon=True).start()
 
     def expect(self, steps: int, warmup: int) -> None:
-        """Notes how many steps there will be at most, which not every plan says, and how many are warm-up."""
+        """Sets the largest number of steps, which not every plan has, and the number of steps of the warm-up."""
         self._total, self._warmup = steps, warmup
-        if self.stage == "measuring" and self.step < warmup:  # it was lengthened at its end
+        if self.stage == "measuring" and self.step < warmup:  # the warm-up was lengthened at its end
             with self._lock:
                 self.stage = "warm-up"
                 self._note()
 
     def enter(self, stage: Stage, exit_code: int | None = None) -> None:
-        """A new stage begins; the first rank of a node has that on disk when this returns."""
+        """Begins a stage; on the first rank of a node, its file says so when this returns."""
         with self._lock:
             self.stage = stage
             self._note()
@@ -101,104 +101,114 @@ class ProgressReporter:
                 self._node.close()
                 if self._final is not None:
                     self._final.clear()
-        self._tell(stage)
+        self._log(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
-        """This rank has failed; that is on disk when this returns. What it said first stands."""
-        failed_at = utc_now()  # before the lock, for which a slow disk may have it wait
+        """Writes to disk that this rank failed; only the first call has an effect."""
+        failed_at = utc_now()  # before the lock, which another thread may hold while it writes to a slow disk
         with self._lock:
             if self.stage == "failed":
                 return
             self.stage = "failed"
-            more: dict[str, Any] = {"reason": reason, "exit_code": exit_code, "failed_at": failed_at, "failure": kind}
-            self._note(**more)
-            write_status(self._folder, self._status(**more))
+            failure: dict[str, Any] = {
+                "reason": reason,
+                "exit_code": exit_code,
+                "failed_at": failed_at,
+                "failure": kind,
+            }
+            self._note(**failure)
+            write_status(self._folder, self._status(**failure))
             if self._final is not None:
                 self._final.clear()
-        self._tell(f"failed: {reason}")
+        self._log(f"failed: {reason}")
 
     def on_step(self, step: int) -> None:
-        """A step of training begins. Files are written only where a barrier follows: at the first of a stage."""
+        """Reports the begin of a step; writes a file only at the first step of a stage, before a barrier."""
         self.step = step
         if self._final is not None:
             self._final.step(step)
-        if step == 0 or step == self._warmup:
-            self.enter("warm-up" if step < self._warmup else "measuring")
+        if step == self._warmup:
+            self.enter("measuring")
             return
-        self._tell_now_and_then(self.stage)
+        if step == 0:
+            self.enter("warm-up")
+            return
+        self._log_periodically(self.stage)
 
-    def on_staging(self, there: int, needed: int) -> None:
-        """Notes the bytes staged of those that are needed, over all nodes; 0 of 0 at the start."""
-        text = f"staging, {format_bytes(there)} of {format_bytes(needed)}" if needed else "staging"
+    def on_staging(self, staged: int, total: int) -> None:
+        """Reports how many bytes were staged of the total over all nodes; 0 of 0 at the start."""
         if self.stage != "staging":
             self.enter("staging")
             return
-        self._tell_now_and_then(text)
+        text = "staging"
+        if total:
+            text = f"staging, {format_bytes(staged)} of {format_bytes(total)}"
+        self._log_periodically(text)
 
-    def on_point(self, number: int, of: int, text: str) -> None:
-        """Point `number`, from 0, of N of the collective benchmark begins; `text` says which."""
-        self.step, self._total = number, of
+    def on_point(self, number: int, total: int, text: str) -> None:
+        """Reports the begin of a point of the collective benchmark, by number from 0 and name."""
+        self.step, self._total = number, total
         if self._final is not None:
             self._final.step(number)
         if self.stage != "measuring":
             self.enter("measuring")
             return
-        self._tell_now_and_then(text)
+        self._log_periodically(text)
 
     def _ticks(self) -> None:
-        """Notes once a second that this rank lives, and reports that now and then; no file in measured steps."""
+        """Notes once a second that this rank is alive, and logs it periodically; writes no file in measured steps."""
         while True:
             time.sleep(_TICK_S)
             if self._final is not None:
                 self._final.lives()
-            if self._for_launcher and time.monotonic() - self._told > SIGN_PERIOD_S:
-                self._tell(self._text)
+            if self._for_launcher and time.monotonic() - self._logged_at > SIGN_PERIOD_S:
+                self._log(self._text)
             if self.stage == "measuring":
                 continue
             with self._lock, suppress(RunError):  # a full disk is reported by the training thread, which needs it
                 if self.stage not in ("measuring", "done", "failed"):
                     self._node.tick()
 
-    def _status(self, **more: Any) -> RankStatus:
+    def _status(self, **fields: Any) -> RankStatus:
         place = self._place
-        own: dict[str, Any] = {"rank": place.rank, "host": place.host, "pid": os.getpid(), "stage": self.stage}
-        return RankStatus(**{**own, "step": self.step, "updated": utc_now(), **more})
+        status: dict[str, Any] = {"rank": place.rank, "host": place.host, "pid": os.getpid(), "stage": self.stage}
+        return RankStatus(**(status | {"step": self.step, "updated": utc_now()} | fields))
 
-    def _note(self, **more: Any) -> None:
-        """What the supervisor is to write if this rank ends without a word."""
+    def _note(self, **fields: Any) -> None:
+        """Notes the status that the supervisor writes if this rank ends without reporting."""
         if self._final is None:
             return
         self._final.step(self.step)
-        by_supervisor = {"step": _SOME_STEP, "updated": TIME.decode(), "source": "supervisor"}
-        status = self._status(**by_supervisor, **more) if not more else self._status(**more)
-        text = json_text(status.model_dump(mode="json"))
+        fields = fields or {"step": _STEP_PLACEHOLDER, "updated": TIME.decode(), "source": "supervisor"}
+        text = json_text(self._status(**fields).model_dump(mode="json"))
         path = os.fsencode(self._folder.status(self._place.rank))
-        self._final.say(path, utf8_text(text).encode().replace(str(_SOME_STEP).encode(), STEP))
+        self._final.say(path, utf8_text(text).encode().replace(str(_STEP_PLACEHOLDER).encode(), STEP))
 
-    def _tell_now_and_then(self, text: str) -> None:
+    def _log_periodically(self, text: str) -> None:
         self._text = text
-        if time.monotonic() - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
-            self._tell(text)
+        period_s = LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S
+        if time.monotonic() - self._logged_at > period_s:
+            self._log(text)
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._text = text
         if self._place.rank != 0:
             return
-        self._told = time.monotonic()
+        self._logged_at = time.monotonic()
         if self._for_launcher:
             line = PROGRESS_MARK + json.dumps({"step": self.step + 1, "of": self._total, "stage": text})
         else:
             line = f"dlbench {self._run_id}: {text}, {self._counted} {self.step + 1} of {self._total}"
-        # In one piece: two threads write.
+        # In one call, because two threads write.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
 
 class Watchdog:
-    """A thread that looks once a second whether `beat` was called within `timeout_s`."""
+    """A thread that ends the process if `beat` was not called within `timeout_s`; it checks once a second."""
 
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
-        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
+        """`on_stall` is called with the reason in one line, before the process ends with exit code 124."""
         self._timeout_s = timeout_s
         self.give_up = on_stall
         self._last = time.monotonic()
@@ -222,7 +232,7 @@ class Watchdog:
             silent = time.monotonic() - self._last
             if silent > self._timeout_s:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-                # Needs no lock and no Python: ends the process even if its status cannot be written.
+                # Needs neither lock nor Python, so it ends the process even if its status cannot be written.
                 faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
                 try:
                     self.give_up(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
@@ -231,29 +241,33 @@ class Watchdog:
 
 
 class NodeStatus:
-    """What one rank says of itself. `place`: this rank; the one with local rank 0 writes."""
+    """The status file of a node: local rank 0 writes it, the others send it their status."""
 
     def __init__(self, folder: RunFolder, place: RankPlace) -> None:
         self._folder, self._place = folder, place
         self._is_first = place.local_rank == 0
-        self._known: dict[int, RankStatus] = {}
+        self._statuses: dict[int, RankStatus] = {}
         self._unsent: tuple[float, RankStatus] | None = None
         self._connection: socket.socket | None = None
         self._others: list[socket.socket] = []
-        self._listener = self._listen() if self._is_first and place.local_size > 1 else None
+        self._listener: socket.socket | None = None
+        if self._is_first and place.local_size > 1:
+            self._listener = self._listen()
 
     def say(self, status: RankStatus) -> None:
-        """The first rank writes; others report to it, and write a file of their own if they cannot and it counts."""
+        """Writes the status of the node on its first rank; the others send theirs to it.
+
+        If they cannot, and it is a stage that all enter together, they write their own file.
+        """
         if self._is_first:
-            self._known[status.rank] = status
-            # Where all enter a stage together the others are waited for.
+            self._statuses[status.rank] = status
             deadline = time.monotonic() + _MEET_S.get(status.stage, 0.0)
             self._collect()
             while self._listener is not None and time.monotonic() < deadline:
-                said = [one for one in self._known.values() if one.stage == status.stage or one.stage in ENDED]
-                if len(said) >= self._place.local_size:
+                stages = [reported.stage for reported in self._statuses.values()]
+                if sum(stage in (status.stage, *ENDED) for stage in stages) >= self._place.local_size:
                     break
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 self._collect()
             self._write()
         elif not self._sent(status):
@@ -262,7 +276,7 @@ class NodeStatus:
                 self._write_alone()
 
     def tick(self) -> None:
-        """What was left undone, outside of measured steps; about once a second."""
+        """Writes or sends statuses that are still pending; called about once a second outside of measured steps."""
         if self._is_first:
             if self._collect():
                 self._write()
@@ -274,13 +288,13 @@ class NodeStatus:
                 self._write_alone()
 
     def close(self) -> None:
-        for one in (self._listener, self._connection, *self._others):
-            if one is not None:
-                one.close()
+        for opened in (self._listener, self._connection, *self._others):
+            if opened is not None:
+                opened.close()
         self._listener, self._connection, self._others = None, None, []
 
     def _write(self) -> None:
-        ranks = tuple(self._known[rank] for rank in sorted(self._known))
+        ranks = tuple(self._statuses[rank] for rank in sorted(self._statuses))
         write_node_statuses(self._folder, NodeStatuses(node=self._place.node_rank, ranks=ranks))
 
     def _write_alone(self) -> None:
@@ -297,7 +311,7 @@ class NodeStatus:
         try:
             listener.bind(self._address())
             listener.listen(self._place.local_size)
-        except OSError:  # then the others reach nobody, and write by themselves
+        except OSError:  # then the others cannot connect, and write their own files
             listener.close()
             return None
         listener.setblocking(False)
@@ -325,13 +339,13 @@ class NodeStatus:
                 return is_new
             except OSError:
                 message = b""
-            if not message:  # it has ended
+            if not message:  # the other rank has ended
                 self._others.remove(connection)
                 connection.close()
                 return is_new
             with suppress(ValueError):
                 status = RankStatus.model_validate_json(message)
-                self._known[status.rank] = status
+                self._statuses[status.rank] = status
                 is_new = True
 
     def _sent(self, status: RankStatus) -> bool:

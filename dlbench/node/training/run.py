@@ -1,8 +1,7 @@
-"""A rank from plan to record: builds what the plan says, trains and measures it, and gathers what all ranks saw.
+"""A rank from plan to record.
 
-`Rank.train` is the whole of it, in order: network, optimizer, where training begins, data, steps, record. What a plan
-may add on top of plain training is a `TrainingPart`; `TrainingLoop` runs the steps, and `Pauses` what happens between
-them.
+`Rank.train` runs everything in order: network, optimizer, checkpoint, data, steps, record. Optional features of a plan
+are `TrainingPart`s; `TrainingLoop` runs the steps, and `Pauses` the work between them.
 """
 
 from __future__ import annotations
@@ -67,23 +66,23 @@ from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import Record
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
-if TYPE_CHECKING:  # imported where a plan needs it: ranks that update on the device start without
+if TYPE_CHECKING:  # imported only if a plan updates on the host, so that other ranks start faster
     from dlbench.node.out_of_core.host_update import HostUpdater
 
 
 class Rank(TrainedRank):
-    """One rank of a run, which `train` takes from its plan to its record."""
+    """One rank of a run; `train` builds, trains, measures and records."""
 
-    _exchange: SampleExchange | None = None  # Of samples, which outlasts training until all ranks have trained.
+    _exchange: SampleExchange | None = None  # Exchange of samples; it stays open until all ranks have trained.
 
     def __init__(self, context: RankContext, timer: phases.PhaseTimer | None = None) -> None:
-        """`timer` marks the ends of phases, by default as the device and the plan need it."""
+        """`timer` marks the ends of phases; by default it is chosen by device and plan."""
         self.context, self.parts, self._closing = context, [], ExitStack()
         is_synchronised = context.plan.measure.phases == "synchronised"
         self.timer = timer or phases.timer_for(context.device, synchronise=is_synchronised)
 
     def train(self) -> Record | None:
-        """Trains and measures; writes the record on rank 0 and returns it, returns None elsewhere."""
+        """Trains and measures; writes and returns the record on rank 0, and returns None on others."""
         self.context.watch.stage("building")
         torch.set_num_threads(self.context.binding.threads)
         try:
@@ -97,19 +96,19 @@ class Rank(TrainedRank):
         return self.record()
 
     def prepare(self, resume_from: str | None = None) -> Self:
-        """Builds what is trained, and opens what it is trained on; `resume_from` goes before the plan's checkpoint."""
+        """Builds network and optimizer and opens the data; `resume_from` overrides the plan's checkpoint."""
         if not self.context.on_gpu:
-            self.allocator = keep_freed()  # of everything that is built and measured
+            self.allocator = keep_freed()  # before anything is built and measured
         self.build_network()
         self.build_optimizer()
         self.resume(resume_from or self.context.plan.checkpoint.resume_from)
         self.open_data()
         if self.allocator == KEPT_FREED:
-            trim()  # what only building took is no part of what training holds
+            trim()  # memory that only building used must not count as memory of training
         return self
 
     def build_network(self) -> None:
-        """Builds the network, with the parts that change how it computes or what it keeps."""
+        """Builds the network, with the parts that change its precision, kernels, programs or activations."""
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
         self.precision = Precision(train, context.device)
         self.add(self.precision)
@@ -120,11 +119,14 @@ class Rank(TrainedRank):
             require_compiler(context.device, "train.optimizer.implementation fused", "set it to foreach")
         torch.manual_seed(train.seed)
         self.model = self._kernels.placed(build_model(plan.workload.model))
-        if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine gives them to others
+        if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine broadcasts them
             self.initial_weights = load_initial(plan.checkpoint.initialize_from, self.model, plan.workload.model)
         self.loss = loss_for(plan.workload.model, train.label_smoothing)
-        about = plan, self.model, context.device, self.precision, self.loss
-        self.passes = trial_passes(*about, beat=context.beat, stage=context.watch.stage)
+        self.passes = trial_passes(
+            *(plan, self.model, context.device, self.precision, self.loss),
+            beat=context.beat,
+            stage=context.watch.stage,
+        )
         self._add_network_parts()
         for part in self.parts:
             part.before_wrap(self.passes)
@@ -154,7 +156,7 @@ class Rank(TrainedRank):
             self.add(NoiseProbe(train.gradient_accumulation, small_batch=small, large_batch=plan.global_batch))
 
     def build_optimizer(self) -> None:
-        """Builds the optimizer; the engine wraps it and the network, and makes all ranks' parameters equal."""
+        """Builds the optimizer; the engine wraps it and the network, and makes parameters equal on all ranks."""
         plan, engine = self.context.plan, self.context.engine
         optimizer = build_optimizer(self.model, plan.workload.train.at_batch(plan.global_batch).optimizer)
         engine.beat = self.context.beat
@@ -168,10 +170,9 @@ class Rank(TrainedRank):
             part.after_wrap(self.passes, self.wrapped)
 
     def _interrupted_at(self) -> str | None:
-        """Returns the newest checkpoint that an earlier attempt at the run left; called by all ranks.
+        """Returns the newest checkpoint of an earlier attempt at the run; called by all ranks.
 
-        Rank 0 decides: listings of a shared folder may differ between nodes for a while, and ranks that disagree would
-        deadlock.
+        Rank 0 decides: nodes may see different listings of a shared folder, and ranks that disagree would deadlock.
         """
         folder, newest = self.context.folder, None
         if self.context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
@@ -179,12 +180,12 @@ class Rank(TrainedRank):
         first: str | None = self.context.engine.gather(newest)[0]
         return first
 
-    def resume(self, where: str | None) -> None:
-        """Loads the checkpoint that training goes on from, if any; then initialisation is over and the run starts."""
+    def resume(self, checkpoint: str | None) -> None:
+        """Loads the checkpoint, if any; then initialisation ends and the run starts."""
         context, engine, plan = self.context, self.context.engine, self.context.plan
-        if where is not None:
+        if checkpoint is not None:
             self.resumed = Checkpoint.on_all_ranks(
-                Path(where),
+                Path(checkpoint),
                 rank=context.place.rank,
                 gather=engine.gather,
                 broadcast=engine.broadcast,
@@ -195,7 +196,7 @@ class Rank(TrainedRank):
             require_same_holders(plan, self.resumed)
             self.resumed.restore(self.model, self.optimizer, engine)
             self.precision.restore(self.resumed.progress.loss_scaling)
-        # Parameters are as training will find them; hashing them is the check's business and in no figure.
+        # Hashing the initial parameters is part of the checks, and its time of no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
         self.initial_digest = parameters_digest(self.model)
@@ -205,7 +206,7 @@ class Rank(TrainedRank):
         context.events.start_run()
 
     def open_data(self) -> None:
-        """Stages and opens the training data where training begins, and adds the parts that act on single steps."""
+        """Stages and opens the training data at the first step, and adds the parts that act on single steps."""
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
         progress = self.resumed.progress if self.resumed is not None else None
         self.staging = stage_data(context, progress)
@@ -223,8 +224,8 @@ class Rank(TrainedRank):
         self.schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
         if self.schedule.steps < 1:
             raise UserError(
-                f"checkpoint.resume_from: {self.schedule.first} steps are done already, the plan ends after "
-                f"{self.schedule.end}; nothing is left to train"
+                f"checkpoint.resume_from: the checkpoint is of step {self.schedule.first}, and the plan ends after "
+                f"step {self.schedule.end}: no steps remain"
             )
         context.engine.begin_training(self.schedule.first)
         self.rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=self.schedule.steps_per_epoch)
@@ -256,31 +257,30 @@ class Rank(TrainedRank):
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
         place, spec, gather = context.place, train.at_batch(plan.global_batch).optimizer, context.engine.gather
         needed = checkpoint_bytes(plan, place.rank, self.model)
-        check_room = partial(require_room, what=SETTING, place=place, gather=gather, checkpoint_bytes=needed)
+        check_room = partial(require_room, purpose=SETTING, place=place, gather=gather, checkpoint_bytes=needed)
         trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        whole_steps = 0
+        if plan.sync.is_own:
+            # dlbench's exchange moves its buffers, of which gradients are views, after some of its first steps.
+            whole_steps = MGWFBP_STEPS
         return HostUpdater(
             self.model,
             self.optimizer,
             spec,
             host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat),
             overlaps=train.compile == "none",
-            # dlbench's own exchange moves its buffers, of which gradients are parts, after some of its first steps.
-            whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
+            whole_steps=whole_steps,
         )
 
     def run_steps(self) -> None:
-        """Runs all steps, and what happens between them."""
-        context, engine, schedule, memory = self.context, self.context.engine, self.schedule, self.memory
+        """Runs all steps, and the pauses between them."""
+        context, engine, schedule = self.context, self.context.engine, self.schedule
         if schedule.evaluate_every is not None:
             self.validation = open_validation_data(context, self.staging, self.reading)
             self._closing.callback(self.validation.close)
         context.beat("opening the data")
         context.status.expect(schedule.steps, schedule.warmup)
-        context.watch.attach(
-            *(self.model, engine, self.source, schedule, context.beat),
-            computes=memory.computes if memory is not None else None,
-            transfers=memory.spans if memory is not None else None,
-        )
+        context.watch.attach(self.model, engine, self.source, schedule, context.beat, self.memory)
         self.startup_s = time.monotonic() - context.started - self.hashing_s
         self.pauses = Pauses(self, self.validation)
         self.pacing = Pacing(schedule, engine.gather, context.status.expect)
@@ -299,22 +299,22 @@ class Rank(TrainedRank):
         raise self._out_of_memory(words, loop.result.startup_peak_bytes)
 
     def record(self) -> Record | None:
-        """Gathers what all ranks saw and removes what was staged; writes the record on rank 0 and returns it."""
+        """Gathers the summaries of all ranks and removes staged data; writes and returns the record on rank 0."""
         context, schedule, gather = self.context, self.schedule, self.context.engine.gather
         quality, done = self.pauses.result(), schedule.first + self.steps.steps
-        status = "success" if quality is None or quality.reached else "aborted"
+        status = "aborted" if quality is not None and not quality.reached else "success"
         context.events.add("run_stop", status=status, epoch=schedule.epoch(done), step=done)
         summary = self.summary()
         exchange = context.engine.exchange_result()
-        # Ends sampling, for which the other ranks need not wait.
+        # Ends sampling on this rank, without waiting for others.
         summary["watch"] = context.watch.summary()
         content = RankSummary.model_validate(summary).model_dump(mode="json")
-        everyone = [RankSummary.model_validate(each) for each in gather(content)]
+        everyone = [RankSummary.model_validate(summary) for summary in gather(content)]
         self.close_exchange()
         if self.staging is not None:
-            context.engine.barrier()  # nobody reads or receives what is staged any more
+            context.engine.barrier()  # no rank reads staged data any more
             self.staging.remove()
-        shuffle = shuffled(context.plan, self.source, [each.samples for each in everyone], gather)
+        shuffle = shuffled(context.plan, self.source, [rank.samples for rank in everyone], gather)
         settings = self.settings(shuffle)
         if context.place.rank != 0:
             return None
@@ -323,17 +323,17 @@ class Rank(TrainedRank):
         return record
 
     def add(self, part: TrainingPart) -> None:
-        """Adds a part, which is closed when training ends, and its doubts to the warnings."""
+        """Adds a part and its warnings; the part is closed when training ends."""
         self.parts.append(part)
         self._closing.callback(part.close)
         self.context.warnings += part.doubts
 
     def close(self) -> None:
-        """Ends threads and processes and closes files; what was staged and the exchange of samples stay open."""
+        """Ends threads and processes and closes files, except staged data and the exchange of samples."""
         self._closing.close()
 
     def close_exchange(self) -> None:
-        """Ends the exchange of samples: all ranks have trained, or this one failed."""
+        """Ends the exchange of samples, after all ranks have trained or this one failed."""
         if self._exchange is not None:
             self._exchange.close()
 
@@ -345,8 +345,8 @@ class Rank(TrainedRank):
         before, first = ranks_before(plan, resumed), steps_before(self.context, resumed.progress)
         if before != plan.replicas:
             warnings.append(
-                f"resumed with {plan.replicas} ranks after {before}: samples were shared out anew, so that each rank "
-                "goes on with others than it held"
+                f"resumed with {plan.replicas} ranks after {before}: samples were distributed again, so that each rank "
+                "continues with other samples than before"
             )
         if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
             warnings.append(
@@ -355,20 +355,21 @@ class Rank(TrainedRank):
             )
         if plan.sync.wire in ERROR_FEEDBACK:
             warnings.append(
-                "error feedback begins anew: a checkpoint holds nothing of what ranks had not sent (sync.wire "
-                f"{plan.sync.wire}), so that losses differ from those of a run in one go"
+                "error feedback restarts at zero: checkpoints do not contain what ranks had not yet sent (sync.wire "
+                f"{plan.sync.wire}), so that losses differ from those of a run without interruption"
             )
         return warnings
 
     def _out_of_memory(self, words: str, startup_bytes: int | None) -> RunError:
-        """Returns the error that names the batch that fits, where that can be tried."""
+        """Returns an error that names the largest batch that fits, if this rank can try one."""
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
         fit = None
-        # Of a network that ranks share, no rank can try a pass alone.
-        is_own = plan.engine.name != "fsdp" or plan.layout.ranks == 1
-        if is_own and train.is_in_core and not train.is_one_program:
-            is_on_device = train.optimizer_state == "device"
-            state_bytes = missing_state_bytes(self.model, self.optimizer, train.optimizer) if is_on_device else 0
+        # If the network is sharded over ranks, one rank cannot try a pass alone.
+        is_sharded = plan.engine.name == "fsdp" and plan.layout.ranks > 1
+        if not is_sharded and train.is_in_core and not train.is_one_program:
+            state_bytes = 0
+            if train.optimizer_state == "device":
+                state_bytes = missing_state_bytes(self.model, self.optimizer, train.optimizer)
             trial = self.passes
             passes = fits_in_memory(
                 *(self.model, trial.loss_of, trial.batch_of), context.device, state_bytes, context.beat

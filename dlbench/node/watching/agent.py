@@ -1,7 +1,6 @@
-"""The sampler of a node, as seen from the rank that starts it (local rank 0), and who may write how much.
+"""The rank's side of the sampler of its node, and limits of the bytes that ranks may write.
 
-Nothing in it fails a run or makes it wait without a limit: what goes wrong is in `problem`, and the run has one thing
-less to report.
+A failing sampler never fails a run or makes it wait without a limit; `problem` has the reason.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 
-STAGE_BYTES = 2_000  # Room of a rank outside of the window: its stages, and nothing else.
+STAGE_BYTES = 2_000  # Bytes of a rank whose layers are not watched, for the spans of its stages.
 COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
-FINISH_S = 10.0  # How long the sampler may take for its account; the last comparison of clocks is within.
+FINISH_S = 10.0  # Seconds that the sampler may take for its last sample, comparison of clocks and summary.
 _STOP_S = 2.0
 
 
 def window_ranks(plan: RunPlan) -> tuple[int, ...]:
-    """Returns ranks whose layers and messages are watched; spread evenly over the run and over the places of nodes."""
+    """Returns the ranks whose layers and messages are watched, spread evenly over the run and over local ranks."""
     watch, ranks = plan.watch, plan.layout.ranks
     if watch is None or watch.window_steps == 0:
         return ()
@@ -42,12 +41,12 @@ def window_ranks(plan: RunPlan) -> tuple[int, ...]:
 
 
 def sample_bytes(plan: RunPlan) -> int:
-    """Bytes of one node's samples: a third of the limit, shared evenly over the nodes; 0 where nothing is watched."""
+    """Returns the bytes for one node's samples: a third of the limit, divided by the nodes; 0 if not watched."""
     return _third(plan) // plan.layout.nodes
 
 
 def span_bytes(plan: RunPlan, rank: int) -> int:
-    """Returns bytes of a rank's spans: two thirds of the limit are shared; beside the window there are stages only."""
+    """Returns the bytes for one rank's spans: two thirds of the limit, most of it for ranks with watched layers."""
     total, ranks = 2 * _third(plan), plan.layout.ranks
     window = window_ranks(plan)
     if not window:
@@ -59,14 +58,18 @@ def span_bytes(plan: RunPlan, rank: int) -> int:
 
 
 def _third(plan: RunPlan) -> int:
-    return plan.watch.max_bytes // 3 if plan.watch is not None else 0
+    if plan.watch is None:
+        return 0
+    return plan.watch.max_bytes // 3
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
-    """Returns the order for this node's sampler; `allowed_cores`: in the order in which ranks take theirs."""
+    """Returns the order for this node's sampler; `allowed_cores` are sorted as for ranks, which take the first ones."""
     if plan.watch is None or not plan.watch.sampler:
         raise ValueError("this plan has no sampler")
-    spare = allowed_cores[plan.layout.cores_per_rank * place.local_size :] if plan.system.launch.pin else []
+    cores = allowed_cores
+    if plan.system.launch.pin:
+        cores = allowed_cores[plan.layout.cores_per_rank * place.local_size :] or allowed_cores
     return SamplerOrder(
         run_id=plan.run_id,
         samples=str(folder.samples(place.node_rank)),
@@ -77,36 +80,38 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
         token=place.token,
         period_s=plan.watch.period_s,
         max_bytes=sample_bytes(plan),
-        cores=tuple(spare or allowed_cores),
+        cores=tuple(cores),
         interface=plan.system.launch.interface,
         parent=os.getpid(),
     )
 
 
 class SamplerProcess:
-    """A sampler and the two pipes to it. `command`: how it is started; for tests."""
+    """A sampler and the two pipes to it. `command` starts it."""
 
     def __init__(self, order: SamplerOrder, command: Sequence[str] = COMMAND) -> None:
         self._order = order
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self.problem = ""  # Why this node was not sampled, or not to the end, one sentence; empty if all went well.
+        self.problem = ""  # Reason why this node was not sampled, or not to the end; empty without a problem.
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
 
     def start(self) -> None:
-        """Starts it; the kernel ends it with the thread that calls this (PR_SET_PDEATHSIG, prctl(2))."""
+        """Starts the sampler; the kernel ends it with the calling thread (PR_SET_PDEATHSIG, prctl(2))."""
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=dict(os.environ)
             )
         except OSError as error:
-            self._fail(f"was not started: {error.strerror or error}")
+            self._fail(f"could not be started: {error.strerror or error}")
             return
         assert self._process.stdin is not None
-        # A sampler that hangs reads no more: once the pipe is full a write would wait for it.
+        # Writing to a sampler that hangs must not block when the pipe is full.
         os.set_blocking(self._process.stdin.fileno(), False)
         self._send(self._order.to_line())
 
@@ -114,50 +119,56 @@ class SamplerProcess:
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
-        """Returns the sampler's account, or None and `problem` says why; node 0's goes on answering until `stop`."""
+        """Ends sampling and returns the sampler's summary; None if there is a `problem`.
+
+        On node 0 the sampler continues to answer requests for its clock until `stop`.
+        """
         process = self._process
         if process is None or self.problem:
             return None
         self._tell({"finish": True})
-        line = b"" if self.problem else self._answer(process, timeout_s)
+        line = self._answer(process, timeout_s)
         if not line:
             return None
         try:
             return NodeWatch.model_validate_json(line)
         except ValidationError as error:
-            self._fail(f"gave an account that cannot be read: {problem_of(NodeWatch, error)}")
+            self._fail(f"sent an unreadable summary: {problem_of(NodeWatch, error)}")
             return None
 
     def stop(self) -> None:
-        """Ends it, at any time; one that cannot even be killed is left behind, and `problem` says so."""
+        """Ends the sampler; if it cannot be killed, leaves it behind and sets `problem`."""
         process = self._process
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
         if not process.stdin.closed:
-            # Said, not only shown by the end of the pipe: processes that this rank forked hold the pipe too.
+            # Closing the pipe is not enough: processes that this rank forked hold it open, too.
             _write(process, b'{"stop": true}\n')
             process.stdin.close()
             self._wait(process)
         process.stdout.close()
 
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        """Returns the sampler's summary as a line of JSON; empty if there is a problem."""
+        if self.problem:
+            return b""
         assert process.stdout is not None
         deadline = time.monotonic() + timeout_s
-        said = b""
-        while not said.endswith(b"\n"):
+        answer = b""
+        while not answer.endswith(b"\n"):
             ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                self._fail(f"gave no account within {timeout_s:g} s and was ended")
+                self._fail(f"sent no summary within {timeout_s:g} s and was killed")
                 process.kill()
                 return b""
-            more = os.read(process.stdout.fileno(), 65536)
-            if not more:
+            received = os.read(process.stdout.fileno(), 65536)
+            if not received:
                 self._ended(process)
                 return b""
-            said += more
-        return said
+            answer += received
+        return answer
 
     def _tell(self, command: dict[str, Any]) -> None:
         if self._process is not None and not self.problem:
@@ -170,10 +181,10 @@ class SamplerProcess:
         if written is None:
             self._ended(process)
         elif written < len(line):
-            self._fail("does not read its orders, and was given up")
+            self._fail("does not read its commands, and was ignored from then on")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Its exit code; None, and `problem` says so, where it does not end even when it is killed."""
+        """Waits for the sampler's end and returns its exit code; None and a `problem` if it cannot be killed."""
         try:
             return process.wait(timeout=_STOP_S)
         except subprocess.TimeoutExpired:
@@ -181,22 +192,22 @@ class SamplerProcess:
         try:
             return process.wait(timeout=_STOP_S)
         except subprocess.TimeoutExpired:
-            self._fail(f"process {process.pid} could not be ended and was left behind; it may hang in a driver")
+            self._fail(f"process {process.pid} could not be killed and still exists; it may hang in a driver")
             return None
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         code = self._wait(process)
         if code is None:
             return
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        self._fail(f"ended {how} before its account; the rank's log has what it said")
+        end = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        self._fail(f"ended {end} before its summary; the rank's log has its messages")
 
-    def _fail(self, what: str) -> None:
-        self.problem = self.problem or f"sampler of {self._order.host}: {what}"
+    def _fail(self, reason: str) -> None:
+        self.problem = self.problem or f"sampler of {self._order.host}: {reason}"
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> int | None:
-    """Bytes of the line that the pipe took; None where nobody can read it any more."""
+    """Writes a line; returns the number of bytes that the pipe accepted, None if the reader has ended."""
     assert process.stdin is not None
     try:
         return process.stdin.write(line) or 0  # None: the pipe is full

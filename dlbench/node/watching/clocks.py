@@ -1,16 +1,15 @@
-"""Clocks compared over TCP: node 0's sampler answers with the time, the others ask, through the whole run.
+"""Comparison of clocks over TCP: during the whole run, samplers ask that of node 0 for the time.
 
-Messages are of fixed size. A connection begins with a greeting (mark, SHA-256 of the run's token); a wrong one is
-closed. Then each request, a number, is answered by the number and two readings of node 0's clock: right after the
-request came, right before the answer goes. Bursts are served one after the other: 127 nodes that asked at the same
-time would otherwise all measure each other's queue.
+Messages have fixed sizes. A connection begins with a greeting (mark, SHA-256 of the run's token); a wrong one is
+closed. Then each request, a number, is answered with the number and two readings of node 0's clock: right after the
+request arrived and right before the answer leaves. Connections are served one after another, since nodes that ask at
+the same time would measure each other's queue.
 
-How far a clock stands from another, and a bound on the error that holds always:
-Cristian, Probabilistic Clock Synchronization, Distributed Computing 3, 1989; four time stamps as in RFC 5905, section
-8. The request leaves at t0 (own clock), comes at t1 (the other's); the answer leaves at t2 (the other's), comes at t3
-(own). Neither message goes back in time, so the other clock less the own lies between t2 - t3 and t1 - t0, however
-unlike the two ways are. The middle is the estimate, half the width its bound, and the exchange with the shortest
-round trip the best of many.
+The offset of two clocks has a strict bound: Cristian, Probabilistic Clock Synchronization, Distributed Computing 3,
+1989; four time stamps as in RFC 5905, section 8. The request leaves at t0 (own clock) and arrives at t1 (the other's);
+the answer leaves at t2 (the other's) and arrives at t3 (own). No message goes back in time, so the offset lies between
+t2 - t3 and t1 - t0, for any asymmetry of the two messages. The middle is the estimate, half the width its bound, and
+the exchange with the shortest round trip the best one.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from dlbench.node.rendezvous import read_published
@@ -31,9 +31,9 @@ from dlbench.records.files import write_json
 
 Clock = Callable[[], int]  # Reads a clock, nanoseconds.
 
-GREETING_S = 1.0  # How long a connection may take to greet; others wait for their turn.
-BURST_S = 2.0  # How long one connection is served.
-PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
+GREETING_S = 1.0  # Longest time to the greeting of a connection, for which others wait.
+BURST_S = 2.0  # Longest time that one connection is served.
+PAUSE_S = 0.2  # Longest time between two requests of a connection.
 MAX_ROUNDS = 1000  # Requests answered on one connection.
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
@@ -41,27 +41,25 @@ _REQUEST = struct.Struct("<q")
 _ANSWER = struct.Struct("<qqq")
 
 FORMAT, VERSION = "dlbench.clock", 1
-MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
+MAX_BYTES = 1 << 16  # Most bytes of `clock.json`, which holds an address.
 BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
 SHORT_ROUNDS = 20  # Exchanges in between.
-EVERY_S = 60.0
-MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
-WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
+EVERY_S = 60.0  # Seconds between two comparisons.
+MAX_ESTIMATES = 64  # With more estimates every second one is dropped, and the time between two doubles.
+WAIT_S = 180.0  # Seconds that samplers wait for node 0's address; shared file systems show new files late.
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 
 MAX_DRIFT_PPM = 500
-"""How much faster or slower than another a clock may run, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
+"""Largest difference of the rates of two clocks, parts per million: MAXFREQ, RFC 5905, appendix A.1.1. Drift while a
+message travels is added to the bound."""
 
-The clock moves on while a message travels. Allowing for it adds a thousandth to the bound, and makes it hold.
-"""
-
-WIDE = 10  # A point whose bound is this many times the narrowest one makes the line worse, not better.
+WIDE = 10  # Estimates whose bound is this many times the narrowest one are dropped.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One message there and back; nanoseconds of two clocks."""
+    """Time stamps of one request and its answer, nanoseconds of two clocks."""
 
     sent_ns: int  # t0, own clock.
     received_ns: int  # t1, the other's clock.
@@ -70,16 +68,16 @@ class Exchange:
 
     def __post_init__(self) -> None:
         if self.returned_ns < self.sent_ns or self.answered_ns < self.received_ns or self.bound_ns < 0:
-            raise ValueError(f"no possible exchange: {self}; a clock was set while messages were under way")
+            raise ValueError(f"impossible time stamps: {self}; a clock was set during the exchange")
 
     @property
     def offset_ns(self) -> int:
-        """The other clock less the own: ((t1 - t0) + (t2 - t3)) / 2."""
+        """The other clock minus the own: ((t1 - t0) + (t2 - t3)) / 2."""
         return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.returned_ns)) // 2
 
     @property
     def bound_ns(self) -> int:
-        """Returns the largest error of `offset_ns`: half the round trip, drift meanwhile, and 1 for whole numbers."""
+        """The largest error of `offset_ns`: half the round trip, drift meanwhile, and 1 for rounding."""
         passed_ns = self.returned_ns - self.sent_ns
         round_trip_ns = passed_ns - (self.answered_ns - self.received_ns)  # without the other side's work
         return _rounded_up(round_trip_ns, 2) + _rounded_up(passed_ns * MAX_DRIFT_PPM, 1_000_000) + 1
@@ -87,17 +85,17 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetEstimate:
-    """How far the other clock was ahead at one moment."""
+    """The offset of two clocks at one moment."""
 
-    local_ns: int  # When, by the own clock.
-    offset_ns: int  # The other clock less the own.
-    bound_ns: int  # Largest possible error.
-    num_exchanges: int  # Exchanges it was chosen from.
+    local_ns: int  # The moment by the own clock.
+    offset_ns: int  # The other clock minus the own.
+    bound_ns: int  # Largest possible error of the offset.
+    num_exchanges: int  # Number of exchanges of which the best was used.
 
 
 def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
-    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip."""
-    best = min(exchanges, key=lambda exchange: exchange.bound_ns)
+    """Returns the estimate of the exchange with the narrowest bound."""
+    best = min(exchanges, key=attrgetter("bound_ns"))
     return OffsetEstimate(
         local_ns=(best.sent_ns + best.returned_ns) // 2,
         offset_ns=best.offset_ns,
@@ -107,19 +105,19 @@ def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
 
 
 def worth_keeping(estimates: Sequence[OffsetEstimate]) -> tuple[OffsetEstimate, ...]:
-    """Returns the first, the last, and those between that a busy network did not make much wider than the narrowest."""
+    """Returns the first, the last, and those between whose bounds a busy network has not widened too much."""
     if len(estimates) < 3:
         return tuple(estimates)
-    limit = WIDE * min(one.bound_ns for one in estimates)
-    return (estimates[0], *(one for one in estimates[1:-1] if one.bound_ns <= limit), estimates[-1])
+    limit_ns = WIDE * min(point.bound_ns for point in estimates)
+    return (estimates[0], *(point for point in estimates[1:-1] if point.bound_ns <= limit_ns), estimates[-1])
 
 
 def every_second(estimates: Sequence[OffsetEstimate]) -> list[OffsetEstimate]:
-    """Half of them, the first and the last among those kept."""
-    kept = list(estimates[::2])
+    """Returns every second estimate, with the first and the last."""
+    half = list(estimates[::2])
     if len(estimates) % 2 == 0:
-        kept.extend(estimates[-1:])
-    return kept
+        half.extend(estimates[-1:])
+    return half
 
 
 def _rounded_up(number: int, divisor: int) -> int:
@@ -127,12 +125,12 @@ def _rounded_up(number: int, divisor: int) -> int:
 
 
 def greeting(token: str) -> bytes:
-    """What a connection says first, 40 bytes."""
+    """Returns the first message of a connection, 40 bytes."""
     return _GREETING.pack(_MARK, hashlib.sha256(token.encode()).digest())
 
 
 class ClockServer:
-    """Answers with the time, on a thread of its own, one connection after the other; `clock`: what is read."""
+    """Answers requests with the readings of `clock`, in a thread, one connection after another."""
 
     def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
         self._greeting = greeting(token)
@@ -141,7 +139,7 @@ class ClockServer:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="clock server", daemon=True)
         self.address, self.port = self._listener.getsockname()[:2]
-        self.problem = ""  # Why it answers no longer; empty while it does.
+        self.problem = ""  # Reason why it stopped to answer; empty while it does.
 
     def start(self) -> None:
         self._thread.start()
@@ -159,7 +157,8 @@ class ClockServer:
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
-                self.problem = "" if self._is_closed else f"answers about the clock ended: {error.strerror or error}"
+                if not self._is_closed:
+                    self.problem = f"the clock server stopped: {error.strerror or error}"
                 return
             with connection, suppress(OSError):
                 connection.settimeout(GREETING_S)
@@ -183,20 +182,20 @@ class ClockServer:
 def compare(
     address: str, port: int, token: str, rounds: int, *, timeout_s: float, clock: Clock = time.monotonic_ns
 ) -> list[Exchange]:
-    """Returns exchanges with node 0, fewer if the connection ended; `timeout_s`: for all of it."""
+    """Returns exchanges with node 0, fewer than `rounds` if the connection or `timeout_s` ended."""
     deadline = time.monotonic() + timeout_s
-    found: list[Exchange] = []
+    exchanges: list[Exchange] = []
     with socket.create_connection((address, port), timeout=timeout_s) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(greeting(token))
         try:
             for number in range(rounds):
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
-                found.append(_ask(connection, number, clock))
+                exchanges.append(_ask(connection, number, clock))
         except OSError:
-            if not found:
+            if not exchanges:
                 raise
-    return found
+    return exchanges
 
 
 def _ask(connection: socket.socket, number: int, clock: Clock) -> Exchange:
@@ -214,21 +213,21 @@ def _ask(connection: socket.socket, number: int, clock: Clock) -> Exchange:
 def _receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        more = connection.recv(size - len(data))
-        if not more:
+        received = connection.recv(size - len(data))
+        if not received:
             raise ConnectionError("the connection was closed")
-        data += more
+        data += received
     return data
 
 
 def publish(path: Path, server: ClockServer, token: str) -> None:
-    """Says where node 0 answers, in `clock.json`. Raises RunError: the file cannot be written."""
+    """Writes the address of node 0's clock server to `clock.json`. Raises RunError if it cannot be written."""
     content = {"address": server.address, "port": server.port, "token": token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
 
 class ClockFollower:
-    """Asks node 0 for the time, on a thread: at the start, every minute, at the end; `path`: `clock.json`."""
+    """Compares clocks with node 0 in a thread: at the start, every minute, at the end. `path` is `clock.json`."""
 
     def __init__(self, path: Path, token: str) -> None:
         self._path = path
@@ -243,25 +242,32 @@ class ClockFollower:
         self._thread.start()
 
     def finish(self, timeout_s: float = END_TIMEOUT_S + 1) -> tuple[tuple[OffsetEstimate, ...], str]:
-        """A last burst; then all estimates that are worth keeping, and why there is none or only one."""
+        """Compares a last time; returns the useful estimates, and the problem if there are less than two."""
         self._ending.set()
         self._thread.join(timeout_s)
-        found = worth_keeping(list(self._estimates))
+        estimates = worth_keeping(list(self._estimates))
         if self._thread.is_alive():
             self._failure = f"the last comparison took longer than {timeout_s:g} s"
-        return found, "" if len(found) > 1 else self._failure
+        if len(estimates) > 1:
+            return estimates, ""
+        return estimates, self._failure
 
     def _run(self) -> None:
         place = self._await_place()
         if place is None:
             return
         self._burst(place, BURST_ROUNDS, START_TIMEOUT_S)
-        # Directly behind the first burst another shows nothing more: no slope can be drawn between the two.
+        # A last burst directly after the first is useless: it gives no slope.
         is_over = self._ending.is_set() and bool(self._estimates)
         retry_s = 1.0
-        while not self._ending.wait(self._every_s if self._estimates else retry_s):
+        while True:
+            rounds, pause_s = BURST_ROUNDS, retry_s
+            if self._estimates:
+                rounds, pause_s = SHORT_ROUNDS, self._every_s
+            if self._ending.wait(pause_s):
+                break
             retry_s = min(2 * retry_s, self._every_s)
-            self._burst(place, SHORT_ROUNDS if self._estimates else BURST_ROUNDS, START_TIMEOUT_S)
+            self._burst(place, rounds, START_TIMEOUT_S)
             if len(self._estimates) > MAX_ESTIMATES:
                 self._estimates = every_second(self._estimates)
                 self._every_s *= 2
@@ -269,25 +275,25 @@ class ClockFollower:
             self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
 
     def _await_place(self) -> tuple[str, int] | None:
-        """Node 0's address and port, as soon as it has published them for this start of the run."""
+        """Waits for node 0's address and port of this start of the run."""
         deadline = time.monotonic() + WAIT_S
         while True:
-            # Looked at once more after the end was asked for: a run of seconds has one point at least.
+            # Polls once more after the end was requested, so that a run of seconds has at least one estimate.
             is_last = self._ending.is_set() or time.monotonic() > deadline
             content = read_published(self._path, self._token)
             if content is not None:
                 return str(content["address"]), int(content["port"])
             if is_last:
-                self._failure = f"node 0 did not say in {self._path.name} where it answers about its clock"
+                self._failure = f"node 0 did not write the address of its clock server to {self._path.name}"
                 return None
             self._ending.wait(0.1)
 
     def _burst(self, place: tuple[str, int], rounds: int, timeout_s: float) -> None:
         try:
-            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s))
+            point = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s))
         except (OSError, ValueError) as error:
             self._failure = f"node 0's clock at {place[0]} port {place[1]}: {error}"
             return
-        if not self._estimates or one.local_ns > self._estimates[-1].local_ns:
-            self._estimates.append(one)
-            self._failure = "clocks were compared once only"
+        if not self._estimates or point.local_ns > self._estimates[-1].local_ns:
+            self._estimates.append(point)
+            self._failure = "clocks were compared only once"

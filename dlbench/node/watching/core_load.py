@@ -1,8 +1,8 @@
-"""Who computed on the cores of a node's ranks while steps were measured: the ranks, or others.
+"""CPU time of ranks and of other processes on the ranks' cores within the measured steps.
 
-The kernel counts CPU time by core (/proc/stat, proc(5)) and by process. What the cores counted and the ranks and their
-children did not is others': another job, a daemon, a compiler. Interrupts are left out, as those of a rank's own
-messages are among them. Read at the edges of the measured steps alone; it costs the steps nothing.
+The kernel counts CPU time by core (/proc/stat, proc(5)) and by process. The difference is the time of others: another
+job, a daemon, a compiler. Interrupts are not counted, since ranks' messages cause some. Counters are read only at the
+edges of the measured steps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_BUSY = (0, 1, 2)
-_STEAL = 7  # Columns of a core's line: user, nice and system; taken by the hypervisor.
+_BUSY = (0, 1, 2)  # Columns of a core's line in /proc/stat: user, nice and system.
+_STEAL = 7  # Column of the time taken by the hypervisor.
 
 
 class CoreLoad:
@@ -37,32 +37,35 @@ class CoreLoad:
         self._problem = ""
 
     def measuring(self, on: bool) -> None:
-        """The measured steps begin or end now; nothing is raised."""
-        now = self._now()
-        since, self._since = self._since, now if on else None
-        if on or since is None:
+        """Begins or ends counting with the measured steps; raises nothing."""
+        now, since = self._now(), self._since
+        if on:
+            self._since = now
+            return
+        self._since = None
+        if since is None:
             return
         self._window_s += now.time_s - since.time_s
         self._own_s += now.own_s - since.own_s
-        for counted, after, before in ((self._busy, now.busy, since.busy), (self._steal, now.steal, since.steal)):
-            # The kernel's count of a core may step back where it was off (proc(5)).
-            counted.update({core: max(0, value - before.get(core, value)) for core, value in after.items()})
+        for total, after, before in ((self._busy, now.busy, since.busy), (self._steal, now.steal, since.steal)):
+            # The kernel's counter of a core may decrease if the core was offline (proc(5)).
+            total.update({core: max(0, ticks - before.get(core, ticks)) for core, ticks in after.items()})
         if self._pressure_s is not None and now.pressure_s is not None and since.pressure_s is not None:
             self._pressure_s += now.pressure_s - since.pressure_s
         else:
             self._pressure_s = None
 
     def summary(self) -> dict[str, Any]:
-        """What rank 0 needs of it, plain Python."""
-        found: dict[str, Any] = {"window_s": self._window_s, "own_s": self._own_s}
+        """Returns the counted times for `node_loads`, ready for JSON."""
+        summary: dict[str, Any] = {"window_s": self._window_s, "own_s": self._own_s}
         if self._sees_node:
-            found["node"] = {
+            summary["node"] = {
                 "busy_s": {str(core): ticks / _TICKS_PER_S for core, ticks in self._busy.items()},
                 "steal_s": {str(core): ticks / _TICKS_PER_S for core, ticks in self._steal.items()},
                 "pressure_s": self._pressure_s,
                 "problem": self._problem,
             }
-        return found
+        return summary
 
     def _now(self) -> _Moment:
         busy: dict[int, int] = {}
@@ -73,7 +76,7 @@ class CoreLoad:
                 busy, steal = _cores(self._root / "proc/stat")
             except (OSError, ValueError, IndexError) as error:
                 self._problem = f"/proc/stat: {error}"[:200]
-            # Seconds in which something waited for a core, since the start; not every kernel counts them (PSI).
+            # Seconds since boot in which a process waited for a core; not every kernel counts them (PSI).
             with suppress(OSError, ValueError, IndexError):
                 some = (self._root / "proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
                 pressure = int(some.rpartition("total=")[2]) / 1e6
@@ -104,20 +107,20 @@ def _cores(path: Path) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _own_s() -> float:
-    """CPU time of this process and of all that descend from it, those that ended included."""
+    """Returns the CPU time of this process and its descendants, also of those that ended, in seconds."""
     import psutil
 
-    own = psutil.Process()
+    this_process = psutil.Process()
     used_s = 0.0
-    for process in (own, *own.children(recursive=True)):
+    for process in (this_process, *this_process.children(recursive=True)):
         with suppress(psutil.Error):  # it has ended meanwhile
             times = process.cpu_times()
             used_s += times.user + times.system + times.children_user + times.children_system
     return used_s
 
 
-class Seated(Protocol):
-    """A rank and where it runs."""
+class PlacedRank(Protocol):
+    """A rank with its host and cores."""
 
     @property
     def host(self) -> str:
@@ -129,30 +132,34 @@ class Seated(Protocol):
 
 
 def node_loads(
-    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
+    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[PlacedRank], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
     """Returns the load of each node's cores, from `CoreLoad.summary` of every rank, in the order of `ranks`."""
-    nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
-    for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):
-        nodes.setdefault(number, []).append((rank, one))
-    found = []
+    nodes: dict[int, list[tuple[PlacedRank, Mapping[str, Any]]]] = {}
+    for number, rank, summary in zip(node_ranks, ranks, summaries, strict=True):
+        nodes.setdefault(number, []).append((rank, summary))
+    loads = []
     for number, members in sorted(nodes.items()):
-        seen = next((one["node"] for _, one in members if "node" in one), None)
-        if seen is None:
+        node = next((summary["node"] for _, summary in members if "node" in summary), None)
+        if node is None:
             continue
         cores = sorted(set().union(*(rank.cores for rank, _ in members)))
-        names = [str(core) for core in cores if str(core) in seen["busy_s"]]
-        found.append(
+        names = [str(core) for core in cores if str(core) in node["busy_s"]]
+        busy_s, steal_s, problem = None, None, node["problem"] or "no step was measured"
+        if names:
+            busy_s, steal_s = (sum(node[key][name] for name in names) for key in ("busy_s", "steal_s"))
+            problem = node["problem"]
+        loads.append(
             NodeLoad(
                 node_rank=number,
                 host=members[0][0].host,
                 cores=tuple(cores),
-                window_s=max(one["window_s"] for _, one in members),
-                busy_s=sum(seen["busy_s"][name] for name in names) if names else None,
-                own_s=sum(one["own_s"] for _, one in members),
-                steal_s=sum(seen["steal_s"][name] for name in names) if names else None,
-                pressure_s=seen["pressure_s"],
-                problem=seen["problem"] or ("" if names else "no step was measured"),
+                window_s=max(summary["window_s"] for _, summary in members),
+                busy_s=busy_s,
+                own_s=sum(summary["own_s"] for _, summary in members),
+                steal_s=steal_s,
+                pressure_s=node["pressure_s"],
+                problem=problem,
             )
         )
-    return tuple(found)
+    return tuple(loads)

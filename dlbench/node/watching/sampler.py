@@ -1,12 +1,12 @@
-"""``python -m dlbench.node.watching.sampler``: the sampler of one node, a process next to its ranks.
+"""``python -m dlbench.node.watching.sampler``: the sampler process of one node.
 
 It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each:
-`{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` for its account (one line on
-standard output, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. After its account it
-samples no longer, but node 0's goes on answering about its clock. However it ends, short of SIGKILL, what it holds is
-written; also when its rank was killed, which the kernel signals by SIGTERM.
+`{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` to end sampling and print a
+summary (one line, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. Node 0's answers
+requests for its clock until then. It writes all samples however it ends, except by SIGKILL; if its rank was killed,
+the kernel sends SIGTERM.
 
-It loads neither torch nor numpy nor pandas, nor the plan: it shares memory and cores with what is measured.
+It imports neither torch nor numpy nor pandas, since it shares memory and cores with the ranks.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 from dlbench.errors import DlbenchError, ExitCode
 from dlbench.machine.host import open_sources
 from dlbench.node.rendezvous import own_address
-from dlbench.node.watching.clocks import ClockFollower, ClockServer, publish
+from dlbench.node.watching.clocks import ClockFollower, ClockServer, OffsetEstimate, publish
 from dlbench.node.watching.sampling import Commands, SamplerOrder, Sampling, await_termination
 
-NICENESS = 5  # Where cores are shared, ranks go first; how late samples are because of it is in each of them.
+NICENESS = 5  # Ranks come first on shared cores; each sample records how late it is.
 _PR_SET_PDEATHSIG = 1
 _OPENING_S = 3.0
 
 
 class Sampler:
-    """One node's sampler; what fails ends sampling with a reason, and it goes on answering."""
+    """The sampler of one node; an error ends sampling with a reason, but not the clock server."""
 
     def __init__(self, order: SamplerOrder) -> None:
         self._order = order
@@ -50,10 +50,10 @@ class Sampler:
         self._follower: ClockFollower | None = None
         self._measuring_since: float | None = None
         self._measured_cpu_s: float | None = None
-        self._told: dict[str, Any] | None = None
+        self._summary: dict[str, Any] | None = None
 
     def is_orphan(self) -> bool:
-        """Whether the rank ended before the kernel was asked to signal it."""
+        """Tells whether the rank ended before this process asked the kernel for a signal."""
         return self._order.parent not in (0, os.getppid())
 
     def start(self) -> None:
@@ -64,13 +64,13 @@ class Sampler:
                 self._failures.append(f"cores {list(self._order.cores)}: the sampler was not bound: {error.strerror}")
         os.nice(NICENESS)
         self._attempt(self._open)
-        # Last: what computes in Python during a comparison makes each answer wait for the interpreter, up to 5 ms.
+        # Last, because Python code in another thread delays each answer of a comparison by up to 5 ms.
         order = self._order
         if order.num_nodes > 1 and order.node_rank != 0:
             self._follower = ClockFollower(Path(order.clock), order.token)
             self._follower.start()
         elif order.num_nodes > 1:
-            # On a thread, as a name server may take seconds to know this node's address.
+            # In a thread, because a name server may need seconds for this node's address.
             self._opening = threading.Thread(target=self._answer_clocks, name="clock address", daemon=True)
             self._opening.start()
 
@@ -85,15 +85,17 @@ class Sampler:
 
     @property
     def due_ns(self) -> int | None:
-        """When the next sample is due; None if there will be none."""
-        return self._sampling.due_ns if self._sampling is not None and self._is_sampling else None
+        """Time of the next sample; None if sampling has ended."""
+        if self._sampling is None or not self._is_sampling:
+            return None
+        return self._sampling.due_ns
 
     def sample(self) -> None:
         if self._sampling is not None and self._is_sampling:
             self._attempt(self._sampling.take_due)
 
     def measuring(self, on: bool) -> None:
-        """The measured steps begin or end now."""
+        """Notes that the measured steps begin or end, and takes a sample."""
         if on and self._measuring_since is None:
             self._measuring_since = _cpu_s()
         elif not on and self._measuring_since is not None:
@@ -102,22 +104,22 @@ class Sampler:
         self._sample_now()
 
     def finish(self) -> dict[str, Any]:
-        """The last sample, the last comparison of clocks, and the account: content of a `NodeWatch`."""
-        if self._told is None:
+        """Takes the last sample, compares clocks a last time, and returns the content of a `NodeWatch`."""
+        if self._summary is None:
             if self._measuring_since is not None:
                 self.measuring(False)
             self._sample_now(is_last=True)
-            self._told = self._account()
+            self._summary = self._summarise()
             self.close()
-        return self._told
+        return self._summary
 
     def close(self) -> None:
-        """Writes what is held, and the account if there is one."""
+        """Writes the remaining samples, and the summary if there is one."""
         sampling, self._sampling = self._sampling, None
         if sampling is not None:
             try:
-                if self._told is not None:
-                    sampling.end(self._told)
+                if self._summary is not None:
+                    sampling.end(self._summary)
                 sampling.close()
             except Exception as error:
                 self._give_up(error)
@@ -126,25 +128,33 @@ class Sampler:
         if self._sampling is not None and self._is_sampling:
             self._attempt(partial(self._sampling.take_now, is_last=is_last))
 
-    def _account(self) -> dict[str, Any]:
+    def _summarise(self) -> dict[str, Any]:
         order = self._order
         if self._opening is not None:
             self._opening.join(_OPENING_S)
-        points, problem = self._follower.finish() if self._follower is not None else ((), "")
-        seen: dict[str, Any] = {"num_samples": 0, "period_s": order.period_s, "late_median_s": 0.0, "late_max_s": 0.0}
+        points: tuple[OffsetEstimate, ...] = ()
+        problem = ""
+        if self._follower is not None:
+            points, problem = self._follower.finish()
+        samples: dict[str, Any] = {
+            "num_samples": 0,
+            "period_s": order.period_s,
+            "late_median_s": 0.0,
+            "late_max_s": 0.0,
+        }
         if self._sampling is not None:
             self._attempt(self._sampling.flush)
-            seen = self._sampling.account()
+            samples = self._sampling.summary()
             self._failures += self._sampling.failures
         if self._server is not None and self._server.problem:
             self._failures.append(self._server.problem)
-        # Of the fastest reading: between two of one clock lies the other's.
+        # Of several readings of both clocks, the fastest gives the offset with the smallest error.
         readings = []
         for _ in range(5):
             before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
             readings.append((after - before, wall - (before + after) // 2))
         return {
-            **seen,
+            **samples,
             "node_rank": order.node_rank,
             "host": order.host,
             "cpu_s": _cpu_s(),
@@ -171,10 +181,12 @@ class Sampler:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Sampling ends: the disk is full, a source broke in a way of its own."""
+        """Ends sampling after an error, such as a full disk."""
         if not self._is_sampling:
             return
-        reason = str(error) if isinstance(error, DlbenchError | OSError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, DlbenchError | OSError):
+            reason = f"{type(error).__name__}: {error}"
         self._failures.append(f"sampling ended: {' '.join(reason.split())}")
         self._is_sampling = False
 
@@ -185,10 +197,12 @@ def _cpu_s() -> float:
 
 
 def _follow(sampler: Sampler, commands: Commands, output: int) -> None:
-    """Samples and obeys until it is asked to stop, or the writer of the commands is gone."""
+    """Samples and executes commands until it is told to stop, or the writer of the commands has ended."""
     while True:
-        due = sampler.due_ns
-        line = commands.line(None if due is None else max(0.0, (due - time.monotonic_ns()) / 1e9))
+        due_ns, wait_s = sampler.due_ns, None
+        if due_ns is not None:
+            wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        line = commands.line(wait_s)
         if line is not None:
             command = json.loads(line)
             if "stop" in command:
@@ -197,18 +211,18 @@ def _follow(sampler: Sampler, commands: Commands, output: int) -> None:
                 sampler.measuring(bool(command["measuring"]))
             elif "finish" in command:
                 os.write(output, json.dumps(sampler.finish()).encode() + b"\n")
-        due = sampler.due_ns
-        if due is not None and time.monotonic_ns() >= due:
+        due_ns = sampler.due_ns
+        if due_ns is not None and time.monotonic_ns() >= due_ns:
             sampler.sample()
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the sampler; returns its exit code."""
     termination = await_termination()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    # Ctrl-C reaches all processes of a terminal; the rank decides what it means.
+    # Ctrl-C reaches all processes of a terminal; the rank handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Standard output is the answer's alone, whatever libraries print.
+    # Standard output is for the summary only; output of libraries goes to standard error.
     output = os.dup(1)
     os.dup2(2, 1)
     commands = Commands(0, termination)

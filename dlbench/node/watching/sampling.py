@@ -1,4 +1,4 @@
-"""What the sampler of a node is asked for, a line of JSON at a time, and its samples in a file of limited size."""
+"""Orders and commands of a node's sampler, as lines of JSON, and its samples in a file of limited size."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from typing import Any
 from dlbench.machine.sources import Source
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 
-GRACE_S = 5.0  # How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank.
+GRACE_S = 5.0  # Seconds after SIGTERM until the sampler ends even if a call hangs: it must not outlive its rank.
 _TERMINATED = 128 + signal.SIGTERM
 _MAX_LINE = 1 << 20
-SLOW_EVERY = 10  # One of N samples reads the slow sources too.
-SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
+SLOW_EVERY = 10  # One of so many samples also reads the slow sources.
+SPARE_ROWS = 3  # Rows reserved for the begin and end of the measured steps and for the last sample.
 
 PARTS = 10
-"""Each time another of these parts of the room is full the period doubles; the last part is divided so again.
+"""The file is divided into so many parts. Each time one is full, the sampling period doubles; the last part is divided
+again in the same way.
 
-Equal parts hold equally many rows, so that the time that the file reaches over grows as 2 to their number. Halving what
-is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
+Equal parts hold equal numbers of rows, so that the time covered by the file grows as 2 to their number. If each part
+were half of the rest instead, all parts would cover equal times: a file of 50 kB would be full within two minutes.
 """
 
-_BLOCK_BYTES = 64  # What a block needs besides its rows, at most.
+_BLOCK_BYTES = 64  # Most bytes of a block besides its rows.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOrder:
-    """One node's sampler."""
+    """The settings of one node's sampler."""
 
     run_id: str
     samples: str  # Path of the file of samples, which does not exist yet.
@@ -47,16 +48,16 @@ class SamplerOrder:
     token: str  # The same on all nodes of one start of the run.
     period_s: float
     max_bytes: int  # Limit of the file of samples.
-    cores: tuple[int, ...]  # Cores the sampler binds itself to; none: those it has.
-    interface: str | None  # Network interface at which node 0 answers about its clock; none: the one that routes.
-    parent: int = 0  # Number of the process that starts it and without which it ends; 0: it is not started directly.
+    cores: tuple[int, ...]  # Cores to which the sampler binds itself; empty for no change.
+    interface: str | None  # Network interface of node 0's clock server; None for the one of the default route.
+    parent: int = 0  # Process id of the rank with which the sampler ends; 0 if no rank starts it directly.
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> SamplerOrder:
-        """The order of a line. Raises ValueError: not a line of `to_line`."""
+        """Parses a line of `to_line`. Raises ValueError for any other."""
         try:
             content: dict[str, Any] = json.loads(line)
             return cls(**{**content, "cores": tuple(content["cores"])})
@@ -65,7 +66,7 @@ class SamplerOrder:
 
 
 def await_termination() -> int:
-    """Returns a pipe that is readable from the first SIGTERM on: an exception could come in the middle of writing."""
+    """Returns a pipe that becomes readable with the first SIGTERM; an exception could interrupt writing."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -81,34 +82,33 @@ def await_termination() -> int:
 
 
 class Commands:
-    """Lines of a pipe, without a thread; `termination` becomes readable when the process is to end."""
+    """Reads lines from a pipe; `termination` is a pipe that becomes readable when the process is to end."""
 
     def __init__(self, descriptor: int, termination: int) -> None:
         self._descriptor = descriptor
         self._termination = termination
-        self._rest = b""
+        self._buffer = b""
 
     def line(self, wait_s: float | None) -> bytes | None:
-        """Returns the next line, if one comes within `wait_s`; EOFError: the writer is gone, SystemExit: the end."""
-        if b"\n" not in self._rest:
+        """Returns the next line, None after `wait_s`. Raises EOFError without a writer, SystemExit at termination."""
+        if b"\n" not in self._buffer:
             ready, _, _ = select.select([self._descriptor, self._termination], [], [], wait_s)
             if self._termination in ready:
                 raise SystemExit(_TERMINATED)
             if not ready:
                 return None
-            more = os.read(self._descriptor, 65536)
-            if not more or len(self._rest) > _MAX_LINE:
+            received = os.read(self._descriptor, 65536)
+            if not received or len(self._buffer) > _MAX_LINE:
                 raise EOFError
-            self._rest += more
-        line, newline, rest = self._rest.partition(b"\n")
-        if not newline:
+            self._buffer += received
+        if b"\n" not in self._buffer:
             return None
-        self._rest = rest
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
 
 class Sampling:
-    """Reads a source at `start + k * period` of the clock, so that lateness does not add up; see `PARTS`."""
+    """Samples a source at `start + k * period`, so that delays do not add up; `PARTS` explains the period."""
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._source = source
@@ -133,15 +133,15 @@ class Sampling:
         self._next = 0
         self._stride = 1
         self._taken = 0
-        self._held = 0
+        self._num_buffered = 0  # Rows that the writer has not yet written.
         self._left_out = 0
         self._skipped = 0
         self._late = array("q")
-        self.failures: list[str] = []  # What failed on the way, each a sentence.
+        self.failures: list[str] = []  # Errors of single sources.
 
     @property
     def due_ns(self) -> int:
-        """When the next sample is due, or the source has to be looked at so that none of its counters is lost."""
+        """Time of the next sample, or of the next call that keeps counters of the source from wrapping, ns."""
         keep_up_s = self._source.keep_up_s
         if keep_up_s == math.inf:
             return self._sample_due_ns
@@ -153,11 +153,11 @@ class Sampling:
 
     @property
     def period_s(self) -> float:
-        """The longest period at which a sample was written; the first one before that."""
+        """Longest period at which a sample was written."""
         return self._written_stride * self._base_ns / 1e9
 
     def take_due(self) -> None:
-        """Takes the newest sample that is due, skipping those before it; or only looks at the source, where none is."""
+        """Takes the newest sample that is due and skips earlier ones; if none is due, keeps the source's counters."""
         if self._clock() < self._sample_due_ns:
             self._read_ns = self._clock()
             self._source.keep_up()
@@ -171,70 +171,74 @@ class Sampling:
         self._next += self._stride
         if fits:
             self._written_stride = self._stride
-            # The period doubles as often as the room that is used wants it; it is never made shorter again.
-            if self._wanted_level() > self._level and self._writer.num_rows == 0:
-                self.flush()  # how far rows shrink is not known before
-            level = self._wanted_level()
+            if self._required_level() > self._level and self._writer.num_rows == 0:
+                self.flush()  # only written rows show how well they compress
+            level = self._required_level()
             if level > self._level:
                 self._stride <<= level - self._level
                 self._level = level
                 self._next += -self._next % self._stride
             return
-        # There is no room now and will be none: it is looked at less and less.
+        # The file is full; sampling continues at longer and longer periods.
         self._stride *= 2
         self._next += -self._next % self._stride
 
-    def _wanted_level(self) -> int:
-        """How often the period has doubled with the room that is used now, rows that are held included."""
+    def _required_level(self) -> int:
+        """Returns how often the period must have doubled for the used bytes, with those of buffered rows."""
         written = self._writer.bytes_written - self._header_bytes
-        rows = self._writer.num_rows
-        held = self._held * (written / rows if rows else self._row_bytes)
+        bytes_per_row: float = self._row_bytes
+        if self._writer.num_rows:
+            bytes_per_row = written / self._writer.num_rows
         room = self._max_bytes - self._header_bytes - SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES)
-        parts = PARTS * (written + held) / max(1, room)
+        parts = PARTS * (written + self._num_buffered * bytes_per_row) / max(1, room)
         if parts < PARTS - 1:
             return int(parts)
         return PARTS - 1 + min(int(PARTS * (parts - (PARTS - 1))), PARTS - 1)
 
     def take_now(self, *, is_last: bool = False) -> None:
-        """Takes a sample out of turn, of all sources; `is_last`: it may take the room that is kept for the last one."""
+        """Takes an additional sample of all sources; `is_last` allows it to use the bytes reserved for the last one."""
         self._taken = 0
-        self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
+        kept_bytes = 0 if is_last else self._row_bytes + _BLOCK_BYTES
+        self._read_and_write(None, kept_bytes=kept_bytes)
 
     def _read_and_write(self, due: int | None, *, kept_bytes: int) -> tuple[int, bool]:
-        """When the reading began, and whether there was room for it next to what is kept."""
+        """Reads the source; returns the begin of reading, ns, and whether the file had room besides `kept_bytes`."""
         begin = self._read_ns = self._clock()
+        late = 0 if due is None else begin - due
         values = self._source.read(slow=self._taken % SLOW_EVERY == 0)
         self._taken += 1
         for name, reason in self._source.drain_failures():
             self.failures.append(f"{name}: {reason}")
             self._writer.note({"failed": name, "time_ns": begin, "reason": reason})
-            self._held = 0
+            self._num_buffered = 0
         if not self._has_room(kept_bytes):
             self.flush()
         fits = self._has_room(kept_bytes)
         if fits:
             written = self._writer.bytes_written
-            self._writer.append((begin, 0 if due is None else begin - due, *values))
-            self._held = self._held + 1 if self._writer.bytes_written == written else 0
+            self._writer.append((begin, late, *values))
+            self._num_buffered += 1
+            if self._writer.bytes_written != written:
+                self._num_buffered = 0
         else:
             self._left_out += 1
         return begin, fits
 
     def _has_room(self, kept_bytes: int) -> bool:
-        """Whether one more row fits even if the block does not shrink when it is deflated."""
-        block = (self._held + 1) * self._row_bytes + _BLOCK_BYTES
+        """Tells whether one more row fits into the file, even if its block does not compress."""
+        block = (self._num_buffered + 1) * self._row_bytes + _BLOCK_BYTES
         return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
 
     def flush(self) -> None:
-        """Writes what is held. Raises OSError: the disk is full or gone."""
+        """Writes buffered rows. Raises OSError, e.g. if the disk is full."""
         self._writer.flush()
-        self._held = 0
+        self._num_buffered = 0
 
-    def account(self) -> dict[str, Any]:
-        """Its part of `records.watch.NodeWatch`, of what is written by now; to be asked for once."""
+    def summary(self) -> dict[str, Any]:
+        """Returns fields of `records.watch.NodeWatch` about all samples; called once."""
         late = sorted(self._late) or [0]
         if self._skipped:
-            self.failures.append(f"{self._skipped} samples were skipped: those before them took longer than the period")
+            self.failures.append(f"{self._skipped} samples were skipped because others took longer than the period")
         return {
             "num_samples": self._writer.num_rows,
             "dropped_samples": self._left_out + self._writer.dropped,
@@ -245,12 +249,12 @@ class Sampling:
             "unavailable": dict(self._source.unavailable),
         }
 
-    def end(self, account: dict[str, Any]) -> None:
-        """Writes the sampler's account behind the samples. Raises OSError: the disk is full or gone."""
-        self._writer.note({"end": account})
+    def end(self, summary: dict[str, Any]) -> None:
+        """Writes the sampler's summary after the samples. Raises OSError, e.g. if the disk is full."""
+        self._writer.note({"end": summary})
 
     def close(self) -> None:
-        """Closes file and source. Raises OSError: the disk is full or gone."""
+        """Closes file and source. Raises OSError, e.g. if the disk is full."""
         try:
             self._source.close()
         finally:

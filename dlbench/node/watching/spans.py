@@ -1,20 +1,17 @@
-"""What one rank did when: its stages from start to end, and what the window of watched steps saw.
+"""Spans of one rank: its stages, and layers and a profile in the window of watched steps.
 
-Spans must never end a run: where they cannot be written, the rest is left out and the reason reported.
+If spans cannot be written, the run continues without them and reports the reason.
 
-**Layer by layer**, forward and backward: forward is seen by hooks around a module's call. Backward begins when the
-gradient of the module's output is there, and ends when the last operation of the call has been differentiated. Those
-operations are found in autograd's graph: they are the nodes behind the output whose sequence numbers were given out
-during the call. Hooks on nodes look on and change nothing; unlike full backward hooks of modules they do not stand in
-the way of operations in place. They die with the graph of their step, hooks on modules are removed when the window
-closes. A forward pass that is repeated within the backward pass is marked as such. It lies within the time of the layer
-whose operation asked for it first, as waits for what was swapped do. On a GPU moments are CUDA events, set on the clock
-of the host when the window closes (not measured here).
+**Layers.** Hooks around a module's call see its forward pass. Its backward pass begins when the gradient of the
+module's output is there, and ends when the last operation of the call has been differentiated. These operations are the
+nodes of autograd's graph, behind the output, with sequence numbers from the time of the call. Unlike full backward
+hooks of modules, hooks on nodes allow operations in place, and they are freed with the graph of their step. A forward
+pass that is recomputed within the backward pass is marked; like waits for swapped tensors, it counts for the layer
+whose operation needed it first. On a GPU times are CUDA events, converted when the window closes.
 
-**torch.profiler** over the same window, on rank 0. Its times have a zero of their own. An anchor ties them to
-CLOCK_MONOTONIC: a `record_function` of the name `ANCHOR` within the profile, and a span of the same name among the
-rank's spans. The former begins within the latter, whose length, some 20 microseconds, so bounds the error of taking
-both beginnings for the same moment.
+**torch.profiler** runs over the same window on rank 0. A `record_function` named `ANCHOR` in the profile and a span of
+this name tie its times to CLOCK_MONOTONIC: the former begins within the latter, whose length of about 20 microseconds
+bounds the error.
 """
 
 from __future__ import annotations
@@ -40,14 +37,14 @@ from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS, STAGE, SpanWriter
 from dlbench.specs.plan import RunPlan
 
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)
-_HELD_ROWS = 256  # Rows that a `SpanWriter` holds at most before it writes them.
-_NOTE_BYTES = 64  # What a new name takes besides its letters, at most.
-_BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they cannot be made smaller.
+_HELD_ROWS = 256  # Most rows that a `SpanWriter` buffers.
+_NOTE_BYTES = 64  # Most bytes of a new name besides its letters.
+_BLOCK_BYTES = 32  # Most bytes of a block besides its rows.
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
-"""What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
+"""Most bytes of the stages after a pause: the one that it interrupts, "measuring" and "finishing"."""
 
 MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
-_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
+_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that accumulate gradients in parameters; they belong to no call.
 
 AddSpan = Callable[..., None]  # `RankSpans.add`.
 
@@ -57,10 +54,10 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 
 
 class RankSpans:
-    """Spans of one rank: stages without a gap from `start_ns` (None: now) on, and single spans of the window."""
+    """Writes the spans of one rank: stages without a gap from `start_ns` on (default: now), and those of the window."""
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
-        self.problem = ""  # Why spans are missing, if the file could not be written; else empty.
+        self.problem = ""  # Reason why spans are missing; empty without a problem.
         self._writer: SpanWriter | None = None
         self._given = 0
         self._names: set[str] = set()
@@ -70,7 +67,7 @@ class RankSpans:
         self._stage = "starting"
         self._since_ns = time.monotonic_ns() if start_ns is None else start_ns
         self._max_bytes = span_bytes(plan, place.rank)
-        # Stages come last as well as first: the window must leave room for them, whatever waits in memory.
+        # The window must leave room for the last stages, even if the buffer is full.
         self._window_bytes = self._max_bytes - STAGE_BYTES - _HELD_ROWS * _ROW_BYTES
         header = {"rank": place.rank, "run_id": plan.run_id}
         try:
@@ -79,13 +76,13 @@ class RankSpans:
             self._give_up(error)
 
     def stage(self, name: str) -> None:
-        """The stage in force ends and this one begins; what is known so far is then in the file."""
+        """Begins a stage, and writes all spans so far."""
         self._end_stage(name)
         self._flush()
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:
-        """Interrupts the stage in force by another; where room is left for the last stages only, both are counted."""
+        """Interrupts the current stage by another; if there is no room, only counts the two spans."""
         if not self._has_room_for_pause():
             self._given += 2
             yield
@@ -102,9 +99,9 @@ class RankSpans:
             writer = self._writer
             if writer is None:
                 return True
-            # What is held in memory counts as it is; once written it is smaller.
-            held = (writer.num_held + 2) * _ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES
-            if writer.bytes_written + self._name_bytes + held + _LAST_BYTES <= self._max_bytes:
+            # Buffered rows count uncompressed.
+            buffered = (writer.num_held + 2) * _ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES
+            if writer.bytes_written + self._name_bytes + buffered + _LAST_BYTES <= self._max_bytes:
                 return True
             self._flush()
         return False
@@ -115,7 +112,7 @@ class RankSpans:
         self._stage, self._since_ns = following, now
 
     def add(self, lane: int, name: str, start_ns: int, end_ns: int, **details: int) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds; `details`: as of `SpanWriter.add`. What does not fit is counted."""
+        """Adds a span, CLOCK_MONOTONIC nanoseconds, with `details` of `SpanWriter.add`; only counts it if full."""
         self._given += 1
         writer = self._writer
         if writer is None:
@@ -132,7 +129,7 @@ class RankSpans:
             self._give_up(error)
 
     def close(self) -> dict[str, int]:
-        """Ends the stage in force and the file, and says how much was written; twice does no harm."""
+        """Ends the current stage, closes the file and returns counts of spans and bytes; may be called again."""
         if not self._is_closed:
             self._end_stage(self._stage)
             self._is_closed = True
@@ -163,13 +160,13 @@ class RankSpans:
 
 @dataclass(slots=True, kw_only=True)
 class WatchedCall:
-    """One call of one module, in moments of the clock; None where there was none."""
+    """One call of one module, with marks of the clock; None for passes that did not happen."""
 
     name: str
     step: int
     module: nn.Module
-    is_repeated: bool  # Whether it computes activations again, for a backward pass that has begun.
-    first_node: int  # Sequence number of autograd at the beginning.
+    is_repeated: bool  # True if it recomputes activations in a backward pass.
+    first_node: int  # Sequence number of autograd at its begin.
     forward_start: Any
     forward_end: Any = None
     backward_start: Any = None
@@ -177,7 +174,7 @@ class WatchedCall:
 
 
 class LayerWatch:
-    """The window on one network's leaf modules: `open`, `enter` before each step, `leave` behind it, `close`."""
+    """Watches a network's leaf modules: `open`, `enter` before each step, `leave` after it, `close`."""
 
     def __init__(
         self,
@@ -203,18 +200,18 @@ class LayerWatch:
                 self._hooks.append(module.register_forward_hook(self._end))
 
     def enter(self, step: int) -> None:
-        """A step begins; outside of its time."""
+        """Begins to watch a step; called before its time begins."""
         if len(self._calls) > MAX_HELD_CALLS:
             self._write()
         self._running.clear()
         self._step = step
 
     def leave(self) -> None:
-        """The step has ended; what follows (an evaluation) is not watched."""
+        """Stops watching until the next step, e.g. for an evaluation."""
         self._step = None
 
     def close(self) -> None:
-        """Takes every hook away and hands over the spans; twice does no harm."""
+        """Removes all hooks and adds the spans; a second call does nothing."""
         self.leave()
         for hook in self._hooks:
             hook.remove()
@@ -238,7 +235,7 @@ class LayerWatch:
     def _end(self, module: nn.Module, inputs: object, outputs: object) -> None:
         if self._step is None or not self._computes(module):
             return
-        # Calls that an error ended are passed over: a repeated forward pass ends where nothing more is needed.
+        # Drops calls that ended with an exception: torch ends recomputing early so.
         while self._running and self._running[-1].module is not module:
             self._running.pop()
         if not self._running:
@@ -268,14 +265,15 @@ class LayerWatch:
         if not calls:
             return
         self._clock.settle()
-        at = self._clock.monotonic_ns
         for call in calls:
             forward = "recompute" if call.is_repeated else "forward"
-            self._add(COMPUTE, f"{forward} {call.name}", at(call.forward_start), at(call.forward_end), step=call.step)
+            self._add_pass(call, forward, call.forward_start, call.forward_end)
             if call.backward_end is not None:
-                self._add(
-                    COMPUTE, f"backward {call.name}", at(call.backward_start), at(call.backward_end), step=call.step
-                )
+                self._add_pass(call, "backward", call.backward_start, call.backward_end)
+
+    def _add_pass(self, call: WatchedCall, direction: str, start: Any, end: Any) -> None:
+        start_ns, end_ns = self._clock.monotonic_ns(start), self._clock.monotonic_ns(end)
+        self._add(COMPUTE, f"{direction} {call.name}", start_ns, end_ns, step=call.step)
 
 
 def _belongs(node: Any, first: int) -> bool:
@@ -284,30 +282,31 @@ def _belongs(node: Any, first: int) -> bool:
 
 
 def _nodes_of_call(heads: Iterable[Any], first: int) -> Iterator[Any]:
-    seen = set()
+    visited = set()
     waiting = list(heads)
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
         waiting += [behind for behind, _ in node.next_functions if behind is not None and _belongs(behind, first)]
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
+def _tensors(outputs: object) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a module's outputs, also in dicts, lists and tuples."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, dict):
+        for part in outputs.values():
             yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
+    elif isinstance(outputs, list | tuple):
+        for part in outputs:
             yield from _tensors(part)
 
 
 class ProfileWindow:
-    """One profile: `open`, `stop` and `close` between two steps; what goes wrong is reported and ends no run."""
+    """One profile by torch.profiler: `open`, `stop` and `close` between two steps; an error does not end the run."""
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:
         if not torch.profiler.kineto_available():
@@ -321,10 +320,10 @@ class ProfileWindow:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._is_open = self._has_profile = False
-        self.problem = ""  # Why there is no profile; empty if all went well.
+        self.problem = ""  # Reason why there is no profile; empty without a problem.
 
     def open(self) -> None:
-        """Begins; the device must be idle."""
+        """Starts the profile; the device must be idle."""
         try:
             self._profile.start()
             self._is_open = True
@@ -335,12 +334,12 @@ class ProfileWindow:
             with record_function(ANCHOR):
                 end_ns = time.monotonic_ns()
         except (OSError, RuntimeError) as error:
-            self._tell("could not be started", error)
+            self._fail("could not be started", error)
             return
         self._add(COMPUTE, ANCHOR, start_ns, end_ns)
 
     def stop(self) -> None:
-        """Ends the profile, which is kept in memory; the device must be idle. Twice does no harm."""
+        """Ends the profile, which stays in memory; the device must be idle. A second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -348,10 +347,10 @@ class ProfileWindow:
             self._profile.stop()
             self._has_profile = not self.problem
         except (OSError, RuntimeError) as error:
-            self._tell("could not be ended", error)
+            self._fail("could not be ended", error)
 
     def close(self) -> None:
-        """Ends it and writes the file, which may take seconds. Twice does no harm."""
+        """Ends the profile and writes its file, which may take seconds. A second call does nothing."""
         self.stop()
         if not self._has_profile:
             return
@@ -366,9 +365,9 @@ class ProfileWindow:
             else:
                 partial.replace(self._path)
         except (OSError, RuntimeError) as error:
-            self._tell("could not be written", error)
+            self._fail("could not be written", error)
             with contextlib.suppress(OSError):  # it was reported just now
                 partial.unlink(missing_ok=True)
 
-    def _tell(self, what: str, error: Exception) -> None:
-        self.problem = f"the profile {what}: {' '.join(str(error).split()) or type(error).__name__}"
+    def _fail(self, failure: str, error: Exception) -> None:
+        self.problem = f"the profile {failure}: {' '.join(str(error).split()) or type(error).__name__}"

@@ -1,4 +1,4 @@
-"""What messages of groups of ranks cost while all groups of their kind send at once."""
+"""Prices messages of groups of ranks while all groups send at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, Network
 
 
 class Groups:
-    """All ranks of a layout in groups of `size` ranks, `stride` apart: 1 for neighbours, who are on the same node as
-    far as it has room; larger for ranks of the same place in neighbouring groups.
+    """All ranks of a layout in groups of `size` ranks, `stride` apart: 1 for neighbours, on the same node if they fit;
+    larger for ranks with the same index in neighbouring groups.
     """
 
     def __init__(self, layout: Layout, network: NetworkModel, size: int, stride: int = 1) -> None:
@@ -21,37 +21,39 @@ class Groups:
         links = tuple((name, level.links) for name, level in network.levels.items())
         self._own, self._phi = _flows_per_link(layout, links, size, stride)
         self.phi = max([1.0, *self._phi.values()])
-        """Flows that cross the busiest link at once, over the links that carry them, least 1, of a ring and of what was
-        priced: the contention coefficient of Kahira et al., HPDC 2021, section 4."""
+        """Flows that cross the busiest link at once, at least 1, of a ring and of the priced messages: the contention
+        coefficient of Kahira et al., HPDC 2021, section 4."""
         group = max(1, layout.group_size // stride)
-        leaf = None if layout.leaf_size is None else max(group, layout.leaf_size // stride // group * group)
+        leaf = None
+        if layout.leaf_size is not None:
+            leaf = max(group, layout.leaf_size // stride // group * group)
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
 
     def seconds(self, collective: Collective, num_bytes: float, element_bytes: int) -> float:
-        """A collective of each group; its ring, or where groups share no link what is better of what the network was
-        measured to do, or by data sheet of what libraries have.
+        """Returns the time of a collective of each group: by a ring, or, if groups share no link, by the best of the
+        algorithms with a good fit (by data sheet, of those that libraries have).
         """
         if self.size == 1 or not num_bytes:
             return 0.0
-        whole = round(num_bytes / element_bytes) * element_bytes
+        whole_bytes = round(num_bytes / element_bytes) * element_bytes
         names = ["ring"]
         if self._own == self._phi:
-            measured = (one for one in self._network.errors if one.collective == collective and not one.is_poor)
-            names += [one.algorithm for one in measured if one.algorithm not in ("ring", "parameter-server")]
+            measured = (error for error in self._network.errors if error.collective == collective and not error.is_poor)
+            names += [error.algorithm for error in measured if error.algorithm not in ("ring", "parameter-server")]
             if self._network.transport == DATA_SHEET and collective == "allreduce":
                 names += ["hierarchical", "double-binary-tree"]
         group, network = self._layout.group_size, self._contended
-        able = (
-            features(collective, name, whole, self._layout, network, element_bytes=element_bytes)
+        loads = [
+            features(collective, name, whole_bytes, self._layout, network, element_bytes=element_bytes)
             for name in names
             if invalid(collective, name, self.size, group_size=group, shards=None) is None
-        )
-        best = min(able, key=lambda one: one.seconds(network))
+        ]
+        best = min(loads, key=lambda candidate: candidate.seconds(network))
         self.phi = max([self.phi, *best.phi.values()])
         return best.seconds(network)
 
     def send_seconds(self, num_bytes: float) -> float:
-        """A message from each rank to the next of its group, over the slowest way between two of them."""
+        """Returns the time of a message from each rank to the next of its group, over the slowest level."""
         times = [0.0]
         for name, phi in self._phi.items():
             piece = level_of(self._network, name).piece(num_bytes)
@@ -60,18 +62,18 @@ class Groups:
 
     @cached_property
     def _contended(self) -> NetworkModel:
-        """The network as one group sees it: bytes take longer by the flows of the other groups, start-ups do not."""
+        """Returns the network for one group: bytes take longer by the flows of the other groups, start-ups do not."""
         longer = {name: phi / self._own.get(name, 1.0) for name, phi in self._phi.items()}
         return scaled(self._network, 1.0, longer)
 
 
 def scaled(network: NetworkModel, factor: float, longer: Mapping[LevelName, float] | None = None) -> NetworkModel:
-    """The network with all costs times a factor, and those of bytes by level as much `longer`."""
+    """Returns the network with all costs times a factor, and costs per byte also times `longer` by level."""
     changed: dict[str, Level] = {}
     for name, level in network.levels.items():
         slower = factor * (longer or {}).get(name, 1.0)
-        costs = [(one.alpha_s * factor, one.beta_s_per_byte * slower, one.up_to_bytes) for one in level.pieces]
-        pieces = tuple(Piece(alpha_s=alpha, beta_s_per_byte=beta, up_to_bytes=most) for alpha, beta, most in costs)
+        costs = [(piece.alpha_s * factor, piece.beta_s_per_byte * slower, piece.up_to_bytes) for piece in level.pieces]
+        pieces = tuple(Piece(alpha_s=alpha, beta_s_per_byte=beta, up_to_bytes=up_to) for alpha, beta, up_to in costs)
         changed[name] = level.model_copy(update={"pieces": pieces})
     return network.model_copy(update={**changed, "gamma_s_per_byte": network.gamma_s_per_byte * factor})
 
@@ -80,8 +82,8 @@ def scaled(network: NetworkModel, factor: float, longer: Mapping[LevelName, floa
 def _flows_per_link(
     layout: Layout, links: tuple[tuple[LevelName, int | None], ...], size: int, stride: int
 ) -> tuple[dict[LevelName, float], dict[LevelName, float]]:
-    """By level, least 1: of one group alone and of all, where each rank sends to the next of its group, the last to the
-    first.
+    """Returns the flows per link by level, at least 1, of one group alone and of all groups, if each rank sends to the
+    next of its group and the last to the first.
     """
     import numpy as np
 
@@ -89,9 +91,9 @@ def _flows_per_link(
     from dlbench.perfmodels.patterns import Sharing, loads_of
 
     rank, sharing = np.arange(layout.ranks), Sharing(**dict(links))
-    place = rank // stride % size
-    target = rank + np.where(place < size - 1, stride, (1 - size) * stride)
-    found: list[dict[LevelName, float]] = []
+    index = rank // stride % size
+    target = rank + np.where(index < size - 1, stride, (1 - size) * stride)
+    flows: list[dict[LevelName, float]] = []
     for members in ((rank < size * stride) & (rank % stride == 0), target != rank):
         source = rank[members]
         phi: dict[LevelName, float] = {}
@@ -99,5 +101,5 @@ def _flows_per_link(
             ring = Pattern(source, target[members], 0 * source, np.ones_like(source))
             for load in loads_of(ring, layout, sharing).loads:
                 phi[load.level] = max(phi.get(load.level, 1.0), load.phi)
-        found.append(phi)
-    return found[0], found[1]
+        flows.append(phi)
+    return flows[0], flows[1]

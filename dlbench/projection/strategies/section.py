@@ -1,4 +1,4 @@
-"""The table of strategies as a section: of runs, of their ingredients and plan; or of rows that somebody else made."""
+"""The table of strategies as a section of a report: rows by the model, next to measured ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
@@ -23,20 +23,18 @@ from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes, format_seconds
 
 _CONSEQUENCE = (
-    "A strategy that is not marked with an accuracy is a model of what nobody has run: steps hold computing, exposed "
-    "communication, and whatever else the runs' steps hold (input, host, waiting for others), unchanged."
+    "Rows without an accuracy are by the model only: steps consist of computing, exposed communication, and the other "
+    "parts of the runs' steps (input, host, waiting for others), unchanged."
 )
-
-
-LEAST_ACCURACY = 0.8  # Of data at measured points; below it, strategies differ by less than the model misses.
+LEAST_ACCURACY = 0.8  # Accuracy for data at measured points needed to name the fastest strategy.
 PROJECTED = "the step is the projection's"
 
 
-def chosen(asked: str) -> tuple[str, ...]:
-    """What `--strategy` names: `all`, or one, which stands for itself next to data, too."""
-    if asked not in ("all", *STRATEGIES):
-        raise UserError(f"--strategy {asked}: {nearest(asked, ('all', *STRATEGIES))}")
-    return tuple(name for name in STRATEGIES if asked in ("all", name, name.removeprefix("data+")))
+def chosen(name_or_all: str) -> tuple[str, ...]:
+    """Returns the strategies of `--strategy`: all, or one, also combined with data."""
+    if name_or_all not in ("all", *STRATEGIES):
+        raise UserError(f"--strategy {name_or_all}: {nearest(name_or_all, ('all', *STRATEGIES))}")
+    return tuple(name for name in STRATEGIES if name_or_all in ("all", name, name.removeprefix("data+")))
 
 
 def case_of(
@@ -47,28 +45,28 @@ def case_of(
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
 ) -> tuple[StrategyCase, tuple[str, ...]]:
-    """The training of the anchor as strategies share it, and what it rests on, in sentences. `cost_scale`: of the
-    network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None: that of a device of
-    `system`, None: of the run's.
+    """Returns the training of the anchor for the strategies, and its basis in sentences. `cost_scale`: factor on the
+    network's costs at the anchor. `memory_limit`: bytes of a rank; None: those of a device of `system`, or of the run's
+    system.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
     layers = plan.workload.model.layer_table(plan.workload.data)
     if not layers:
         raise UserError(
-            f"--strategy: layers of {plan.workload.name} are not known; a network of DLBENCH_PATH, too, can give them "
-            "by layer_table (docs/architecture.md)"
+            f"--strategy: layers of {plan.workload.name} are not known; a network of DLBENCH_PATH can give them by "
+            "layer_table (docs/architecture.md)"
         )
     if network is None or record is None:
-        raise UserError("--strategy needs costs of messages: --network FILE, or runs of dlbench comm beside RUNS")
+        raise UserError("--strategy needs costs of messages: give --network FILE, or runs of dlbench comm next to RUNS")
     parts = _mean_parts(anchor)
     if parts is None or anchor.batch_per_rank is None:
-        raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
+        raise UserError("--strategy needs times of forward, backward and update, which these runs did not record")
     gathered_s = parts.pop("gather")
     per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
-    held, held_from = gamma(layers, plan, record)
-    most, most_from = limit(memory_limit, system or plan.system)
+    held_share, held_from = gamma(layers, plan, record)
+    limit_bytes, most_from = limit(memory_limit, system or plan.system)
     case = StrategyCase(
         layers=layers,
         times=LayerTimes.split(
@@ -83,73 +81,95 @@ def case_of(
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
-        gamma=held,
+        gamma=held_share,
         counted=counted(layers, plan, record),
-        memory_limit=most,
-        chain=None if record.memory is None else record.memory.chain,
-        rates=None if record.memory is None else record.memory.rates,
-        rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values()) - gathered_s),
+        memory_limit=limit_bytes,
+        rest_s=max(0.0, statistics.fmean(run.step_s for run in anchor.runs) - sum(parts.values()) - gathered_s),
         average_every=plan.sync.average_every or AVERAGE_EVERY,
-        scatter="allreduce" if record.exchange is not None and record.exchange.carrier == "gloo" else "reduce-scatter",
     )
-    by = f"{len(layers)} layers {'as watched in warm-up' if watched else 'by multiply-adds'}"
+    if record.memory is not None:
+        case = replace(case, chain=record.memory.chain, rates=record.memory.rates)
+    if record.exchange is not None and record.exchange.carrier == "gloo":
+        case = replace(case, scatter="allreduce")
+    division = "by multiply-adds"
+    if watched is not None:
+        division = "by times measured in warm-up"
     return case, (
-        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {by}.",
-        f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
+        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, divided over {len(layers)} layers "
+        f"{division}.",
+        f"Activations in memory over all inputs and outputs of layers (gamma): {held_from}.",
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
 
 
 def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
-    """Returns seconds of the parts of a step that strategies share or change, means over runs; None: not recorded."""
+    """Returns the parts of a step that strategies use, seconds, means over runs; None: not recorded."""
     needed = ("forward", "backward", "optimizer", "exchange")
     recorded = [run.parts for run in anchor.runs if all(name in run.parts for name in needed)]
-    means = {name: [parts.get(name, 0.0) for parts in recorded] for name in (*needed, "gather")}
-    return {name: statistics.fmean(seconds) for name, seconds in means.items()} if recorded else None
+    if not recorded:
+        return None
+    means = dict.fromkeys((*needed, "gather"), 0.0)
+    for name in means:
+        means[name] = statistics.fmean(parts.get(name, 0.0) for parts in recorded)
+    return means
 
 
 def measured_rows(
     case: StrategyCase, ingredients: Ingredients, others: Sequence[Ingredients] = ()
 ) -> tuple[StrategyRow, ...]:
-    """What the runs did at every measured rank count whose batch is known, beside its row of the model. `others`: of
-    groups that may differ in strategy alone, and are left out where they do not, or train otherwise.
+    """Returns the row of the model with the measured figures for every measured rank count with a known batch.
+    `others`: further groups; those that differ only in the strategy are included.
     """
     rows: list[StrategyRow] = []
     same = [group for group in others if group.training == ingredients.training != "" and group is not ingredients]
-    for one, point in [(group, point) for group in (ingredients, *same) for point in group.points]:
-        name = point.strategy or ("data" if point.ranks > 1 else "serial")
-        if point.batch_per_rank is None or (one is not ingredients and name in ("serial", ingredients.anchor.strategy)):
-            continue
-        like = replace(case, average_every=one.average_every or case.average_every)
-        there = like.at(point.ranks, point.ranks * point.batch_per_rank)
-        if name in STRATEGIES:
-            found = there.table((name,))
-        else:
-            why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
-            found = (
-                StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=why),
-            )
-        measured = statistics.fmean(run.step_s for run in point.runs)
-        held, sent = point.memory_bytes, point.sent_bytes
-        rows += [
-            replace(row, measured_s=measured, measured_memory_bytes=held, measured_sent_bytes=sent) for row in found
-        ]
-    return tuple(sorted(rows, key=lambda row: row.ranks))
+    for group in (ingredients, *same):
+        case_of_group = replace(case, average_every=group.average_every or case.average_every)
+        for point in group.points:
+            name = point.strategy or ("data" if point.ranks > 1 else "serial")
+            is_repeated = group is not ingredients and name in ("serial", ingredients.anchor.strategy)
+            if point.batch_per_rank is not None and not is_repeated:
+                rows += _point_rows(case_of_group, point, name, point.ranks * point.batch_per_rank)
+    return tuple(sorted(rows, key=attrgetter("ranks")))
+
+
+def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
+    """Yields the rows of a strategy at a measured point. `batch`: samples of a step of all ranks."""
+    refusal = "the model has no such row; data+tensor is closest, with the whole state in each group"
+    modelled: Sequence[StrategyRow] = [
+        StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
+    ]
+    if name in STRATEGIES:
+        modelled = case.at(point.ranks, batch).table((name,))
+    measured_s = statistics.fmean(run.step_s for run in point.runs)
+    for row in modelled:
+        yield replace(
+            row,
+            measured_s=measured_s,
+            measured_memory_bytes=point.memory_bytes,
+            measured_sent_bytes=point.sent_bytes,
+        )
 
 
 def projected_rows(
-    case: StrategyCase, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str], own: str = "data"
+    case: StrategyCase,
+    targets: Sequence[Target],
+    *,
+    is_strong: bool,
+    strategies: Sequence[str],
+    own_strategy: str = "data",
 ) -> tuple[StrategyRow, ...]:
-    """Strategies at the targets, among them that of the runs, `own`, with the projected step. `case`: of the anchor."""
+    """Returns the strategies at the targets; that of the runs has the projected step. `case`: that of the anchor."""
     rows: list[StrategyRow] = []
-    asked = [name for name in STRATEGIES if name in ("data", own) or name in strategies]
+    names = [name for name in STRATEGIES if name in ("data", own_strategy) or name in strategies]
     for target in targets:
         batch = case.batch if is_strong else case.batch // case.layout.ranks * target.ranks
         parts = {part.name: part.seconds.median for part in target.parts}
-        rest = sum(parts[name] for name in ("input", "host", "straggler")) if parts else case.rest_s
-        for row in replace(case.at(target.ranks, batch), rest_s=rest).table(asked):
-            if row.strategy == own and not row.refused:  # A screen says one thing of it.
+        rest_s = case.rest_s
+        if parts:
+            rest_s = parts["input"] + parts["host"] + parts["straggler"]
+        for row in replace(case.at(target.ranks, batch), rest_s=rest_s).table(names):
+            if row.strategy == own_strategy and not row.refused:
                 row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
                 if parts:
                     row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
@@ -157,30 +177,39 @@ def projected_rows(
     return tuple(rows)
 
 
-def section(rows: Sequence[StrategyRow], said: Sequence[str], *, anchor: str = "strategies") -> Section:
-    """Rows of several rank counts. `said`: what all of them rest on. `anchor`: unique in a document."""
+def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = "strategies") -> Section:
+    """Returns the section. `basis`: sentences on all rows. `anchor`: id, unique in a document."""
     modelled = [row for row in rows if row.measured_s is None]
-    verdicts = tuple(_verdict(ranks, list(those)) for ranks, those in groupby(modelled, key=lambda row: row.ranks))
-    headline = verdicts[-1].split(", ")[0] if verdicts else ""
-    known = [(row.accuracy, row) for row in rows if row.accuracy is not None and row.strategy == "data"]
-    if known:
-        least, worst = min(known, key=itemgetter(0))
-        if least < LEAST_ACCURACY:
-            headline = f"No strategy is called fastest: the model's accuracy is below {percent(LEAST_ACCURACY, 0)}"
-            verdicts = (f"{headline} where it was measured.",)
-        verdicts += (
-            f"Accuracy for data is {percent(least)} at {ranks_text(worst.ranks)}: {format_seconds(worst.step_s)}, and "
-            f"{format_seconds(worst.measured_s or 0.0)} measured{'; no less at other counts' * (len(known) > 1)}.",
+    verdicts = tuple(_verdict(ranks, list(group)) for ranks, group in groupby(modelled, key=attrgetter("ranks")))
+    headline = next(reversed(verdicts), "").split(", ")[0]
+    accuracies = [(row.accuracy, row) for row in rows if row.accuracy is not None and row.strategy == "data"]
+    if accuracies:
+        lowest, worst = min(accuracies, key=itemgetter(0))
+        if lowest < LEAST_ACCURACY:
+            headline = f"No fastest strategy: the accuracy of the model is below {percent(LEAST_ACCURACY, 0)}"
+            verdicts = (f"{headline} at measured points.",)
+        accuracy = (
+            f"Accuracy for data is {percent(lowest)} at {ranks_text(worst.ranks)}: {format_seconds(worst.step_s)}, and "
+            f"{format_seconds(worst.measured_s or 0.0)} measured"
         )
+        if len(accuracies) > 1:
+            accuracy += "; it is not lower at other counts"
+        verdicts += (f"{accuracy}.",)
     verdicts += tuple(
-        _beside(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
+        _measured_text(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    shown = list(_shown(rows))
-    kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
-    if kind != "ideal" and not known:
-        verdicts += ("No run shows how accurate the model is there.",)
-    if kind != "ideal" and len({row.strategy for row in modelled} - {"data"}) <= 2:  # One was asked for, not all.
-        verdicts += tuple(dict.fromkeys(f"{one.strategy}: {one.refused}." for one in modelled if one.limit is None))
+    shown_rows = list(_shown(rows))
+    kind, notes = "model only", (*basis, _CONSEQUENCE)
+    if all(row.is_ideal for row in rows):
+        kind, notes = "ideal", tuple(basis)
+    if kind != "ideal" and not accuracies:
+        verdicts += ("No run shows the accuracy of the model.",)
+    if kind != "ideal" and len({row.strategy for row in modelled} - {"data"}) <= 2:  # One was chosen, not all.
+        verdicts += tuple(dict.fromkeys(f"{row.strategy}: {row.refused}." for row in modelled if row.limit is None))
+
+    def is_shown(row: StrategyRow) -> bool:
+        return any(row is shown_row for shown_row in shown_rows)
+
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
@@ -195,11 +224,11 @@ def section(rows: Sequence[StrategyRow], said: Sequence[str], *, anchor: str = "
                 title="Step by strategy",
                 columns=(),
                 rows=[
-                    (row.strategy, ranks_text(row.ranks), "no fit" if row.fits is False else format_seconds(row.step_s))
-                    for row in shown
+                    (row.strategy, ranks_text(row.ranks), _step_text(row))
+                    for row in shown_rows
                     if row.measured_s is None and not row.refused
                 ],
-                caption="No fit: more memory than a rank may hold.",
+                caption="No fit: more memory than the limit of a rank.",
                 pivot=Pivot(corner=f"Step, {kind}", down=itemgetter(0), across=itemgetter(1), cell=itemgetter(2)),
                 in_terminal=True,
             ),
@@ -208,56 +237,73 @@ def section(rows: Sequence[StrategyRow], said: Sequence[str], *, anchor: str = "
                 title="Strategies",
                 columns=COLUMNS,
                 rows=rows,
-                is_shown=lambda row: any(row is one for one in shown),
+                is_shown=is_shown,
             ),
         ),
-        notes=(*said, "" if kind == "ideal" else _CONSEQUENCE),
+        notes=notes,
     )
 
 
+def _step_text(row: StrategyRow) -> str:
+    if row.fits is False:
+        return "no fit"
+    return format_seconds(row.step_s)
+
+
 def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
-    found = best(rows)
-    if found is None:
+    fastest = best(rows)
+    if fastest is None:
         large = [row for row in rows if row.fits is False]
-        least = min(large, key=lambda row: row.memory_bytes, default=None)
-        why = "; ".join(dict.fromkeys(row.refused for row in rows if row.refused)) or "local-sgd trains otherwise"
-        if least is not None:
-            why = f"{_named(least)} needs least memory, {format_bytes(least.memory_bytes)}"
+        smallest = min(large, key=attrgetter("memory_bytes"), default=None)
+        why = "; ".join(dict.fromkeys(row.refused for row in rows if row.refused)) or "local-sgd trains differently"
+        if smallest is not None:
+            why = f"{_named(smallest)} needs the least memory, {format_bytes(smallest.memory_bytes)}"
         return f"{ranks_text(ranks)}: no strategy fits: {why}."
-    where = "fits" if found.fits else "is fastest, whatever it holds"
-    data = (row for row in rows if row.strategy == "data" and not row.refused and row is not found)
+    where = "fits" if fastest.fits else "is fastest, memory not considered"
+    data = (row for row in rows if row.strategy == "data" and not row.refused and row is not fastest)
     others = "".join(f" (data: {format_seconds(row.step_s)})" for row in data)
-    step = f"{format_seconds(found.step_s)} a step{others}"
-    most = "" if found.limit is None else f"; at most {ranks_text(found.limit)} ({found.bound_by})"
-    return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}{most}."
+    step = f"{format_seconds(fastest.step_s)} a step{others}"
+    text = f"{ranks_text(ranks)}: {_named(fastest)} {where}, {step}"
+    if fastest.limit is None:
+        return f"{text}."
+    return f"{text}; at most {ranks_text(fastest.limit)} ({fastest.bound_by})."
 
 
-def _beside(row: StrategyRow) -> str:
-    """A measured strategy against its row of the model."""
+def _measured_text(row: StrategyRow) -> str:
+    """Returns a measured strategy next to its row of the model."""
     step = f"{row.strategy} at {ranks_text(row.ranks)}: {format_seconds(row.measured_s or 0.0)} measured"
     if row.accuracy is None:
         return f"{step}; {row.refused}."
-    more = [f"{format_seconds(row.step_s)} by the model, accuracy {percent(row.accuracy)}"]
+    details = [f"{format_seconds(row.step_s)} by the model, accuracy {percent(row.accuracy)}"]
     if row.measured_memory_bytes and row.memory_bytes:
-        more.append(f"memory {row.measured_memory_bytes / row.memory_bytes:.2f} times the model's")
+        details.append(f"memory {row.measured_memory_bytes / row.memory_bytes:.2f} times the model's")
     if row.measured_sent_bytes and row.sent_bytes:
-        more.append(f"bytes sent {row.measured_sent_bytes / row.sent_bytes:.2f} times the model's")
-    return f"{step}; {', '.join(more)}."
+        details.append(f"bytes sent {row.measured_sent_bytes / row.sent_bytes:.2f} times the model's")
+    return f"{step}; {', '.join(details)}."
 
 
 def _shown(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
-    """For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have."""
-    for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
-        every = list(those)
-        found = best(every) or min(every, key=lambda row: (bool(row.refused), row.memory_bytes))
-        if found.limit is not None:
-            yield found
+    """Yields the best grouping of each strategy, without strategies that the network cannot have."""
+    for _, group in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
+        candidates = list(group)
+        chosen_row = best(candidates) or min(candidates, key=lambda row: (bool(row.refused), row.memory_bytes))
+        if chosen_row.limit is not None:
+            yield chosen_row
 
 
 def _named(row: StrategyRow) -> str:
-    """With the groups of what is next to data: `data+tensor 4 x 8`, four groups of eight ranks."""
-    is_grouped = row.strategy.startswith("data+") and not row.refused
-    return f"{row.strategy} {row.replicas} x {row.ranks // row.replicas}" if is_grouped else row.strategy
+    """Returns the name with its groups: `data+tensor 4 x 8`, four groups of eight ranks."""
+    if row.strategy.startswith("data+") and not row.refused:
+        return f"{row.strategy} {row.replicas} x {row.ranks // row.replicas}"
+    return row.strategy
+
+
+def _unless_refused(row: StrategyRow) -> StrategyRow | None:
+    return None if row.refused else row
+
+
+def _remarks(row: StrategyRow) -> str:
+    return row.refused or "; ".join(row.notes)
 
 
 def _basis(row: StrategyRow) -> str:
@@ -274,13 +320,13 @@ def _basis(row: StrategyRow) -> str:
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
-    Column("ranks", "Ranks", lambda row: row.ranks),
-    Column("strategy", "Strategy", lambda row: row.strategy, text=_named),
-    Column("replicas", "", lambda row: row.replicas),
-    *columns_of(StrategyRow, *FIGURES, of=lambda row: None if row.refused else row),
+    Column("ranks", "Ranks", attrgetter("ranks")),
+    Column("strategy", "Strategy", attrgetter("strategy"), text=_named),
+    Column("replicas", "", attrgetter("replicas")),
+    *columns_of(StrategyRow, *FIGURES, of=_unless_refused),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),
     Column("basis", "Known from", _basis),
-    Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
+    Column("remarks", "Remarks", _remarks),
 )

@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def inline(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """The data of many marks. A tuple: of lists altair copies each row whenever a chart is changed or layered."""
+    """Returns the data of many marks, as a tuple: of lists altair copies each row whenever a chart is changed."""
     return alt.InlineData(values=tuple(rows))
 
 
@@ -37,7 +37,7 @@ class Chart:
 
 
 class Subject(Protocol):
-    """What a chart is about."""
+    """The subject of a chart, e.g. a group of runs."""
 
     @property
     def id(self) -> str:
@@ -45,17 +45,17 @@ class Subject(Protocol):
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The subject in words."""
 
 
 class ReportSubject(NamedTuple):
-    """What a chart of the whole report is about."""
+    """The subject of a chart about the whole report."""
 
     id: str
     label: str
 
 
-def finish(
+def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
     chart: Any,
     group: Subject,
     *,
@@ -67,12 +67,18 @@ def finish(
     still_width: int | None = None,
     axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
-    """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
+    """Makes a `Chart` of an altair chart; its subtitle names the subject even if it is cut out of the page.
 
-    `name` is unique among the group's charts; `alt` is its finding in words; `table` has the numbers it is drawn
-    from, as rows of text header first; `size` is that of the plot, pixels; `still_width` its width where no script
-    fits it into the window, if less. A reader may switch `axes` between linear and logarithmic: all their values must
-    be above 0.
+    Args:
+        chart: The altair chart.
+        group: The subject.
+        name: Unique among the subject's charts.
+        title: The title.
+        alt: The finding in words.
+        table: The numbers that are drawn; as rows of text the header first.
+        size: Of the plot, pixels.
+        still_width: Width where no script fits it into the window, if less, pixels.
+        axes: Axes that a reader may switch between linear and logarithmic: all their values must be above 0.
     """
     from altair.utils import schemapi
 
@@ -85,22 +91,25 @@ def finish(
     subtitle = textwrap.wrap(group.label, int(((still_width or width) + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes}
-    if not isinstance(table, TextTable):
-        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).to_display()
-    own_id = f"chart-{group.id}-{name}"
-    return Chart(id=own_id, title=title, alt=alt, spec=spec, table=table, still_width=still_width)
+    if not isinstance(table, TextTable | Sheet):
+        table = text_sheet(name, title, table[0], table[1:])
+    if isinstance(table, Sheet):
+        table = table.to_display()
+    chart_id = f"chart-{group.id}-{name}"
+    return Chart(id=chart_id, title=title, alt=alt, spec=spec, table=table, still_width=still_width)
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:
-    """What a mark says under the pointer: fields, which are texts, or `step:Q`, or `share:Q:.1%`, and their titles."""
-    found = []
+    """Returns the tooltip of a mark, of fields (texts, or `step:Q`, or `share:Q:.1%`) and their titles."""
+    entries = []
     for field, title in titles.items():
-        name, _, rest = field.partition(":")
-        kind, _, form = rest.partition(":")
-        found.append(alt.Tooltip(f"{name}:{kind or 'N'}", title=title, format=form or alt.Undefined))
-    return found
+        name, kind, number_format = [*field.split(":", 2), "", ""][:3]
+        entries.append(alt.Tooltip(f"{name}:{kind or 'N'}", title=title, format=number_format or alt.Undefined))
+    return entries
 
 
 def short(value: float | None) -> float | None:
-    """A number as a chart needs it: four digits."""
-    return None if value is None else float(f"{value:.4g}")
+    """Returns a number with four digits, enough for a chart."""
+    if value is None:
+        return None
+    return float(f"{value:.4g}")

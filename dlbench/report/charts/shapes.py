@@ -1,10 +1,8 @@
 """Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
 
-A shape takes rows (one a mark), axes, who has which colour, and what a mark says under the pointer; `finish` makes the
-`Chart` of it (see `_charts` of `dlbench.views.energy`).
-
-Rows have `value`, and `low` and `high` where they have intervals (`figure_row`); other names of a value stand in its
-axis. What a chart has besides are layers more: `alt.layer(*lines(...).layer, ...)` or `reference`.
+A shape takes rows (one per mark), axes, colours and tooltips; `finish` makes the `Chart` of it (see `_charts` of
+`dlbench.views.energy`). Rows have `value`, and `low` and `high` if they have intervals (`figure_row`); an axis may name
+another field. Further layers are added by `alt.layer(*lines(...).layer, ...)`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from dlbench.report.charts.style import IDEAL, si_label
 from dlbench.report.wording import basis_text, figure_text
 from dlbench.stats.estimates import Estimate
 
-Tooltip = Mapping[str, str]  # As of `tooltips`.
+Tooltip = Mapping[str, str]  # Titles by field, see `tooltips`.
 _alt: Any = alt  # Untyped: the types of altair's channels are a wall of overloads.
 
 
@@ -27,10 +25,10 @@ class Axis(NamedTuple):
 
     title: str
     field: str = "value"
-    unit: str = ""  # Labels with SI prefixes at this unit; otherwise `format` (of d3) says how they look.
-    format: str = ".4~g"
-    scale: Mapping[str, Any] = {}  # As Vega-Lite has it, like `axis`.
-    axis: Mapping[str, Any] = {}
+    unit: str = ""  # Of labels with SI prefixes; empty: labels in `format`.
+    format: str = ".4~g"  # A format of d3.
+    scale: Mapping[str, Any] = {}  # Properties in Vega-Lite's words.
+    axis: Mapping[str, Any] = {}  # Properties in Vega-Lite's words.
 
 
 class Series(NamedTuple):
@@ -40,17 +38,19 @@ class Series(NamedTuple):
     colours: Mapping[str, str]  # In the order of the legend; those without a row are left out.
     columns: int = 2
     title: str | None = None
-    legend: Mapping[str, Any] = {}  # Further words of the legend, as Vega-Lite has it.
+    legend: Mapping[str, Any] = {}  # Properties of the legend in Vega-Lite's words.
 
 
 def figure_row(figure: Estimate, scale: float = 1.0) -> dict[str, Any]:
-    """A figure in a row: `value`, `low` and `high` (times `scale`), `shown` and `basis` in words."""
-    ends = {"value": figure.value, "low": figure.low, "high": figure.high}
-    scaled = {name: None if end is None else end * scale for name, end in ends.items()}
-    return {**scaled, "shown": figure_text(figure), "basis": basis_text(figure)}
+    """Returns a figure as a row: `value`, `low` and `high` (times `scale`), `shown` and `basis` in words."""
+    row: dict[str, Any] = {"value": figure.value, "low": figure.low, "high": figure.high}
+    for name, number in row.items():
+        if number is not None:
+            row[name] = number * scale
+    return {**row, "shown": figure_text(figure), "basis": basis_text(figure)}
 
 
-def lines(
+def lines(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     y: Axis,
     by: Series | str,
@@ -64,34 +64,45 @@ def lines(
     ideal: str = "",
     is_forecast: bool = False,
 ) -> Any:
-    """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
+    """Returns lines with points and intervals over a logarithmic axis (base 2) with a tick for each number of the rows.
 
-    `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
-    further numbers that it holds, without a tick; `x_axis`: another axis. With `is_forecast` nobody measured this:
-    lines are dotted, points hollow.
+    Args:
+        rows: The points.
+        y: The vertical axis.
+        by: A line for each, or the one colour.
+        tooltip: As for `tooltips`.
+        x: Field of the horizontal axis.
+        title: Title of the horizontal axis.
+        room: Factor by which the axis extends beyond its ends.
+        reach: Further numbers that the axis contains, without a tick.
+        x_axis: Another axis.
+        ideal: Field of the ideal, drawn as a dashed line.
+        is_forecast: Nobody measured this: lines are dotted, points hollow.
     """
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
-        ends = min([*counts, *reach]), max([*counts, *reach])
-        scale = {"type": "log", "base": 2, "domain": [ends[0] / room, ends[1] * room], "nice": False}
+        domain = [min([*counts, *reach]) / room, max([*counts, *reach]) * room]
+        scale = {"type": "log", "base": 2, "domain": domain, "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
     base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, by))
-    value = f"{y.field}:Q"
-    dash = {"strokeDash": [2, 3]} if is_forecast else {}
-    line = base.mark_line(strokeWidth=2, **dash, **_constant(by)).encode(y=_channel(_alt.Y, y))
-    rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=_alt.Y("low:Q"), y2="high:Q")
+    style: dict[str, Any] = {"strokeWidth": 2}
+    if is_forecast:
+        style["strokeDash"] = [2, 3]
+    layers = [base.mark_line(**style, **_constant(by)).encode(y=_channel(_alt.Y, y))]
+    if ideal:
+        dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
+        layers.insert(0, dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q"))
+    if any(row.get("low") is not None for row in rows):
+        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by))
+        layers.append(rule.encode(y=_alt.Y("low:Q"), y2="high:Q"))
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
-    marks = point.encode(y=_alt.Y(value), tooltip=tooltips(tooltip))
-    has_intervals = any(row.get("low") is not None for row in rows)
-    dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
-    dashed = dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q")
-    return _layer(*([dashed] if ideal else []), line, *([rule] if has_intervals else []), marks)
+    return _layer(*layers, point.encode(y=_alt.Y(f"{y.field}:Q"), tooltip=tooltips(tooltip)))
 
 
 def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
-    """Horizontal bars of parts, a bar for each `place`; rows say by `order` which part comes first.
+    """Returns horizontal bars of parts, a bar for each `place`; `order` of the rows says which part comes first.
 
-    `names`: of all bars in their order; empty: as they first come.
+    `names` are those of all bars in their order; by default that of the rows.
     """
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
@@ -99,7 +110,7 @@ def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequenc
     return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
 
 
-def intervals(
+def intervals(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     x: Axis,
     by: Series,
@@ -110,9 +121,9 @@ def intervals(
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
-    """A dot with its interval in each row, from above.
+    """Returns a dot with its interval for each row, from above.
 
-    `limit`: width of the names, pixels; `names`: more of their axis, as Vega-Lite has it.
+    `limit` is the width of the names in pixels; `names` are further properties of their axis, in Vega-Lite's words.
     """
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
@@ -126,7 +137,7 @@ def intervals(
     return _layer(*layers)
 
 
-def scatter(
+def scatter(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     x: Axis,
     y: Axis,
@@ -138,25 +149,28 @@ def scatter(
     size: int = 60,
     opacity: float = 1.0,
 ) -> Any:
-    """Points over an axis of numbers, such as steps or time.
+    """Returns points over an axis of numbers, such as steps or time.
 
-    With `line` (a width) there are lines between those of one colour and one `detail`, a field.
+    With `line`, a width in pixels, points of one colour and one `detail`, a field, are connected.
     """
     base = _data(rows).encode(
         x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, by), tooltip=tooltips(tooltip)
     )
     if detail:
         base = base.encode(detail=f"{detail}:N")
-    marks = base.mark_point(filled=True, size=size, opacity=opacity).encode(shape=_legend(_alt.Shape, rows, by))
-    return _layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
+    layers = []
+    if line:
+        layers.append(base.mark_line(strokeWidth=line))
+    marks = base.mark_point(filled=True, size=size, opacity=opacity)
+    return _layer(*layers, marks.encode(shape=_legend(_alt.Shape, rows, by)))
 
 
 def _layer(*layers: Any) -> Any:
-    """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all share."""
+    """Returns layers that hold their rows themselves, so that they combine with others: altair lifts shared data."""
     chart = _alt.layer(*layers)
     if chart.data is not _alt.Undefined:
-        for one in chart.layer:
-            one.data = chart.data
+        for layer in chart.layer:
+            layer.data = chart.data
         chart.data = _alt.Undefined
     return chart
 
@@ -166,10 +180,14 @@ def _data(rows: Rows) -> Any:
 
 
 def _channel(kind: Any, axis: Axis) -> Any:
-    # Arguments instead of methods: altair's methods make their help text anew at every use.
-    labels = {"labelExpr": si_label(axis.unit)} if axis.unit else {"format": axis.format}
-    scale = {"scale": _alt.Scale(**axis.scale)} if axis.scale else {}
-    return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
+    # Arguments instead of methods: altair's methods make their help text at every use.
+    options: dict[str, Any] = {"tickCount": 5, "format": axis.format}
+    if axis.unit:
+        options = {"tickCount": 5, "labelExpr": si_label(axis.unit)}
+    scale = {}
+    if axis.scale:
+        scale["scale"] = _alt.Scale(**axis.scale)
+    return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{**options, **axis.axis}), **scale)
 
 
 def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
@@ -177,16 +195,25 @@ def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
 
 
 def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:
-    return {} if isinstance(by, str) else {"color": _legend(_alt.Color, rows, by)}
+    if isinstance(by, str):
+        return {}
+    return {"color": _legend(_alt.Color, rows, by)}
 
 
 def _constant(by: Series | str) -> dict[str, Any]:
-    return {"color": by} if isinstance(by, str) else {}
+    if isinstance(by, str):
+        return {"color": by}
+    return {}
 
 
 def _legend(kind: Any, rows: Rows, by: Series) -> Any:
-    """The colour or the shape of a series; without a legend where it has no columns."""
-    present = [name for name in by.colours if any(row[by.field] == name for row in rows)]
-    ends = {"domain": present} | ({"range": [by.colours[name] for name in present]} if kind is _alt.Color else {})
-    legend = _alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend}) if by.columns else None
-    return kind(f"{by.field}:N", title=by.title, scale=_alt.Scale(**ends), legend=legend)
+    """Returns the colour or the shape of a series; without a legend if that has no columns."""
+    present = {row[by.field] for row in rows}
+    names = [name for name in by.colours if name in present]
+    scale: dict[str, Any] = {"domain": names}
+    if kind is _alt.Color:
+        scale["range"] = [by.colours[name] for name in names]
+    legend = None
+    if by.columns:
+        legend = _alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend})
+    return kind(f"{by.field}:N", title=by.title, scale=_alt.Scale(**scale), legend=legend)

@@ -14,7 +14,7 @@ from dlbench.report.wording import harmless
 
 
 def to_csv(document: Document, table: str) -> str:
-    """One table as CSV (RFC 4180, but with plain newlines), with a header line.
+    """Returns a table as CSV (RFC 4180, but with plain newlines), with a header line.
 
     Text that a spreadsheet would read as a formula gets an apostrophe in front.
 
@@ -28,24 +28,28 @@ def to_csv(document: Document, table: str) -> str:
     return write_table(tables[table].columns, tables[table].records())
 
 
-def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Datum]], most: float = math.inf) -> str:
-    """Rows by column name as CSV, in the way of `to_csv`, up to the one beyond `most` characters; what a row lacks is
-    empty.
-    """
+def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Datum]], max_characters: float = math.inf) -> str:
+    """Returns rows by column name as CSV, missing values empty; ends after the row that passes `max_characters`."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(header)
     for row in rows:
         writer.writerow([_cell(row.get(name)) for name in header])
-        if sink.tell() > most:
+        if sink.tell() > max_characters:
             break
     return sink.getvalue()
 
 
 def _cell(value: Datum) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None:
         return ""
     if isinstance(value, str):
-        value = harmless(value)
-        return "'" + value if value.startswith(("=", "+", "-", "@")) else value
-    return repr(value) if isinstance(value, float) else str(value)
+        text = harmless(value)
+        if text.startswith(("=", "+", "-", "@")):
+            return f"'{text}"
+        return text
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return repr(value)
+        return ""
+    return str(value)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network, no server, no scripts to read it.
+"""A report as a self-contained HTML page: it needs no network, no server and no scripts.
 
 Charts are static SVG. Where scripts run, the bundled Vega replaces each by its interactive form when
 it comes into sight, from the same specification. The page's security policy allows exactly the two
@@ -35,8 +35,8 @@ DRAWERS = 2  # Charts drawn at a time: Vega runs outside Python's lock, and a lo
 MAX_CHARTED_GROUPS = 10  # Further groups are tables only, so that the page stays small and is quickly made.
 CHART_BYTES = 1_600_000  # Charts of further groups are left out once those drawn take so much of the page.
 MAX_GROUPS = 25  # Further groups get a line each, for the same reason.
-DOWNLOAD_BYTES = 700_000  # Files in the page, together; what does not fit is left to the command.
-HEADLINE = 100  # Characters of a line that stands for a folded section.
+DOWNLOAD_BYTES = 700_000  # Of all files in the page; the others are named with the command that writes them.
+HEADLINE = 100  # Characters of the line that a folded section shows.
 PAIR_COLUMNS = 5  # Columns of a table that has room next to a chart.
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|(?:rank|node)s?)\b|%)")
 
@@ -57,14 +57,14 @@ class ShownSheet:
     table: TextTable
     num_left_out: int
     has_file: bool
-    is_folded: bool  # Whether it is closed: its sheet says so, or a chart above it shows the same.
+    is_folded: bool  # Whether it is closed, because its sheet says so or a chart above it shows the same.
 
 
 @dataclass(frozen=True)
 class Glances:
     """Many cards as lines of a list."""
 
-    common: tuple[tuple[str, str], ...]  # What is the same in all of them: name and value.
+    common: tuple[tuple[str, str], ...]  # Names and values of facts that are equal in all cards.
     columns: tuple[str, ...]
     rows: tuple[tuple[Card, tuple[str, ...]], ...]
 
@@ -77,17 +77,17 @@ class Shown:
     charts: tuple[Drawn, ...]
     sheets: tuple[ShownSheet, ...]
     inner: tuple[Shown, ...]
-    without_charts: bool  # Whether it would have charts but the page already has enough of them.
+    without_charts: bool  # Whether its charts are left out because the page has enough of them.
     has_numbers: bool  # Whether tables or cards of the section hold the numbers of its charts.
-    headline: str  # What stands for it where it is folded.
+    headline: str  # The line that is shown while the section is folded.
     words: tuple[str, ...]
-    is_pair: bool  # Whether its one chart and its narrow tables stand side by side.
+    is_pair: bool  # Whether its one chart and its narrow tables are placed side by side.
     glances: Glances | None  # Its cards with facts, if they are many.
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What a page shows at a time where it shows one group at a time."""
+    """Sections that a page shows together if it shows one group at a time."""
 
     id: str
     title: str
@@ -96,23 +96,25 @@ class Panel:
 
 
 def to_html(document: Document) -> str:
-    """The page; equal documents give equal bytes."""
+    """Returns the page; equal documents give equal bytes."""
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
     with ThreadPoolExecutor(DRAWERS) as drawers, svg.unchecked():
         # Bundling the charting script takes as long as drawing many charts, so both run at once.
         bundle = drawers.submit(svg.script_bundle)
-        charts, charted = _charts(in_full, drawers)
+        charts, charted_ids = _charts(in_full, drawers)
         bundle.result()
     ids: Counter[str] = Counter()
-    shown = [_shown(section, charts, charted, ids) for section in in_full]
-    specs = {one.chart.id: one.chart.spec for drawn in charts.values() for one in drawn}
-    hidden = [one.chart for outer in shown for one in _without_table(outer)]
-    tables = {
-        one.id: [list(one.table.header), *([str(cell) for cell in row.cells] for row in one.table.rows)]
-        for one in hidden
-    }
-    scripts = [_script(svg.script_bundle())] if specs else []
+    sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
+    specs = {}
+    for section_charts in charts.values():
+        specs.update({drawn.chart.id: drawn.chart.spec for drawn in section_charts})
+    tables = {}
+    for section in sections:
+        tables.update({drawn.chart.id: _text_rows(drawn.chart.table) for drawn in _without_table(section)})
+    scripts = []
+    if specs:
+        scripts.append(_script(svg.script_bundle()))
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -120,18 +122,21 @@ def to_html(document: Document) -> str:
         {"config": CONFIG, "charts": specs, "tables": tables}, allow_nan=False, separators=(",", ":")
     )
     json_block = json_block.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    panels: tuple[Panel, ...] = ()
+    if document.one_group_at_a_time and groups:
+        panels = _panels(sections)
     return (
         _environment()
         .get_template("document.html.j2")
         .render(
             document=document,
-            shown=shown,
-            panels=_panels(shown) if document.one_group_at_a_time and groups else (),
+            shown=sections,
+            panels=panels,
             folds=any(section.level == "answer" for section, _ in document.walk()),
             linked={section.id for section in in_full},
             num_groups=len(groups),
             further=groups[MAX_GROUPS:],
-            num_charted=len(charted),
+            num_charted=len(charted_ids),
             downloads=_downloads(document),
             specs=_trusted(json_block),
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
@@ -142,53 +147,58 @@ def to_html(document: Document) -> str:
     )
 
 
-def _panels(shown: Sequence[Shown]) -> tuple[Panel, ...]:
-    """What stands before the groups, each group, what compares groups, and what is only looked up."""
-    places = [place for place, one in enumerate(shown) if one.section.is_group]
-    before, behind = shown[: places[0]], shown[places[-1] + 1 :]
-    groups = [one for one in shown if one.section.is_group]
-    across = tuple(one for one in behind if one.section.level != "appendix")
-    looked_up = tuple(one for one in behind if one.section.level == "appendix")
-    return (
-        Panel("overview", "Overview", tuple(before), "overview"),
-        *(Panel(one.section.id, one.section.short_title or one.section.title, (one,), "group") for one in groups),
-        *([Panel("across", "Across groups", across, "across")] if across else []),
-        Panel("runs-and-methods", "Runs and methods", looked_up, "appendix"),
-    )
+def _text_rows(table: TextTable) -> list[list[str]]:
+    """Returns header and rows as texts."""
+    return [list(map(str, cells)) for cells in (table.header, *(row.cells for row in table.rows))]
 
 
-def _without_table(shown: Shown) -> Iterator[Drawn]:
-    """Charts whose own numbers are not printed."""
-    if shown.has_numbers:
-        yield from shown.charts
-    for inner in shown.inner:
+def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:
+    """Returns the sections before the groups, each group, comparisons of groups, and appendices."""
+    group_indices = [index for index, shown_section in enumerate(sections) if shown_section.section.is_group]
+    before, behind = sections[: group_indices[0]], sections[group_indices[-1] + 1 :]
+    panels = [Panel("overview", "Overview", tuple(before), "overview")]
+    for shown_section in sections:
+        if shown_section.section.is_group:
+            title = shown_section.section.short_title or shown_section.section.title
+            panels.append(Panel(shown_section.section.id, title, (shown_section,), "group"))
+    across = tuple(shown_section for shown_section in behind if shown_section.section.level != "appendix")
+    if across:
+        panels.append(Panel("across", "Across groups", across, "across"))
+    appendices = tuple(shown_section for shown_section in behind if shown_section.section.level == "appendix")
+    return (*panels, Panel("runs-and-methods", "Runs and methods", appendices, "appendix"))
+
+
+def _without_table(shown_section: Shown) -> Iterator[Drawn]:
+    """Yields charts whose numbers no table of the page has."""
+    if shown_section.has_numbers:
+        yield from shown_section.charts
+    for inner in shown_section.inner:
         yield from _without_table(inner)
 
 
 def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
-    """Charts by the id of their section, and the ids of the groups that have theirs drawn."""
-    found: dict[str, tuple[Drawn, ...]] = {}
-    charted: set[str] = set()
-    used = 0
+    """Returns charts by the id of their section, and the ids of the groups whose charts are drawn."""
+    charts: dict[str, tuple[Drawn, ...]] = {}
+    charted_ids: set[str] = set()
+    used_bytes = 0
     for outer in sections:
         if outer.is_group:
-            if len(charted) >= MAX_CHARTED_GROUPS or (charted and used > CHART_BYTES):
+            if len(charted_ids) >= MAX_CHARTED_GROUPS or (charted_ids and used_bytes > CHART_BYTES):
                 continue
-            charted.add(outer.id)
+            charted_ids.add(outer.id)
         # Charts are drawn while the next ones are made.
-        coming = [
-            (section.id, chart, drawers.submit(_svg, chart, has_subtitle=not outer.is_group))
-            for section, _ in walk((outer,), {})
-            for chart in section.charts()
-        ]
-        for section_id, chart, drawing in coming:
-            found[section_id] = (*found.get(section_id, ()), Drawn(chart, drawing.result()))
-            used += len(drawing.result()) + len(json.dumps(chart.spec))
-    return found, charted
+        draw = functools.partial(_svg, has_subtitle=not outer.is_group)
+        pending = []
+        for section, _ in walk((outer,), {}):
+            pending += [(section.id, chart, drawers.submit(draw, chart)) for chart in section.charts()]
+        for section_id, chart, drawing in pending:
+            charts[section_id] = (*charts.get(section_id, ()), Drawn(chart, drawing.result()))
+            used_bytes += len(drawing.result()) + len(json.dumps(chart.spec))
+    return charts, charted_ids
 
 
 def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
-    """The static SVG; a group says in its heading what the subtitles of its charts say."""
+    """Returns the static SVG; the heading of a group says what the subtitles of its charts would."""
     spec = dict(chart.spec)
     if chart.still_width is not None:
         spec["width"] = chart.still_width
@@ -199,44 +209,36 @@ def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
 
 
 def _shown(
-    section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[str], ids: Counter[str], group: str = ""
+    section: Section, charts: dict[str, tuple[Drawn, ...]], charted_ids: set[str], ids: Counter[str], group: str = ""
 ) -> Shown:
-    drawn = charts.get(section.id, ())
+    section_charts = charts.get(section.id, ())
     if section.is_group and section.where:
         group = str(section.where.get("group", ""))
     sheets = []
     for sheet in section.sheets:
         table = sheet.to_display()
         if table.rows:
-            kept = table.rows[: sheet.max_rows]
-            sheet_id = f"table-{sheet.name}-{group}" if group else f"table-{sheet.name}"
-            ids[sheet_id] += 1
-            if ids[sheet_id] > 1:
-                sheet_id = f"{sheet_id}-{ids[sheet_id]}"
-            sheets.append(
-                ShownSheet(
-                    sheet,
-                    sheet_id,
-                    TextTable(table.header, kept),
-                    num_left_out=len(table.rows) - len(kept),
-                    has_file=bool(sheet.names) and any(map(sheet.is_data, sheet.rows)),
-                    is_folded=sheet.is_folded or (sheet.is_drawn and bool(drawn)),
-                )
+            rows = table.rows[: sheet.max_rows]
+            shown_sheet = ShownSheet(
+                sheet,
+                _sheet_id(sheet, group, ids),
+                TextTable(table.header, rows),
+                num_left_out=len(table.rows) - len(rows),
+                has_file=bool(sheet.names) and any(map(sheet.is_data, sheet.rows)),
+                is_folded=sheet.is_folded or (sheet.is_drawn and bool(section_charts)),
             )
+            sheets.append(shown_sheet)
     headline, words = _headline(section)
-    # Whether most numbers of charts stand in tables; a chart also draws what tables leave out, such as the ideal.
-    in_tables = {cell.text for one in sheets for row in one.table.rows for cell in row.cells}
-    in_charts = [cell.text for one in drawn for row in one.chart.table.rows for cell in row.cells[1:]]
-    are_in_tables = 2 * sum(text in in_tables for text in in_charts) > len(in_charts)
-    is_narrow = bool(sheets) and all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
-    is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
+    is_narrow = bool(sheets) and all(len(shown_sheet.table.header) <= PAIR_COLUMNS for shown_sheet in sheets)
+    is_small = len(section_charts) == 1 and section_charts[0].chart.spec.get("width", 0) <= WIDE
+    has_drawn_sheet = any(shown_sheet.sheet.is_drawn for shown_sheet in sheets)
     return Shown(
         section,
-        drawn,
+        section_charts,
         tuple(sheets),
-        tuple(_shown(inner, charts, charted, ids, group) for inner in section.sections),
-        without_charts=section.is_group and section.id not in charted,
-        has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or are_in_tables,
+        tuple(_shown(inner, charts, charted_ids, ids, group) for inner in section.sections),
+        without_charts=section.is_group and section.id not in charted_ids,
+        has_numbers=bool(section.cards) or has_drawn_sheet or _are_in_tables(section_charts, sheets),
         headline=headline,
         words=words,
         is_pair=is_small and is_narrow and not section.cards,
@@ -244,24 +246,56 @@ def _shown(
     )
 
 
+def _sheet_id(sheet: Sheet[Any], group: str, ids: Counter[str]) -> str:
+    """Returns the anchor of a table, unique in the page; counts it in `ids`."""
+    sheet_id = "-".join(filter(None, ("table", sheet.name, group)))
+    ids[sheet_id] += 1
+    if ids[sheet_id] == 1:
+        return sheet_id
+    return f"{sheet_id}-{ids[sheet_id]}"
+
+
+def _are_in_tables(section_charts: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
+    """Returns whether tables hold most numbers of charts, which also draw what tables lack, such as the ideal."""
+    texts: set[str] = set()
+    for shown_sheet in sheets:
+        for row in shown_sheet.table.rows:
+            texts.update(cell.text for cell in row.cells)
+    num_cells = num_in_tables = 0
+    for drawn in section_charts:
+        for row in drawn.chart.table.rows:
+            num_cells += len(row.cells[1:])
+            num_in_tables += sum(cell.text in texts for cell in row.cells[1:])
+    return 2 * num_in_tables > num_cells
+
+
 def _glances(cards: Sequence[Card]) -> Glances | None:
     if len(cards) <= FEW_CARDS:
         return None
-    facts = [dict(card.facts) | ({"Next": card.next_step} if card.next_step else {}) for card in cards]
-    names = list(dict.fromkeys(name for one in facts for name in one))
-    common = {name: facts[0].get(name, "") for name in names if len({one.get(name, "") for one in facts}) == 1}
-    columns = tuple(name for name in names if name not in common)
-    return Glances(
-        common=tuple(common.items()),
-        columns=columns,
-        rows=tuple(
-            (card, tuple(one.get(name, "") for name in columns)) for card, one in zip(cards, facts, strict=True)
-        ),
-    )
+    facts = []
+    names: dict[str, None] = {}  # Of facts, in their order.
+    for card in cards:
+        card_facts = dict(card.facts)
+        if card.next_step:
+            card_facts["Next"] = card.next_step
+        facts.append(card_facts)
+        names |= dict.fromkeys(card_facts)
+    common = {}
+    columns = []
+    for name in names:
+        values = {card_facts.get(name, "") for card_facts in facts}
+        if len(values) == 1:
+            common[name] = values.pop()
+        else:
+            columns.append(name)
+    rows = []
+    for card, card_facts in zip(cards, facts, strict=True):
+        rows.append((card, tuple(card_facts.get(name, "") for name in columns)))
+    return Glances(common=tuple(common.items()), columns=tuple(columns), rows=tuple(rows))
 
 
 def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
-    """The line that stands for a folded section, and the words that are left to say below it."""
+    """Returns the line that a folded section shows, and the words below it."""
     if section.headline or not section.words:
         return section.headline, tuple(text for text in section.words if text.rstrip(".") != section.headline)
     first = section.words[0]
@@ -271,27 +305,26 @@ def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
 
 
 def _downloads(document: Document) -> list[dict[str, str]]:
-    """Links that hold the data themselves, as far as they fit; others name the command that writes the file."""
-    left = DOWNLOAD_BYTES
+    """Returns links that hold the data themselves, as far as they fit; others name the command that writes the file."""
+    free_bytes = DOWNLOAD_BYTES
     links = []
     for name, table in document.tables().items():
-        # Base64 has four characters for three bytes: a longer text does not fit, so its rest is not made.
-        content = write_table(table.columns, table.records(), most=left * 3 // 4)
+        # Base64 has four characters for three bytes: a longer text does not fit and is cut.
+        content = write_table(table.columns, table.records(), max_characters=free_bytes * 3 // 4)
         if content.count("\n") <= 1:
             continue
-        href = "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8"))
-        fits = len(href) <= left
-        left -= len(href) if fits else 0
-        command = f"{document.command} --format csv --table {name}"
-        links.append(
-            {
-                "table": name,
-                "name": f"dlbench-{document.file_prefix}{name}.csv",
-                "title": table.title,
-                "href": href if fits else "",
-                "command": "" if fits else command,
-            }
-        )
+        link = {
+            "table": name,
+            "name": f"dlbench-{document.file_prefix}{name}.csv",
+            "title": table.title,
+            "href": "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8")),
+            "command": "",
+        }
+        if len(link["href"]) <= free_bytes:
+            free_bytes -= len(link["href"])
+        else:
+            link |= {"href": "", "command": f"{document.command} --format csv --table {name}"}
+        links.append(link)
     return links
 
 
@@ -304,18 +337,24 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        # A number and its unit stay on one line; nothing that is no mark-up of dlbench's own passes unclean.
-        finalize=lambda value: _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value,
+        finalize=_finalize,
     )
 
 
+def _finalize(value: Any) -> Any:
+    """Cleans text that is not mark-up of dlbench, and keeps a number and its unit on one line."""
+    if type(value) is not str:
+        return value
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value))
+
+
 def _trusted(text: str) -> Markup:
-    """Text of dlbench's own making, or escaped by its maker: autoescaping lets it pass."""
+    """Returns text that dlbench made itself, or that its maker escaped, as mark-up that autoescaping leaves alone."""
     return Markup(text)  # noqa: S704  # the one place; every caller says why
 
 
 def _script(source: str) -> Markup:
-    """A script as it stands between its tags: nothing in it can end the element early."""
+    """Returns a script that can stand between script tags: nothing in it can end the element early."""
     return _trusted(re.sub(r"<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE))
 
 

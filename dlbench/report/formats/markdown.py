@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dlbench.report.document import Card, Document, Section
 from dlbench.report.table import Sheet
 from dlbench.report.wording import harmless
+from dlbench.units import counted
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 _LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
@@ -16,20 +17,22 @@ MAX_LEVEL = 6
 
 
 def escape(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
+    """Returns text that Markdown and HTML print as it was."""
     return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", harmless(text)))
 
 
 def to_markdown(document: Document) -> str:
-    """The report; headings from level 1, every table."""
+    """Returns the report with every table; headings begin at level 1."""
     return "\n".join(_lines(document)).rstrip() + "\n"
 
 
 def _lines(document: Document) -> Iterator[str]:
     yield f"# {escape(document.title)}"
     yield ""
-    newest = (f"Newest run finished {document.as_of}.",) if document.as_of else ()
-    yield escape(" ".join((*newest, *document.meta, f"Made by dlbench {document.dlbench_version}.")))
+    meta = [*document.meta, f"Made by dlbench {document.dlbench_version}."]
+    if document.as_of:
+        meta.insert(0, f"Newest run finished {document.as_of}.")
+    yield escape(" ".join(meta))
     yield ""
     for notice in document.notices:
         yield f"**{escape(notice)}**"
@@ -45,42 +48,49 @@ def _section(section: Section, level: int) -> Iterator[str]:
     if section.facts and section.are_methods:
         yield from _items(f"{name}. {text}" for name, text in section.facts)
     elif section.facts:
-        yield from _paragraphs(("; ".join(f"{name}: {text}" for name, text in section.facts) + ".",))
+        facts = "; ".join(f"{name}: {text}" for name, text in section.facts)
+        yield from _paragraphs((f"{facts}.",))
     if section.marks:
         for mark in section.marks:
-            yield f"- **{mark.label}:** {escape(mark.text)}" if mark.label else f"- {escape(mark.text)}"
+            label = f"**{mark.label}:** " if mark.label else ""
+            yield f"- {label}{escape(mark.text)}"
         yield ""
     yield from _paragraphs(section.words)
-    yield from (line for card in section.cards for line in _card(card))
     if section.cards:
+        yield from map(_card, section.cards)
         yield ""
-    captions = {sheet.caption for sheet in section.sheets}
-    if section.caption and section.caption not in captions:
+    if section.caption and all(sheet.caption != section.caption for sheet in section.sheets):
         yield f"*{escape(section.caption)}*"
         yield ""
     for sheet in section.sheets:
         yield from _sheet(sheet, level + 1)
     yield from _paragraphs(section.notes)
-    yield from (f"    {line}" for line in (*section.log, *([""] if section.log else [])))
+    if section.log:
+        yield from (f"    {line}" for line in section.log)
+        yield "    "
     for inner in section.sections:
         yield from _section(inner, level + 1)
     if section.missing:
         yield f"{'#' * min(level + 1, MAX_LEVEL)} {section.missing_title}"
         yield ""
-        yield from _items(f"{one.title}: {one.text}" for one in section.missing)
+        yield from _items(f"{missing.title}: {missing.text}" for missing in section.missing)
 
 
-def _card(card: Card) -> Iterator[str]:
+def _card(card: Card) -> str:
     number = f"{card.big} {' '.join(card.small)}"
     if card.facts:
-        rating = (card.rating.text,) if card.rating else ()
-        count = len(card.warnings)
-        warnings = (f"{count} warning{'s' * (count > 1)}",) if count else ()
-        said = (number, *rating, *(f"{name.lower()}: {text}" for name, text in card.facts), *warnings)
-        text = f"**{escape(card.title)}:** {escape('; '.join(said))}."
+        parts = [number]
+        if card.rating:
+            parts.append(card.rating.text)
+        parts += [f"{name.lower()}: {text}" for name, text in card.facts]
+        if card.warnings:
+            parts.append(counted(len(card.warnings), "warning"))
+        text = f"**{escape(card.title)}:** {escape('; '.join(parts))}."
     else:
         text = " ".join(map(escape, card.words)) or escape(f"{card.title}: {number}")
-    yield f"- {text}" + (f" **Next:** {escape(card.next_step)}" if card.next_step else "")
+    if card.next_step:
+        text += f" **Next:** {escape(card.next_step)}"
+    return f"- {text}"
 
 
 def _sheet(sheet: Sheet[object], level: int) -> Iterator[str]:
@@ -101,7 +111,8 @@ def _sheet(sheet: Sheet[object], level: int) -> Iterator[str]:
 
 def _paragraphs(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from (escape(text), "")
+        yield escape(text)
+        yield ""
 
 
 def _items(texts: Iterable[str]) -> Iterator[str]:

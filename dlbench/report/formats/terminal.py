@@ -1,20 +1,22 @@
 """A report for the terminal, plain or in colours. Fits 80 columns.
 
-The brief form prints of each section what it marks as brief, and of a group its answers alone, on one screen; the full
-form prints all words and tables.
+The brief form prints of each section what it marks as brief, and of a group its answers alone, on one screen. The full
+form prints all words and the tables that a page shows unfolded; its last lines name the other tables.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.report.document import Document, Mark, Section
-from dlbench.report.table import TextTable
+from dlbench.report.table import Sheet, TextRow, TextTable
 from dlbench.report.wording import DASH, harmless
+from dlbench.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +27,12 @@ SCREEN = 38  # Lines of a group in the brief form: with the prompt they fill a s
 MAX_MARKS = 3  # Warnings and notes of a group that the brief form prints; it counts the others.
 MARK_LINES = 2
 
+MAX_METHODS = 5  # Definitions that the full form prints, the first sentence of each.
+MAX_MISSING = 4  # Subjects that a whole report lacks up to which the full form says what would produce each.
+MAX_PARTS = 2  # Tables below each other that a wide table of evidence may take in the full form.
+MAX_LOOKED_UP = 20  # Rows of an appendix' table in the full form.
 LONG_CELL = 24  # Characters to which cells are shortened before columns are left out.
+NARROWEST = 14  # Characters to which a column is wrapped before rows are printed as names and values.
 _TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
 """Rows of a table and marks, tried in this order until a group fits a screen."""
 
@@ -47,13 +54,19 @@ class Block:
         object.__setattr__(self, "lines", tuple(map(harmless, self.lines)))
 
 
+_BLANK = Block(("",))
+
+
 def to_text(document: Document, *, full: bool = False) -> str:
-    """Plain lines of at most `WIDTH` columns (a single longer word stays whole)."""
-    return "\n".join(line for block in _blocks(document, WIDTH, full) for line in block.lines).rstrip() + "\n"
+    """Returns plain lines of at most `WIDTH` columns (a single longer word is not broken)."""
+    lines: list[str] = []
+    for block in _blocks(document, WIDTH, full):
+        lines += block.lines
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def show(document: Document, console: Console, *, full: bool = False) -> None:
-    """The same lines on a terminal, in colours; no markup is read from any text."""
+    """Prints the same lines on a terminal, in colours; no markup is read from any text."""
     from rich.text import Text
 
     for block in _blocks(document, min(console.width, WIDEST), full):
@@ -62,135 +75,269 @@ def show(document: Document, console: Console, *, full: bool = False) -> None:
 
 def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
     yield Block(tuple(_wrapped(document.title, width)), "title")
-    for text in document.meta if full else ():
-        yield Block(tuple(_wrapped(text, width)))
+    if full:
+        yield from _sentences(document.meta, width)
     for text in document.notices:
         yield Block(tuple(_wrapped(text, width)), "notice")
     for section in document.sections:
         if section.is_group and not full:
-            found = _screen(section, width)
+            blocks = _screen(section, width)
         else:
-            found = list(_section(section, width, full, is_outer=True))
-        if found:
-            yield Block(("",))
-            yield from found
-    inner = [one for group in document.sections if group.is_group for one in group.sections]
-    if not full and any(one.level != "answer" or one.sections for one in inner):
-        yield Block(("", *_wrapped("All evidence: the same command with --full.", width)))
+            blocks = list(_section(section, width, full, is_outer=True))
+        if blocks:
+            yield _BLANK
+            yield from blocks
+    if full:
+        yield from _further_tables(document, width)
+    elif _has_evidence(document):
+        yield _BLANK
+        yield from _sentences(["All evidence: the same command with --full."], width)
+
+
+def _has_evidence(document: Document) -> bool:
+    """Whether the full form has more sections of a group than the brief form."""
+    for group in document.sections:
+        if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
+            return True
+    return False
+
+
+def _further_tables(document: Document, width: int) -> Iterator[Block]:
+    """Names the tables that only the page and the CSV files hold, or hold with more columns and rows."""
+    names: dict[str, None] = {}
+    for section, _ in document.walk():
+        for sheet in section.sheets:
+            if sheet.to_display().rows and (_is_left_out(sheet) or _is_shortened(section, sheet, width)):
+                title = sheet.title
+                if sheet.names:
+                    title = f"{title} ({sheet.name})"
+                names[title] = None
+    if not names:
+        return
+    yield _BLANK
+    command = document.command
+    yield from _sentences(
+        [
+            f"Not printed here, or not whole: {'; '.join(names)}.",
+            f"`{command} -o report.html` has all tables; `{command} --format csv --table NAME` writes one in brackets.",
+        ],
+        width,
+    )
+
+
+def _is_left_out(sheet: Sheet[Any]) -> bool:
+    """Whether the full form leaves a table to other formats: a page folds it, or draws it."""
+    return (sheet.is_folded or sheet.is_drawn) and not sheet.in_terminal
+
+
+def _is_whole(section: Section, sheet: Sheet[Any]) -> bool:
+    """Whether the full form prints a whole table: CSV lacks it, or its columns are what it compares."""
+    is_pivot = sheet.pivot is not None and section.level != "appendix"
+    return section.level == "answer" or is_pivot or not sheet.names
+
+
+def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
+    """Whether the full form does not print all columns or rows of a table."""
+    if _is_whole(section, sheet):
+        return False
+    table = sheet.to_display()
+    if section.level == "evidence":
+        return _last_column(table, width) < len(table.header)
+    return len(table.header) > 2
 
 
 def _screen(group: Section, width: int) -> list[Block]:
-    """A group in the brief form: label, conditions, finding, answers, warnings, the next step."""
-    heading = Block(tuple(_wrapped(group.title, width)), "heading")
-    found: list[Block] = []
+    """Returns a group in the brief form: label, conditions, finding, answers, warnings, the next step."""
+    blocks: list[Block] = []
     for max_rows, max_marks in _TRIMMED:
-        found = [
-            heading,
-            *_brief(group, width, max_rows),
-            *(
-                block
-                for section in group.sections
-                if section.level == "answer"
-                for block in _brief(section, width, max_rows)
-            ),
-            *_marks(group, width, max_marks),
-            *_sentences([f"Next: {group.next_step}"] if group.next_step else [], width),
-        ]
-        if sum(len(block.lines) for block in found) <= SCREEN:
+        blocks = [Block(tuple(_wrapped(group.title, width)), "heading"), *_brief(group, width, max_rows)]
+        for section in group.sections:
+            if section.level == "answer":
+                blocks += _brief(section, width, max_rows)
+        blocks += _marks(group, width, max_marks)
+        if group.next_step:
+            blocks += _sentences([f"Next: {group.next_step}"], width)
+        if sum(len(block.lines) for block in blocks) <= SCREEN:
             break
-    return found
+    return blocks
 
 
-def _marks(group: Section, width: int, most: int) -> Iterator[Block]:
-    """The first marks of a group and of its answers, serious ones first, and how many more there are."""
-    answers = (section for section in group.sections if section.level == "answer")
-    marks = [*group.marks, *(mark for section in answers for mark in section.marks)]
-    marks.sort(key=lambda mark: mark.severity != "serious")
-    for mark in marks[:most]:
-        block = _mark(mark, width)
-        if len(block.lines) > MARK_LINES:
-            kept = block.lines[:MARK_LINES]
-            last = textwrap.shorten(kept[-1], width - 6, placeholder="") if len(kept[-1]) > width - 4 else kept[-1]
-            block = Block((*kept[:-1], f"  {last.strip()} ..."), block.style)
-        yield block
-    left = marks[most:]
-    if left:
-        warnings = sum(mark.severity == "serious" for mark in left)
-        notes = len(left) - warnings
-        counts = [f"{n} more {word}{'s' * (n > 1)}" for n, word in ((warnings, "warning"), (notes, "note")) if n]
+def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
+    """Yields the first marks of a group and of its answers, serious ones first, and counts the others."""
+    marks = list(group.marks)
+    for section in group.sections:
+        if section.level == "answer":
+            marks += section.marks
+    serious = [mark for mark in marks if mark.severity == "serious"]
+    marks = [*serious, *(mark for mark in marks if mark.severity != "serious")]
+    for mark in marks[:max_marks]:
+        yield _shortened_mark(mark, width)
+    num_hidden = len(marks[max_marks:])
+    if num_hidden:
+        num_warnings = len(serious[max_marks:])
+        counts = []
+        if num_warnings:
+            counts.append(counted(num_warnings, "more warning"))
+        if num_hidden > num_warnings:
+            counts.append(counted(num_hidden - num_warnings, "more note"))
         yield Block((f"... and {' and '.join(counts)}",))
 
 
+def _shortened_mark(mark: Mark, width: int) -> Block:
+    block = _mark(mark, width)
+    if len(block.lines) <= MARK_LINES:
+        return block
+    *first_lines, last = block.lines[:MARK_LINES]
+    if len(last) > width - 4:
+        last = textwrap.shorten(last, width - 6, placeholder="")
+    return Block((*first_lines, f"  {last.strip()} ..."), block.style)
+
+
 def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Iterator[Block]:
-    inner = [block for one in section.sections for block in _section(one, width, full, is_outer=False)]
+    inner: list[Block] = []
+    for inner_section in section.sections:
+        inner += _section(inner_section, width, full, is_outer=False)
     marks = [_mark(mark, width) for mark in section.marks]
-    content = list(_full(section, width) if full else _brief(section, width))
-    if not full and section.headline and any(sheet.in_terminal for sheet in section.sheets):
-        content = [*_sentences([section.headline], width), *content]
-    own = [*content, *inner, *([Block(("",))] if full and marks and inner else []), *marks]
-    if full and section.missing:
-        texts = [f"{section.missing_title}:", *(f"- {one.title}: {one.text}" for one in section.missing)]
-        own.append(Block(("", *(line for text in texts for line in _wrapped(text, width)))))
-    if not own:
+    if full:
+        blocks = [*_full(section, width), *inner]
+        if marks and inner:
+            blocks.append(_BLANK)
+        blocks += marks
+        blocks += _missing(section, width)
+    else:
+        blocks = []
+        if section.headline and any(sheet.in_terminal for sheet in section.sheets):
+            blocks += _sentences([section.headline], width)
+        blocks += [*_brief(section, width), *inner, *marks]
+    if not blocks:
         return
-    if is_outer or full:
-        yield Block(("",) * (not is_outer) + tuple(_wrapped(section.title, width)), "heading")
-    yield from own
+    if full and not is_outer:
+        yield Block(("", *_wrapped(section.title, width)), "heading")
+    elif full or is_outer:
+        yield Block(tuple(_wrapped(section.title, width)), "heading")
+    yield from blocks
+
+
+def _missing(section: Section, width: int) -> Iterator[Block]:
+    """Yields what is not measured and what would measure it; of a whole report with many subjects these alone."""
+    if not section.missing:
+        return
+    if section.level == "appendix" and len(section.missing) > MAX_MISSING:
+        titles = "; ".join(missing.title for missing in section.missing)
+        yield from _sentences([f"{titles}. The HTML page and Markdown say what would produce each."], width)
+        return
+    yield _BLANK
+    yield from _sentences([f"{section.missing_title}:"], width)
+    yield from _sentences([f"- {missing.title}: {missing.text}" for missing in section.missing], width)
 
 
 def _full(section: Section, width: int) -> Iterator[Block]:
-    """All words and tables of a section by itself, the finding first."""
-    yield from _sentences([section.headline] if section.headline else [], width)
+    """Yields all words and tables of a section without its inner ones, the finding first."""
+    if section.headline:
+        yield from _sentences([section.headline], width)
     yield from _sentences(section.about, width)
-    if section.facts:
+    if section.are_methods:
+        yield from _methods(section, width)
+    elif section.facts and section.is_group:
+        yield from _sentences(["; ".join(f"{name}: {text}" for name, text in section.facts) + "."], width)
+    elif section.facts:
         yield Block(tuple(_named(section.facts, width)))
     yield from _sentences(section.words, width)
-    for sheet in section.sheets:
-        table = sheet.to_display()
-        if table.rows:
-            title = _wrapped(sheet.title, width) if sheet.title != section.title else []
-            yield Block(("", *title, *whole(table, width), *_wrapped(sheet.caption, width)))
+    sheets = [sheet for sheet in section.sheets if not _is_left_out(sheet)]
+    for sheet in sheets:
+        if sheet.to_display().rows:
+            lines = [""]
+            if len(sheets) > 1 and sheet.title != section.title:
+                lines += _wrapped(sheet.title, width)
+            lines += _full_table(section, sheet, width)
+            yield Block((*lines, *_wrapped(sheet.caption, width)))
     if section.notes:
-        yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
+        yield _BLANK
+        yield from _sentences([f"- {text}" for text in section.notes], width)
     if section.log:
         yield Block(("", *section.log))
 
 
-def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Block]:
-    """What a section marks as brief: words under tables of at most `most` rows, those of a group above them."""
-    tables = list(_brief_tables(section, width, most))
-    says = section.brief
-    if says is None:
-        says = section.words if tables else ()
+def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
+    table = sheet.to_display()
+    if _is_whole(section, sheet):
+        return whole_table(table, width)
+    if section.level == "evidence":
+        end = _last_column(table, width)
+        return whole_table(TextTable(table.header[:end], tuple(TextRow(row.cells[:end]) for row in table.rows)), width)
+    if len(table.header) == 2:
+        return _wrapped("; ".join(f"{row.cells[0]}: {row.cells[1]}" for row in table.rows) + ".", width)
+    rows = table.rows[:MAX_LOOKED_UP]
+    texts = [table.header, *(tuple(map(str, row.cells)) for row in rows)]
+    while _width(texts) > width and len(texts[0]) > 1:
+        texts = [row[:-1] for row in texts]
+    lines = aligned(texts)
+    if len(rows) < len(table.rows):
+        lines.append(f"... and {counted(len(table.rows) - len(rows), 'more row')}")
+    return lines
+
+
+def _last_column(table: TextTable, width: int) -> int:
+    """Returns the end of the columns of evidence that are printed: those of the first `MAX_PARTS` parts of a table."""
+    ranges = _column_ranges(_widths(_texts(table, len(table.header))), width)
+    _, end = ranges[:MAX_PARTS][-1]
+    return end
+
+
+def _methods(section: Section, width: int) -> Iterator[Block]:
+    """Yields the first sentences of the first definitions, and where all of them are."""
+    for name, text in section.facts[:MAX_METHODS]:
+        first_sentence = re.split(r"(?<=\w\w\.) (?=[A-Z])", text, maxsplit=1)[0]
+        yield from _sentences([f"- {name}: {first_sentence}"], width)
+    num_others = len(section.facts[MAX_METHODS:])
+    text = f"{section.docs_page} and the HTML page have the whole definitions"
+    if num_others > 0:
+        text += f", and {num_others} more"
+    yield from _sentences([f"{text}."], width)
+
+
+def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
+    """Yields what a section marks as brief: words under tables of at most `max_rows` rows; in a group, above them."""
+    tables = list(_brief_tables(section, width, max_rows))
+    texts = section.brief
+    if texts is None and tables:
+        texts = section.words
+    sentences = list(_sentences(texts or (), width))
     if section.is_group:
-        yield from _sentences(says, width)
+        yield from sentences
         yield from tables
     else:
         yield from tables
-        yield from _sentences(says, width)
+        yield from sentences
 
 
-def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Block]:
-    shown = [sheet for sheet in section.sheets if sheet.in_terminal]
-    for sheet in shown:
+def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterator[Block]:
+    sheets = [sheet for sheet in section.sheets if sheet.in_terminal]
+    for sheet in sheets:
         table = sheet.to_display(brief=True)
-        if table.rows:
-            title = _wrapped(sheet.title, width) if len(shown) > 1 and sheet.title != section.title else []
-            kept = TextTable(table.header, table.rows[: sheet.max_rows])
-            first = len(table.rows) - len(kept.rows)
-            trimmed = kept
-            if most is not None and len(kept.rows) > most:
-                # The first row, which others are measured against, and the last ones.
-                trimmed = TextTable(kept.header, (kept.rows[0], *kept.rows[1 - most :]))
-            between = len(kept.rows) - len(trimmed.rows)
-            lines = fitted(trimmed, width)
-            if between:
-                lines.insert(2, f"... {between} rows left out")
-            yield Block(("", *title, *lines, *([f"... and {first} more rows"] if first else [])))
+        if not table.rows:
+            continue
+        lines = [""]
+        if len(sheets) > 1 and sheet.title != section.title:
+            lines += _wrapped(sheet.title, width)
+        rows = table.rows[: sheet.max_rows]
+        num_between = 0
+        num_further = len(table.rows) - len(rows)
+        if max_rows is not None and len(rows) > max_rows:
+            # The first row, which others are measured against, and the last ones.
+            num_between = len(rows) - max_rows
+            rows = (rows[0], *rows[1 - max_rows :])
+        table_lines = fitted(TextTable(table.header, rows), width)
+        if num_between:
+            table_lines.insert(2, f"... {num_between} rows left out")
+        lines += table_lines
+        if num_further:
+            lines.append(f"... and {num_further} more rows")
+        yield Block(tuple(lines))
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Names and values, a line each; further lines of a value stand under its begin."""
+    """Returns names and values, a line each; further lines of a value are indented."""
     size = min(max((len(name) for name, _ in pairs), default=0), width // 4)
     lines = []
     for name, text in pairs:
@@ -205,69 +352,123 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 
 
 def _mark(mark: Mark, width: int) -> Block:
-    lines = _wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  ")
-    return Block(tuple(lines), "warning" if mark.severity == "serious" else "")
+    lines = tuple(_wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  "))
+    if mark.severity == "serious":
+        return Block(lines, "warning")
+    return Block(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equal length as lines of text, columns to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Returns rows of equal length as lines of text, columns aligned to the right."""
+    widths = _widths(rows)
+    return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Returns the characters of the longest cell of each column."""
+    return [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
 
 def fitted(table: TextTable, width: int) -> list[str]:
-    """A table as lines, header first; where the width does not hold all, intervals are left out, from the right.
+    """Returns a table as lines, header first; if it is too wide, intervals are left out, from the right.
 
-    Where that is not enough long cells are shortened, and then columns on the right go, until one is left: headers stay
-    whole, and every other format prints all columns.
+    If that is not enough, long cells are shortened, and then columns are dropped from the right until one is left:
+    headers stay whole, and every other format prints all columns.
     """
-    rows = _texts(table, len(table.header))
-    for kept in reversed(range(len(table.header))):
+    count = len(table.header)
+    rows = _texts(table, count)
+    for num_intervals in reversed(range(count)):
         if _width(rows) <= width:
             return aligned(rows)
-        rows = _texts(table, kept)
+        rows = _texts(table, num_intervals)
     short = rows
     for longest in (width, LONG_CELL):
-        short = [rows[0], *(tuple(shorten(cell, longest) for cell in row) for row in rows[1:])]
+        short = [rows[0]]
+        short += (tuple(shorten(cell, longest) for cell in row) for row in rows[1:])
         if _width(short) <= width:
             return aligned(short)
     while _width(short) > width and len(short[0]) > 1:
         short = [row[:-1] for row in short]
-    return aligned([tuple(shorten(cell, width) for cell in row) for row in short])
+    if len(short[0]) == 1:
+        short = [(shorten(cell, width),) for (cell,) in short]
+    return aligned(short)
 
 
-def _texts(table: TextTable, kept: int) -> list[tuple[str, ...]]:
-    """Header and cells, the first `kept` columns with their intervals."""
-    return [
-        table.header,
-        *(
-            tuple(str(cell) if place < kept else cell.text for place, cell in enumerate(row.cells))
-            for row in table.rows
-        ),
-    ]
+def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
+    """Returns header and cells, the first `num_intervals` columns with their intervals."""
+    rows = [table.header]
+    for row in table.rows:
+        texts = [str(cell) for cell in row.cells[:num_intervals]]
+        texts += [cell.text for cell in row.cells[num_intervals:]]
+        rows.append(tuple(texts))
+    return rows
 
 
-def whole(table: TextTable, width: int) -> list[str]:
-    """A table as lines of which nothing is left out.
+def whole_table(table: TextTable, width: int) -> list[str]:
+    """Returns a table as lines of which nothing is left out.
 
-    One that is too wide becomes several below each other, each with the first column; where that is not enough, each
-    row becomes names and values, without those that are missing.
+    A table that is too wide is printed with rows as columns, or as several tables below each other, each with the first
+    column, whichever takes fewer lines. If a single column does not fit next to the first one, cells are wrapped; if
+    these become too narrow, each row is printed as names and values, without missing ones.
     """
-    count = len(table.header)
-    rows = _texts(table, count)
-    if max([_width([(row[0], row[place]) for row in rows]) for place in range(1, count)], default=0) > width:
-        known = [
-            [(name, text) for name, text in zip(table.header, row, strict=True) if text != DASH] for row in rows[1:]
-        ]
-        return [line for pairs in known for line in (*_named(pairs, width), "")][:-1]
+    rows = _texts(table, len(table.header))
+    first, *others = _widths(rows)
+    if first + 2 + max(others, default=-2) > width:
+        return _wrapped_table(rows, width) or _names_and_values(rows, width)
+    split = _split_table(rows, width)
+    transposed = list(zip(*rows, strict=True))
+    if len(transposed) < len(split) and _width(transposed) <= width:
+        return aligned(transposed)
+    return split
+
+
+def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Returns a table as several below each other, each with the first column."""
     lines: list[str] = []
+    for start, end in _column_ranges(_widths(rows), width):
+        if lines:
+            lines.append("")
+        lines += aligned([(row[0], *row[start:end]) for row in rows])
+    return lines
+
+
+def _column_ranges(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Returns first and end of the columns that fit next to the first one, for each table of a split one."""
+    ranges = []
     start = 1
-    while start < count or not lines:
-        end = start + 1
-        while end < count and _width([(row[0], *row[start : end + 1]) for row in rows]) <= width:
-            end += 1
-        lines += [*([""] if lines else []), *aligned([(row[0], *row[start:end]) for row in rows])]
-        start = end
+    used = widths[0]
+    for index, size in enumerate(widths[1:], 1):
+        if index > start and used + 2 + size > width:
+            ranges.append((start, index))
+            start, used = index, widths[0]
+        used += 2 + size
+    return [*ranges, (start, len(widths))]
+
+
+def _wrapped_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Returns a table whose widest columns are wrapped, aligned to the left; empty if they would be too narrow."""
+    widths = _widths(rows)
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        widths[widest] -= 1
+        if widths[widest] < NARROWEST:
+            return []
+    lines = []
+    for row in rows:
+        cells = [_wrap(text, size) for text, size in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            parts = ["".join(cell[number : number + 1]).ljust(size) for cell, size in zip(cells, widths, strict=True)]
+            lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def _names_and_values(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    header, *value_rows = rows
+    lines: list[str] = []
+    for row in value_rows:
+        if lines:
+            lines.append("")
+        lines += _named([(name, text) for name, text in zip(header, row, strict=True) if text != DASH], width)
     return lines
 
 
@@ -276,10 +477,14 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, cut where it is longer than a column may be."""
-    return text if len(text) <= width else text[: width - 3] + "..."
+    """Returns the text, cut if it is longer than a column may be."""
+    if len(text) <= width:
+        return text
+    return text[: width - 3] + "..."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines; those of a list item stand under its text."""
-    return _wrap(text, width, subsequent_indent="  " if text[:2] in _SIGNS.values() else "")
+    """Returns lines; further lines of a list item are indented."""
+    if text[:2] in _SIGNS.values():
+        return _wrap(text, width, subsequent_indent="  ")
+    return _wrap(text, width)

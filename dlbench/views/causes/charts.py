@@ -1,4 +1,4 @@
-"""The lost percent in charts: a waterfall of the largest rank count, and lost points over all of them."""
+"""Charts of lost efficiency: a waterfall of the largest rank count, and lost points of all rank counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlbench.views.causes.tables import lost_sheet
 from dlbench.views.model import ReportGroup
 from dlbench.views.view import place_of
 
-CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's colour; the others go with them.
+CAUSE_COLOURS = {  # A cause that is also a phase of the step has that phase's colour.
     "exchange": PART_COLOURS["exchange"],
     "straggler": "#a83271",
     "gather": "#332288",
@@ -30,30 +30,30 @@ CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's col
 }
 
 _IDEAL, _MEASURED = "#676d76", "#1769ab"
-"""Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
+"""Colours of whole bars: dark enough for white words in both colour schemes, which do not change these two."""
 
-_ROW = 42  # Of a waterfall: a name and the bar below it, pixels.
-_ALONE = 1060  # Plot width of a waterfall with no chart next to it, pixels: as wide as a page of 1400.
+_ROW = 42  # Height of a row of a waterfall, a name and the bar below it, pixels.
+_ALONE = 1060  # Plot width of a waterfall without a chart next to it, pixels: as wide as a page of 1400.
 _STILL = 350  # Plot width of a waterfall without scripts, pixels: a telephone's.
-_ROOM_FOR_WORDS = 45.0  # Percent: where a bar and its interval begin further left, its words stand at its right end.
+_ROOM_FOR_WORDS = 45.0  # Percent: the words of a bar that begins further left, with its interval, are at its right end.
 
 
 def account_charts(group: ReportGroup, points: tuple[CausePoint, ...]) -> list[Chart]:
-    """The waterfall of the largest rank count, and where there are more, lost points over all of them."""
-    found = points[1:]
-    if not found:
+    """Returns the waterfall of the largest rank count, and if there are more, lost points of all of them."""
+    _, *compared = points
+    if not compared:
         return []
-    if len(found) == 1:
-        return [_waterfall(group, found[0], width=_ALONE)]
-    return [_waterfall(group, found[-1], width=WIDE), _by_point(group, found)]
+    if len(compared) == 1:
+        return [_waterfall(group, compared[0], width=_ALONE)]
+    return [_waterfall(group, compared[-1], width=WIDE), _by_point(group, compared)]
 
 
 def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
     # Losses, the largest first, then gains, the largest last; nothing that is printed as 0.0.
-    shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
-    drawn = sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
-    rows = _stairs(point, drawn)
-    words = ", ".join(f"{CAUSE_TITLES[one.name]} {lost_text(one.lost)}" for one in drawn) or "nothing"
+    shares = [share for share in point.causes if share.is_measured and round(100 * share.lost.value, 1)]
+    shares.sort(key=lambda share: (share.lost.value < 0, -abs(share.lost.value)))
+    rows = _stairs(point, shares)
+    words = ", ".join(f"{CAUSE_TITLES[share.name]} {lost_text(share.lost)}" for share in shares) or "nothing"
     return finish(
         alt.layer(*_waterfall_layers(rows)),
         group,
@@ -67,43 +67,52 @@ def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
     )
 
 
-def _stairs(point: CausePoint, drawn: Sequence[CauseShare]) -> Rows:
-    """Bars from 100 % down to the efficiency, and up where something is gained; all ends in percent."""
-    rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, "100 %", "100 %", None)]
+def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
+    """Returns bars from 100 % down to the efficiency, and up for gains; all ends in percent."""
+    rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, ("100 %", "100 %"), None)]
     level = 100.0
-    for one in drawn:
-        lost = 100 * one.lost.value
+    for share in shares:
+        lost = 100 * share.lost.value
         ends = None
-        if one.lost.low is not None and one.lost.high is not None:
-            ends = level - 100 * one.lost.high, level - 100 * one.lost.low
-        label = f"{'-' if lost > 0 else '+'}{lost_value(one.lost).removeprefix('-').removesuffix(' points')}"
-        colour, shown = CAUSE_COLOURS[one.name], lost_text(one.lost)
-        rows.append(_bar(CAUSE_TITLES[one.name], level, level - lost, colour, label, shown, ends))
+        if share.lost.low is not None and share.lost.high is not None:
+            ends = level - 100 * share.lost.high, level - 100 * share.lost.low
+        sign = "-" if lost > 0 else "+"
+        label = sign + lost_value(share.lost).removeprefix("-").removesuffix(" points")
+        colour, texts = CAUSE_COLOURS[share.name], (label, lost_text(share.lost))
+        rows.append(_bar(CAUSE_TITLES[share.name], level, level - lost, colour, texts, ends))
         level -= lost
     efficiency = point.efficiency
-    ends = None if efficiency.low is None or efficiency.high is None else (100 * efficiency.low, 100 * efficiency.high)
-    label, shown = value_text(efficiency), figure_text(efficiency)
-    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, label, shown, ends)]
+    ends = None
+    if efficiency.low is not None and efficiency.high is not None:
+        ends = 100 * efficiency.low, 100 * efficiency.high
+    texts = value_text(efficiency), figure_text(efficiency)
+    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, texts, ends)]
 
 
 def _bar(
-    name: str, start: float, end: float, colour: str, label: str, shown: str, ends: tuple[float, float] | None
+    name: str, start: float, end: float, colour: str, texts: tuple[str, str], ends: tuple[float, float] | None
 ) -> dict[str, Any]:
+    """Returns a bar; `texts` are its label and its tooltip, `ends` those of its interval."""
     low, high = sorted((start, end))
-    reach = (low, high) if ends is None else (min(low, ends[0]), max(high, ends[1]))
-    at, side = (reach[1], "right") if reach[0] < _ROOM_FOR_WORDS else (reach[0], "left")
+    left, right = low, high  # Of the bar with its interval.
+    if ends is not None:
+        left, right = min(low, ends[0]), max(high, ends[1])
+    label_x, side = left, "left"
     if start == 0.0:
-        at, side = 0.0, "in"
+        label_x, side = 0.0, "in"
+    elif left < _ROOM_FOR_WORDS:
+        label_x, side = right, "right"
+    label, shown = texts
     return {
         "name": name,
         "from": round(low, 2),
         "to": round(high, 2),
-        "low": None if ends is None else round(ends[0], 2),
-        "high": None if ends is None else round(ends[1], 2),
+        "low": round(ends[0], 2) if ends else None,
+        "high": round(ends[1], 2) if ends else None,
         "colour": colour,
         "label": label,
         "shown": shown,
-        "at": round(at, 2),
+        "at": round(label_x, 2),
         "side": side,
     }
 
@@ -112,7 +121,7 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
     names = [row["name"] for row in rows]
     end = max(100.0, *(row["to"] for row in rows), *(row["high"] or 0.0 for row in rows))
     start = min(0.0, *(row["low"] or 0.0 for row in rows))
-    # Names stand above their bars, which so have the whole width of a narrow window.
+    # Names are above their bars, which so have the whole width of a narrow window.
     y = alt.Y("name:N", title=None, sort=names, axis=None)
     scale = alt.Scale(domain=[start, end], nice=False)
     axis = alt.Axis(labelExpr="datum.value + ' %'", tickCount=5)
@@ -124,8 +133,9 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
     bar = base.mark_bar(height=18, yOffset=7).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)
     layers = [bar, name]
     if any(row["low"] is not None for row in rows):
-        known = base.transform_filter("isValid(datum.low)")
-        layers.append(known.mark_rule(color=INK, strokeWidth=1.5, yOffset=7).encode(x=alt.X("low:Q"), x2="high:Q"))
+        with_interval = base.transform_filter("isValid(datum.low)")
+        rule = with_interval.mark_rule(color=INK, strokeWidth=1.5, yOffset=7)
+        layers.append(rule.encode(x=alt.X("low:Q"), x2="high:Q"))
     sides: tuple[tuple[str, Any, int, str], ...] = (
         ("in", "left", 6, "#ffffff"),
         ("left", "right", -5, INK),
@@ -139,26 +149,20 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
 
 
 def _by_point(group: ReportGroup, points: Sequence[CausePoint]) -> Chart:
-    rows: Rows = [
-        {
-            "place": place_of(point),
-            "part": CAUSE_TITLES[share.name],
-            "order": order,
-            "value": short(share.lost.value * 100),
-            "shown": lost_text(share.lost),
-        }
-        for point in points
-        for order, share in enumerate(point.causes)
-        if share.is_measured and short(share.lost.value * 100)
-    ]
-    places = [place_of(point) for point in points]
+    rows: Rows = []
+    marks: Rows = []
+    for point in points:
+        place = place_of(point)
+        marks.append({"place": place, "value": short(point.whole.lost.value * 100)})
+        for order, share in enumerate(point.causes):
+            value = short(share.lost.value * 100)
+            if share.is_measured and value:
+                part, text = CAUSE_TITLES[share.name], lost_text(share.lost)
+                rows.append({"place": place, "part": part, "order": order, "value": value, "shown": text})
+    places = [row["place"] for row in marks]
     axis = Axis("points of efficiency lost; gained left of 0")
-    series = Series("part", {one: CAUSE_COLOURS[cause] for cause, one in CAUSE_TITLES.items()})
+    series = Series("part", {title: CAUSE_COLOURS[cause] for cause, title in CAUSE_TITLES.items()})
     bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": "causes"}, names=places)
-    marks: Rows = [
-        {"place": place, "value": short(point.whole.lost.value * 100)}
-        for place, point in zip(places, points, strict=True)
-    ]
     ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
     zero = alt.Chart(alt.InlineData(values=[{"value": 0}])).mark_rule(color=MUTED)
     ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=places), tooltip=tooltips({"value:Q": "tick"}))

@@ -1,6 +1,6 @@
-"""The one account of the lost percent: what is lost to which part, who was waited for, how sure that is, what to try.
+"""The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, and experiments.
 
-Everything that a report says of lost points, in tables, charts and sentences, is read from here.
+All tables, charts and sentences on lost points are made of these figures.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,9 +29,9 @@ from dlbench.stats.verdict_words import CAUSE
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, CauseShare, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
-BOUND_SHARE = 1 / 3  # Share of all that is lost from which on a step is called bound by a cause.
+BOUND_SHARE = 1 / 3  # Share of the whole loss from which a step is called bound by a cause.
 
-LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: of three equal ones, one report in ten names one.
+LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: with three equal ones, one report in ten names one.
 _PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
 MOST_NAMED = 3  # Causes that are named in a line.
 
@@ -51,50 +51,50 @@ _LATE_TITLES = {
 class Diagnosis:
     """The diagnosis of a point."""
 
-    line: str  # In one sentence, without the place and the last full stop.
-    next: str  # What to do next, likewise; empty where nothing suggests itself.
+    line: str  # The diagnosis in one sentence, without the place and the last full stop.
+    next: str  # What to do next, in a sentence without the full stop; empty if there is no suggestion.
     finding: Finding
-    """`found`: the part that loses most stands out of the noise of enough runs, all causes counted. `partial`: only
-    smaller parts stand out. `likely`: of four runs, every one lost, and to this cause, and a t test of the whole finds
-    a loss. Otherwise why no cause is named."""
+    """`found`: the part that loses most exceeds the noise of enough runs, all causes counted. `partial`: only smaller
+    parts do. `likely`: each of four runs lost, and to this cause, and a t test of the whole finds a loss. Otherwise why
+    no cause is named."""
     name: str  # network-bound, input-bound, ...; empty unless found or likely, and `BOUND_SHARE` of the loss or more.
     cause: str
-    """The cause that costs most; where only smaller ones are certain, the largest of these. At the baseline, the cause
-    that takes most of the step apart from computing. Empty where none costs anything worth explaining."""
-    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, no forecast.
+    """The cause that costs most; if only smaller ones are certain, the largest of these. At the baseline, the cause
+    that takes most of the step besides computing. Empty if none costs anything worth explaining."""
+    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, not a forecast.
     experiments: tuple[Experiment, ...]  # In order; empty unless found or likely.
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
-    """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
+    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups.
 
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points`: the causes of
-    each rank count of a group that were measured, the baseline's too; `num_groups`: groups of the report with several
-    rank counts. By cause for each point; nothing of the baseline, and of causes that took no time anywhere.
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %. Without values for the
+    baseline, and for causes that took no time anywhere.
+
+    Args:
+        points: The measured causes of each rank count of a group, the baseline's too.
+        num_groups: Groups of the report with several rank counts.
     """
-    tested = [
-        (place, part.name, part.p)
-        for place, parts in enumerate(points)
-        for part in parts
-        if part.p is not None and (part.seconds.value or part.ideal_seconds)
-    ]
-    found: list[dict[str, float]] = [{} for _ in points]
-    for (place, name, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):
-        found[place][name] = min(1.0, num_groups * adjusted)
-    return found
+    tested = []
+    for index, parts in enumerate(points):
+        tested += [(index, part) for part in parts if part.p is not None and (part.seconds.value or part.ideal_seconds)]
+    p_values = holm([part.p for _, part in tested if part.p is not None])
+    adjusted: list[dict[str, float]] = [{} for _ in points]
+    for (index, part), p_value in zip(tested, p_values, strict=True):
+        adjusted[index][part.name] = min(1.0, num_groups * p_value)
+    return adjusted
 
 
 def stands_out(part: Part, adjusted: float) -> bool:
-    """Whether a cause loses something for certain: after the correction (`adjusted_p`), and by its own interval."""
+    """Returns whether a cause loses something for certain: after the correction (`adjusted_p`), and by its interval."""
     return judge(part.lost, 0.0, adjusted_p=adjusted, higher_is_worse=True).outcome == "worse"
 
 
 def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
-    # The parts whose loss is certain, the largest first.
-    certain = [part for part in case.parts if stands_out(part, 1.0 if part.adjusted_p is None else part.adjusted_p)]
-    certain.sort(key=lambda part: -part.lost.value)
+    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
+    certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
     named = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
@@ -102,11 +102,13 @@ def diagnose(case: Case) -> Diagnosis:
     if named is not None and finding not in ("no loss", "small loss", "above ideal"):
         cause = named.name
         share = _share(case, named) if case.point.is_baseline else named.lost.value
-        bound = 1 / (1 - share) - 1 if 0 < share < 1 else None
+        if 0 < share < 1:
+            bound = 1 / (1 - share) - 1
         if finding in ("found", "likely"):
-            bound_by, tries = RULES[cause]
-            name = bound_by if named.lost.value >= BOUND_SHARE * case.whole.lost.value else ""
-            experiments = tuple(tries(case))
+            bound_by, make_experiments = RULES[cause]
+            experiments = tuple(make_experiments(case))
+            if named.lost.value >= BOUND_SHARE * case.whole.lost.value:
+                name = bound_by
     return Diagnosis(
         line=_line(case, finding, named, certain),
         next=_next_text(case, finding, named, experiments),
@@ -118,13 +120,17 @@ def diagnose(case: Case) -> Diagnosis:
     )
 
 
+def _lost_points(part: Part) -> float:
+    return part.lost.value
+
+
 def _largest(case: Case) -> Part | None:
+    """Returns the part that loses most, at the baseline the part besides computing that takes longest; None for 0."""
     if case.point.is_baseline:
-        others = [part for part in case.parts if part.name != "compute"]
-        found = max(others, key=lambda part: part.seconds.value)
-        return found if found.seconds.value > 0 else None
-    found = max(case.parts, key=lambda part: part.lost.value)
-    return found if found.lost.value > 0 else None
+        longest = max((part for part in case.parts if part.name != "compute"), key=lambda part: part.seconds.value)
+        return longest if longest.seconds.value > 0 else None
+    largest = max(case.parts, key=_lost_points)
+    return largest if largest.lost.value > 0 else None
 
 
 def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
@@ -133,7 +139,8 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
     lost = case.whole.lost
     outcome = judge(lost, WORTH_EXPLAINING, higher_is_worse=True).outcome
     if outcome == "insufficient":
-        return "likely" if largest is not None and _is_likely(case.whole, largest) else "too few runs"
+        is_likely = largest is not None and _is_likely(case.whole, largest)
+        return "likely" if is_likely else "too few runs"
     if outcome == "better":
         return "above ideal"
     if outcome == "equal":
@@ -144,7 +151,7 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
 
 
 def _is_likely(whole: Part, largest: Part) -> bool:
-    """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
+    """Returns whether each of these few runs lost, and to this part, and their mean loss exceeds their scatter."""
     lows = (whole.lost.low, largest.lost.low)
     return (
         whole.lost.units >= LIKELY_RUNS
@@ -159,18 +166,22 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
     if finding in ("too few runs", "within noise", "partial"):
         return repeat_text(case.whole.lost, judge(case.whole.lost, WORTH_EXPLAINING).units_wanted)
     if finding == "baseline":
-        # Against waiting for launches alone, which no other rank is needed to see.
+        # Only waiting for kernel launches shows without other ranks.
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
             return ""
-        return next((one.text for one in RULES["launch"][1](case)), "")
-    confirm = repeat_text(case.whole.lost) if finding == "likely" else ""
-    return "; then ".join(filter(None, (confirm, *(one.text for one in experiments[:1]))))
+        _, make_experiments = RULES["launch"]
+        return next((experiment.text for experiment in make_experiments(case)), "")
+    steps = [experiment.text for experiment in experiments[:1]]
+    if finding == "likely":
+        steps.insert(0, repeat_text(case.whole.lost))
+    return "; then ".join(steps)
 
 
 # The line
 
 
 def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
+    """Returns `Diagnosis.line`."""
     if finding == "baseline":
         text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
         if largest is None:
@@ -179,30 +190,34 @@ def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[
     if CAUSE[finding].tone == "bad":
         assert largest is not None
         return _named_line(case, largest, finding, certain)
-    lost = case.whole.lost
     if finding == "above ideal":
-        return f"{_gain(lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
+        return f"{_gain(case.whole.lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
+    if finding == "no loss" and not _gained(case):
+        return "nothing is lost"
     if finding in ("no loss", "small loss"):
-        is_nothing = finding == "no loss" and not _gained(case)
-        return "nothing is lost" if is_nothing else f"no loss worth explaining ({_lost(case)})"
-    in_runs, is_loss = units_text(lost), lost.value >= 0
-    amount = f"loss of {lost_text(lost)}" if is_loss else f"gain of {_gain(lost)}"
-    if lost.low is None or lost.high is None:
-        why = f"a {amount} in single runs, which have no interval"
-    elif finding == "too few runs":
-        if lost.low <= 0 <= lost.high:
-            why = f"{in_runs} cannot distinguish the {amount} from noise"
-        else:
-            why = f"a {amount} in {in_runs}, too few to say what from"
-    elif lost.low > 0:
-        why = f"{_lost(case)} for certain, but no single part of it is certain in {in_runs}"
-    elif lost.high < 0:
-        why = f"whether the {amount} is of {percent(WORTH_EXPLAINING, 0)} or more is undecided"
-    else:
-        why = f"the {amount} is within the noise of {in_runs}"
+        return f"no loss worth explaining ({_lost(case)})"
+    why = _undecided_text(case, finding)
     if largest is None:
         return why
     return f"{why}; the largest part is {CAUSE_TITLES[largest.name]}, {lost_value(largest.lost)}{_late(case, largest)}"
+
+
+def _undecided_text(case: Case, finding: Finding) -> str:
+    """Returns why no cause of a loss is named."""
+    lost = case.whole.lost
+    in_runs = units_text(lost)
+    amount = f"loss of {lost_text(lost)}" if lost.value >= 0 else f"gain of {_gain(lost)}"
+    if lost.low is None or lost.high is None:
+        return f"a {amount} in single runs, which have no interval"
+    if finding == "too few runs":
+        if lost.low <= 0 <= lost.high:
+            return f"{in_runs} cannot distinguish the {amount} from noise"
+        return f"a {amount} in {in_runs}, too few to find its causes"
+    if lost.low > 0:
+        return f"{_lost(case)} for certain, but no single part of it is certain in {in_runs}"
+    if lost.high < 0:
+        return f"whether the {amount} is of {percent(WORTH_EXPLAINING, 0)} or more is undecided"
+    return f"the {amount} is within the noise of {in_runs}"
 
 
 def _share(case: Case, part: Part) -> float:
@@ -214,29 +229,31 @@ def _gain(lost: Estimate) -> str:
 
 
 def _gained(case: Case) -> float:
-    """What parts gain together, where that is worth a word next to the loss, which is what the others lose less it."""
+    """Returns the gain of all parts that gain, a fraction; 0 if it is not worth mentioning next to the loss."""
     gained = -sum(part.lost.value for part in case.parts if part.lost.value < 0)
     return gained if gained >= WORTH_EXPLAINING else 0.0
 
 
 def _lost(case: Case) -> str:
-    """What is lost in all, 1 - efficiency: ``20.0 points lost``, ``4.8 points lost in all, as others gain 19.0``."""
-    gained = _gained(case)
+    """Returns 1 - efficiency: ``20.0 points lost``, ``4.8 points lost in all, as other parts gain 19.0 points``."""
     text = f"{lost_value(case.whole.lost)} lost"
-    return f"{text} in all, as other parts gain {points(gained)}" if gained else text
+    gained = _gained(case)
+    if gained:
+        text += f" in all, as other parts gain {points(gained)}"
+    return text
 
 
 def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Part]) -> str:
-    large = sorted(case.parts, key=lambda part: -part.lost.value)
-    others = [part for part in large if part is not cause and part.lost.value >= WORTH_EXPLAINING]
-    also = [part for part in others if part in certain][: MOST_NAMED - 1]
+    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
+    others = [part for part in by_loss if part is not cause and part.lost.value >= WORTH_EXPLAINING]
     late = _late(case, cause)
     if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED:
         lost = f"{late}; {_lost(case)}"
     else:
         lost = f" of {_lost(case)}{late}"
     text = f"{CAUSE[finding].in_sentence}: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}{lost}"
-    text += "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in also)
+    for part in [part for part in others if part in certain][: MOST_NAMED - 1]:
+        text += f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}"
     if finding == "likely":
         return f"{text}; only {units_text(cause.lost)}"
     doubtful = [part for part in others if part not in certain][: MOST_NAMED - 1]
@@ -247,7 +264,7 @@ def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Par
 
 
 def loss_in_brief(point: CausePoint) -> str:
-    """Returns the beginning of `Diagnosis.line` for a card, with how sure it is; empty where it names no part."""
+    """Returns the beginning of `Diagnosis.line` for a card, with its certainty; empty if it names no part."""
     verdict = point.verdict
     if point.is_baseline or not verdict.cause:
         return ""
@@ -262,19 +279,20 @@ def loss_in_brief(point: CausePoint) -> str:
 
 
 def _late(case: Case, largest: Part) -> str:
-    """For whom ranks wait, where it is mostly one, or the ranks of one host."""
+    """Returns for whom ranks wait, if it is mostly one rank, or the ranks of one host."""
     if largest.name != "straggler" or not case.hosts:
         return ""
     late = case.main_straggler
     if late is None:
         return ", for ranks in turns"
-    whose = "their" if late.rank is None else "its"
-    who = f"the ranks of {late.host}" if late.rank is None else f"rank {late.rank} on {late.host}"
+    who, whose = f"rank {late.rank} on {late.host}", "its"
+    if late.rank is None:
+        who, whose = f"the ranks of {late.host}", "their"
     return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
 def bound_text(bound: float) -> str:
-    """What it would be if all of it were gone: a limit, no forecast."""
+    """Returns the growth of the throughput if a cause took no time: a limit, not a forecast."""
     return f"at most +{percent(bound, 0)}"
 
 
@@ -282,12 +300,12 @@ def bound_text(bound: float) -> str:
 
 
 Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
-"""The causes of a point, what two of them are part of (the exchange after the backward pass), and their sum."""
+"""The causes of a point, the exchange after the backward pass (the sum of two causes), and the sum of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausePoint:
-    """One rank count of a group."""
+    """The account of a rank count of a group."""
 
     ranks: int
     nodes: int
@@ -296,12 +314,12 @@ class CausePoint:
     verdict: Diagnosis
     efficiency: Estimate  # A fraction, as in the view `scaling`.
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
-    exchange_phase: Part  # All exchange that shows: `exchange`, on the wire, and `straggler`, waiting.
+    exchange_phase: Part  # All exposed exchange: `exchange` (on the wire) and `straggler` (waiting).
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
-    waiting_hosts: tuple[Straggler, ...]  # The same by host.
+    waiting_hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
     planted: tuple[tuple[int, float], ...]
-    """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
+    """Ranks slowed on purpose, and the added seconds per step, mean over runs."""
 
     def cause(self, name: str) -> CauseShare:
         return self.causes[CAUSES.index(name)]
@@ -309,7 +327,7 @@ class CausePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchCost:
-    """What monitoring cost in the runs of a group, fractions of the step time."""
+    """The cost of monitoring in the runs of a group, fractions of the step time."""
 
     value: float  # Median over runs.
     low: float  # Least low end of any run.
@@ -324,28 +342,30 @@ class Diagnosed:
     watching: str
     fault: str  # A fault injected on purpose; empty for none.
     watch_cost: WatchCost | None
-    limits: tuple[str, ...]  # What blurs the causes of these runs, each a sentence.
+    limits: tuple[str, ...]  # Reasons why the causes of these runs are inexact, each a sentence.
     points: tuple[CausePoint, ...]  # The baseline first.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostPercent:
-    """The account of every rank count, and who was waited for."""
+    """The account of every rank count, and slow nodes."""
 
     diagnosed: Diagnosed
     nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
-        """The account of one rank and node count; None where it has none."""
-        place = point.ranks, point.nodes
-        return next((one for one in self.diagnosed.points if (one.ranks, one.nodes) == place), None)
+        """Returns the account of a rank and node count; None if it has none."""
+        for cause_point in self.diagnosed.points:
+            if (cause_point.ranks, cause_point.nodes) == (point.ranks, point.nodes):
+                return cause_point
+        return None
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
-    """Where the lost percent goes.
+    """Returns the account of a group.
 
-    None where the table was made without causes, and for runs with something taken away on purpose: a run without
-    exchange has no exchange to blame, and is read next to the plain runs.
+    None if the table was made without causes, and for runs with something taken away on purpose: a run without exchange
+    has no exchange to blame, and is compared with the plain runs.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
@@ -353,12 +373,14 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
     accounts = [_account(point, group.baseline, table) for point in group.points]
     measured = [[share for share in shares if share.is_measured] for shares, *_ in accounts]
     places = {(row["group"], row["ranks"], row["nodes"]) for row in table.figures.values()}
-    cells = Counter(group for group, *_ in places)
-    adjusted = adjusted_p(measured, sum(count > 1 for count in cells.values()))
-    own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
-    described = describe(group.sample)
-    watched = [run.record.watch for run in group.runs if run.record is not None and run.record.watch is not None]
-    costs = [watch.overhead for watch in watched if watch.overhead is not None]
+    num_points = Counter(group_id for group_id, *_ in places)
+    adjusted = adjusted_p(measured, sum(count > 1 for count in num_points.values()))
+    hosts: set[str] = set()
+    costs = []
+    for run in group.runs:
+        hosts.update(table.causes[run.plan.run_id].hosts)
+        if run.record is not None and run.record.watch is not None and run.record.watch.overhead is not None:
+            costs.append(run.record.watch.overhead)
     watch_cost = None
     if costs:
         watch_cost = WatchCost(
@@ -367,18 +389,19 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
             high=max(cost.high for cost in costs),
             num_runs=len(costs),
         )
+    points = []
+    for point, account, by_name in zip(group.points, accounts, adjusted, strict=True):
+        points.append(_point(point, account, by_name, table, history.exclude))
+    described = describe(group.sample)
     return LostPercent(
         diagnosed=Diagnosed(
             watching=described["watching"],
             fault=described["fault"],
             watch_cost=watch_cost,
-            limits=_limits(table.runs[group.points[-1].run_ids[0]]),
-            points=tuple(
-                _point(point, found, by_name, table, history.exclude)
-                for point, found, by_name in zip(group.points, accounts, adjusted, strict=True)
-            ),
+            limits=tuple(_limits(table.runs[group.points[-1].run_ids[0]])),
+            points=tuple(points),
         ),
-        nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
+        nodes=dataclasses.replace(history, hosts=tuple(node for node in history.hosts if node.host in hosts)),
     )
 
 
@@ -387,24 +410,24 @@ def _point(
 ) -> CausePoint:
     shares, exchange_phase, whole = account
     causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in shares)
-    own = [table.causes[run_id] for run_id in point.run_ids]
+    run_causes = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
-    ranks, hosts = ranking(own)
+    ranks, hosts = ranking(run_causes)
     case = Case(
         runs=runs,
         point=point,
         parts=causes,
         whole=whole,
         hosts=hosts,
-        main_straggler=main_straggler(ranks, hosts, own),
+        main_straggler=main_straggler(ranks, hosts, run_causes),
         exclude=exclude,
     )
     planted_s: dict[int, float] = {}
-    for run, run_causes in zip(runs, own, strict=True):
+    for run, run_cause in zip(runs, run_causes, strict=True):
         assert run.record is not None
         for rank in run.record.ranks:
             if rank.planted_s:
-                step_s = rank.planted_s / run_causes.steps / len(runs)
+                step_s = rank.planted_s / run_cause.steps / len(runs)
                 planted_s[rank.rank] = planted_s.get(rank.rank, 0.0) + step_s
     return CausePoint(
         ranks=point.ranks,
@@ -423,70 +446,76 @@ def _point(
 
 
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
-    own, base = ([table.causes[run_id] for run_id in one.run_ids] for one in (point, baseline))
-    both = (*own, *base)
-    # Causes of which some of these runs say nothing, and why, each reason once.
-    unknown = {
-        name: reasons
-        for name in CAUSES
-        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in both if name in one.not_measured)))
-    }
-    inputs = INPUT_PARTS if all(one.knows_readers for one in both) else WAIT_PARTS
+    run_causes = [table.causes[run_id] for run_id in point.run_ids]
+    all_causes = [*run_causes, *(table.causes[run_id] for run_id in baseline.run_ids)]
+    unmeasured: dict[str, tuple[str, ...]] = {}  # Reasons, each once, by cause that some of these runs do not report.
+    for name in CAUSES:
+        reasons = dict.fromkeys(causes.not_measured[name] for causes in all_causes if name in causes.not_measured)
+        if reasons:
+            unmeasured[name] = tuple(reasons)
+    inputs = INPUT_PARTS if all(causes.knows_readers for causes in all_causes) else WAIT_PARTS
 
-    def seconds(of: Point) -> dict[RunKey, dict[str, float]]:
-        return {table.keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in of.run_ids}
+    def seconds(run_ids: Sequence[str]) -> dict[RunKey, dict[str, float]]:
+        return {table.keys[run_id]: table.causes[run_id].seconds_without(unmeasured) for run_id in run_ids}
 
-    # Samples per rank and step of the point over those of the baseline, over the runs that the efficiency is made of.
-    samples = {run_id: row["samples"] / (row["ranks"] * row["steps"]) for run_id, row in table.figures.items()}
-    work = {table.keys[run_id]: float(samples[run_id]) for run_id in point.run_ids}
-    base_work = {table.keys[run_id]: float(samples[run_id]) for run_id in baseline.run_ids}
-    found = attribute(
-        seconds(point),
-        seconds(baseline),
-        work=ratio_estimate(work, base_work).value,
+    def samples(run_ids: Sequence[str]) -> dict[RunKey, float]:
+        """Returns samples per rank and step."""
+        rows = {table.keys[run_id]: table.figures[run_id] for run_id in run_ids}
+        return {key: float(row["samples"] / (row["ranks"] * row["steps"])) for key, row in rows.items()}
+
+    attribution = attribute(
+        seconds(point.run_ids),
+        seconds(baseline.run_ids),
+        # Over the runs that the efficiency is made of.
+        work=ratio_estimate(samples(point.run_ids), samples(baseline.run_ids)).value,
         names=CAUSES,
         more=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
         is_baseline=point.is_baseline,
     )
-    consists = {"compute": COMPUTE_PARTS, "input": inputs}
+    part_names = {"compute": COMPUTE_PARTS, "input": inputs}
 
     def share(part: Part) -> CauseShare:
         return CauseShare(
             **vars(part),
-            parts=tuple(found.more[name] for name in consists.get(part.name, ())),
-            is_measured=part.name not in unknown,
-            not_measured=unknown.get(part.name, ()),
-            notes=_notes(part.name, own),
+            parts=tuple(attribution.more[name] for name in part_names.get(part.name, ())),
+            is_measured=part.name not in unmeasured,
+            not_measured=unmeasured.get(part.name, ()),
+            notes=_notes(part.name, run_causes),
         )
 
-    # To the last bit what the efficiency is printed from.
-    lost = by_definition(0.0, len(own), "fraction") if point.is_baseline else complement(point.efficiency)
-    whole = dataclasses.replace(share(found.whole), lost=lost)
-    return tuple(map(share, found.parts)), found.more[EXCHANGE_PHASE], whole
+    # To the last bit the loss of the printed efficiency.
+    lost = complement(point.efficiency)
+    if point.is_baseline:
+        lost = by_definition(0.0, len(run_causes), "fraction")
+    whole = dataclasses.replace(share(attribution.whole), lost=lost)
+    return tuple(map(share, attribution.parts)), attribution.more[EXCHANGE_PHASE], whole
 
 
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
-    if name == "input" and any(one.knows_readers for one in runs):
+    if name == "input" and any(causes.knows_readers for causes in runs):
         return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    return tuple(dict.fromkeys(filter(None, (one.evidence.get(name) for one in runs))))
+    return tuple(dict.fromkeys(filter(None, (causes.evidence.get(name) for causes in runs))))
 
 
-def _limits(sample: Run) -> tuple[str, ...]:
-    record, found = sample.record, []
-    result = None if record is None else record.exchange
-    how = sample.plan.sync.exchange if result is None else result.exchange
-    if how == "none":
-        found.append("Nothing is exchanged: ranks drift apart and nobody waits; that is imbalance between ranks.")
-    elif how != "flat":
-        found.append(f"In exchange {how} ranks leave at different times, which blurs waiting for stragglers.")
-    if record is not None and record.clock == "cuda-events":
-        found.append("Phases are times of the training stream: what overlaps on other streams is not charged.")
-    elif record is not None and len(record.ranks) > 1:
-        shared = "what it takes from the backward pass is part of compute"
-        found.append(f"On a CPU the exchange shares the ranks' cores: {shared}.")
-    if record is not None and any(one.waits is not None for one in record.ranks):
-        even = "a rank whose computing takes longer now and then is not found"
-        found.append(f"Of collectives within passes and update only sums over the steps are known: {even}.")
-    if record is not None and record.phases == "synchronised":
-        found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")
-    return tuple(found)
+def _limits(sample: Run) -> Iterator[str]:
+    record = sample.record
+    exchange: str = sample.plan.sync.exchange
+    if record is not None and record.exchange is not None:
+        exchange = record.exchange.exchange
+    if exchange == "none":
+        yield "Nothing is exchanged: ranks drift apart and nobody waits; that is imbalance between ranks."
+    elif exchange != "flat":
+        yield f"In exchange {exchange} ranks leave at different times, which blurs waiting for stragglers."
+    if record is None:
+        return
+    if record.clock == "cuda-events":
+        yield "Phases are times of the training stream: work that overlaps on other streams is not charged."
+    elif len(record.ranks) > 1:
+        yield ("On a CPU the exchange shares the ranks' cores: its slowing of the backward pass counts as compute.")
+    if any(rank.waits is not None for rank in record.ranks):
+        yield (
+            "Of collectives within passes and update only sums over the steps are known: a rank whose computing "
+            "takes longer in some steps is not found."
+        )
+    if record.phases == "synchronised":
+        yield "Phases are synchronised: the device is waited for after each, so exchange hides less than usual."

@@ -1,4 +1,4 @@
-"""Runs trained to a quality: how many got there, how soon, and whether steps or their number made the difference.
+"""Runs trained to a quality: how many reached it, how soon, and whether steps or their number made the difference.
 
 With T the time to quality, N the samples trained until then and Thr the measured throughput of a run, 1/T splits
 into (Thr) (1/N) (N / (Thr T)), so that the speed-up against the baseline (0) is a product:
@@ -8,15 +8,16 @@ into (Thr) (1/N) (N / (Thr T)), so that the speed-up against the baseline (0) is
 Thr/Thr0 says by how much steps became faster, N0/N whether as few samples did (statistical efficiency; Keskar et al.
 2017 and Shallue et al. 2019 on larger batches), and T Thr / N is by how much a run took longer than its measured steps
 alone: evaluation, checkpoints, warm-up steps, waits. Ratios of geometric means over runs keep the product exact; those
-of medians do not. Nothing of it is given unless all runs on both sides met the target: the time of a run that did not
-is not known, and to leave it out would favour the side that fails more often.
+of medians do not. There are no factors unless all runs on both sides met the target: the time of a run that did not is
+unknown, and leaving it out would favour the side that fails more often.
 
-What large batches need is across groups. Beside it stands the law of `dlbench.views.noise`, which supposes a rate tuned
-to each batch: so of several rates the one that needed fewest samples stands for its batch.
+Large batches are compared across groups, and with the law of `dlbench.views.noise`, which assumes a rate tuned to each
+batch: of several rates the one that needed fewest samples represents its batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -49,34 +50,36 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.noise import model_noise_share, samples_over
 
 METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
-"""What the metrics of `dlbench.records.record.QualityResult` are called."""
-MOST_WARMUP = 10.0  # Times a measured step that a warm-up step may take without making a time a contradiction.
+"""Titles of the metrics of `dlbench.records.record.QualityResult`."""
+MOST_WARMUP = 10.0  # Measured steps that a warm-up step may take without making a time a contradiction.
 
 Keys = Mapping[str, RunKey]
 
 _mean = partial(of_known, mean_estimate)
 _median = partial(of_known, median_estimate)
 _typical = partial(of_known, typical_estimate)
-"""Of what has a ratio next to it, which is one of geometric means."""
+"""For figures with a ratio next to them, which is one of geometric means."""
 _Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
 def quality_of(run: Run) -> QualityResult:
-    """The quality that the record of a run to a quality holds."""
+    """Returns the quality in the record of a run to a quality."""
     assert run.record is not None
     assert run.record.quality is not None
     return run.record.quality
 
 
 def without_staging(run: Run) -> float | None:
-    """Seconds to quality outside of staging; None where the target was not met, or nothing was staged."""
+    """Returns the seconds to quality without staging; None if the target was not met, or nothing was staged."""
     assert run.record is not None
-    whole, staging = quality_of(run).time_to_quality_s, run.record.staging
-    return None if whole is None or staging is None else max(0.0, whole - staging.seconds)
+    time_s, staging = quality_of(run).time_to_quality_s, run.record.staging
+    if time_s is None or staging is None:
+        return None
+    return max(0.0, time_s - staging.seconds)
 
 
 def until_target(result: QualityResult) -> Sequence[record.Evaluation]:
-    """Evaluations up to the first that met the target; all of them where none did."""
+    """Returns the evaluations up to the first that met the target; all if none did."""
     for index, evaluation in enumerate(result.evaluations):
         if meets_target(result, evaluation):
             return result.evaluations[: index + 1]
@@ -84,47 +87,55 @@ def until_target(result: QualityResult) -> Sequence[record.Evaluation]:
 
 
 def meets_target(result: QualityResult, evaluation: record.Evaluation) -> bool:
-    """Whether an evaluation met the target of its run."""
+    """Returns whether an evaluation met the target of its run."""
     return meets(evaluation.value, result.target, higher_is_better=result.higher_is_better)
 
 
 def resolution(result: QualityResult) -> float | None:
-    """Seconds between the evaluation that met the target and the one before, or the start; None if none met it."""
-    seen = until_target(result)
-    if not (seen and meets_target(result, seen[-1])):
+    """Returns the seconds from the evaluation before (or the start) to the one that met the target; None without it."""
+    evaluations = until_target(result)
+    if not (evaluations and meets_target(result, evaluations[-1])):
         return None
-    return seen[-1].wall_s - (seen[-2].wall_s if len(seen) > 1 else 0.0)
+    if len(evaluations) == 1:
+        return evaluations[-1].wall_s
+    return evaluations[-1].wall_s - evaluations[-2].wall_s
 
 
 def account(result: QualityResult) -> tuple[float, float, float]:
-    """Seconds in all, in training steps and in evaluations, until the target or the end."""
-    seen = until_target(result)
-    if not seen:
+    """Returns the seconds in all, in training steps and in evaluations, until the target or the end."""
+    evaluations = until_target(result)
+    if not evaluations:
         return 0.0, 0.0, 0.0
-    return seen[-1].wall_s, seen[-1].train_s, sum(evaluation.eval_s for evaluation in seen)
+    last = evaluations[-1]
+    return last.wall_s, last.train_s, sum(evaluation.eval_s for evaluation in evaluations)
 
 
 def fit(run: Run, throughput: float) -> TimeVerdict | None:
-    """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
-    `throughput`: samples per second of its measured steps, all ranks together. Time that warm-up steps may have taken
-    is no contradiction where later steps fit: of a short run they are a large part.
+    """Returns whether throughput, epochs and time in training steps of a run can all be true; None if one is unknown.
+
+    `throughput` is in samples per second of its measured steps, all ranks together. Time that warm-up steps may have
+    taken is no contradiction if later steps fit: of a short run they are a large part.
     """
     assert run.record is not None
-    result, epoch = quality_of(run), run.epoch_samples
-    last = result.evaluations[-1] if result.evaluations else None
-    if last is None or not (epoch and last.epoch and last.train_s):
+    evaluations, epoch_samples = quality_of(run).evaluations, run.epoch_samples
+    if not evaluations or not (epoch_samples and evaluations[-1].epoch and evaluations[-1].train_s):
         return None
+    last = evaluations[-1]
 
     def since(step: int) -> TimeVerdict | None:
-        """Returns the verdict on what was trained from the first evaluation at that step or later to the last one."""
-        start = next((one for one in result.evaluations if one.samples >= step * run.plan.global_batch), last)
+        """Returns the verdict on the training from the first evaluation at that step or later to the last one."""
+        start_samples = step * run.plan.global_batch
+        start = next((evaluation for evaluation in evaluations if evaluation.samples >= start_samples), last)
         if last.epoch <= start.epoch or last.train_s <= start.train_s:
             return None
-        return consistency(throughput, epoch, last.epoch - start.epoch, last.train_s - start.train_s)
+        return consistency(throughput, epoch_samples, last.epoch - start.epoch, last.train_s - start.train_s)
 
     first, warmup = run.record.first_step, run.plan.measure.warmup_steps
-    # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
-    verdict = since(first) if is_resumed(run) else consistency(throughput, epoch, last.epoch, last.train_s)
+    if is_resumed(run):
+        # Steps before the checkpoint ran at another rate: only training between two evaluations of this run counts.
+        verdict = since(first)
+    else:
+        verdict = consistency(throughput, epoch_samples, last.epoch, last.train_s)
     if verdict is None or verdict.status != "unexplained":
         return verdict
     later = since(first + warmup)
@@ -135,27 +146,29 @@ def fit(run: Run, throughput: float) -> TimeVerdict | None:
 
 
 def is_resumed(run: Run) -> bool:
-    """Whether its training began from a checkpoint."""
+    """Returns whether the training began from a checkpoint."""
     return run.record is not None and bool(run.record.first_step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly."""
+    """Factors of the speed-up of the time to quality over the baseline: the other three multiply to it exactly."""
 
     speedup: Estimate = field(metadata=column())
     throughput: Estimate = field(metadata=column(name="throughput_factor"))
-    """Throughput over the baseline's: above 1, samples are worked off faster."""
+    """Throughput over the baseline's: above 1, samples are processed faster."""
     samples: Estimate = field(metadata=column(name="samples_factor"))
     """The baseline's samples to quality over those here: below 1, more samples were needed."""
     rest: Estimate = field(metadata=column(name="rest_factor"))
-    """QualityEvaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
+    """Evaluation, checkpoints, warm-up steps and waits: above 1, they take less time than at the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityPoint:
-    """All comparable runs to one quality with one rank and node count; over the runs that reached it, unless said
-    otherwise: times, samples and epochs to accuracy are geometric means, the others medians.
+    """All comparable runs to one quality with one rank and node count.
+
+    Figures are over the runs that reached the target, unless a field says otherwise: times, samples and epochs to
+    accuracy are geometric means, the others medians.
     """
 
     ranks: int
@@ -165,26 +178,26 @@ class QualityPoint:
     """Runs that ended: those with figures, and those whose sanity checks failed."""
     num_reached: int = field(metadata=column("Reached", "reached", is_brief=True))  # Valid runs that met the target.
     num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
-    num_lost: int  # Further runs that were killed or failed; nobody knows what they would have reached.
+    num_lost: int  # Further runs that were killed or failed; whether they would have met the target is unknown.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to quality, staging included."""
     unstaged: Estimate | None = field(metadata=column("Without staging", "unstaged_s", is_brief=True))
-    """The same without the time in which samples were staged; None where no run staged any."""
+    """Seconds to quality without the staging of samples; None if no run staged any."""
     resolution: Estimate | None = field(metadata=column("Of it, last interval", "last_interval_s"))
-    """Seconds between the evaluation that met the target and the one before (or the start): by so much the time to
+    """Seconds between the evaluation that met the target and the one before (or the start), by which the time to
     quality may be too long."""
     epochs: Estimate | None = field(metadata=column("Epochs", "epochs_to_quality", is_brief=True))
     samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
     best: Estimate | None = field(metadata=column("Best", is_brief=True))
-    """Best value of each run, median over runs with figures; as `final`."""
-    final: Estimate | None = field(metadata=column("Final"))  # Last value of each run.
+    """Best value of each run, median over runs with figures."""
+    final: Estimate | None = field(metadata=column("Final"))  # Last value of each run, median over runs with figures.
     whole: Estimate | None = field(metadata=column(name="mean_s"))
     """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
     following three sum to it."""
     training: Estimate | None = field(metadata=column(name="training_s"))
     evaluation: Estimate | None = field(metadata=column(name="evaluation_s"))
     other: Estimate | None = field(metadata=column(name="other_s"))  # Checkpoints and waits.
-    factors: Factors | None  # None where a run on either side missed the target, and for a group of one point.
+    factors: Factors | None  # None if a run on either side missed the target, and for a group of one point.
     run_ids: tuple[str, ...]  # Runs with figures.
 
     @property
@@ -195,7 +208,7 @@ class QualityPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityEvaluation:
-    """One evaluation of the quality; times in seconds since the start of training."""
+    """An evaluation of the quality; times in seconds since the start of training."""
 
     samples: int
     epoch: float
@@ -226,27 +239,27 @@ class GroupQuality:
     unit: str  # Unit of the metric's figures: `fraction` or `error`.
     higher_is_better: bool
     target: float
-    limit: str  # When a run gives up, in words.
-    predictor: str  # What a predictor without skill does, in words.
-    predictor_value: float
-    headline: tuple[str, str]  # The card's number and what it means.
+    limit: str  # Training after which a run gives up, in words.
+    predictor: str  # A predictor without skill, in words.
+    predictor_value: float  # The metric of that predictor.
+    headline: tuple[str, str]  # The card's number and its meaning.
     points: tuple[QualityPoint, ...]
     curves: tuple[QualityCurve, ...]
 
     @property
     def goal(self) -> str:
-        """Returns the target in words, e.g. ``mean absolute error of at most 0.3000``."""
+        """The target in words, e.g. ``mean absolute error of at most 0.3000``."""
         bound = "at least" if self.higher_is_better else "at most"
         return f"{self.metric_title} of {bound} {number_text(self.target, self.unit)}"
 
     @property
     def num_reached(self) -> int:
-        """Returns the valid runs of all points that met the target."""
+        """Number of valid runs of all points that met the target."""
         return sum(point.num_reached for point in self.points)
 
     @property
     def num_runs(self) -> int:
-        """Returns the runs of all points that ended."""
+        """Number of runs of all points that ended."""
         return sum(point.num_runs for point in self.points)
 
 
@@ -257,61 +270,70 @@ def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
         return None
     cells = _cells(group, table)
     rates = {run_id: table.rates[run_id] for run_id, row in table.figures.items() if row["group"] == group.id}
-    unit = "error" if result.metric == "mae" else "fraction"
+    unit = _unit(result)
     base = cells[min(cells)] if len(cells) > 1 else None
     points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
-    wanted = group.sample.plan.workload.quality
-    assert wanted is not None
-    found = GroupQuality(
+    target = group.sample.plan.workload.quality
+    assert target is not None
+    limit = f"{target.max_epochs:g} epochs" if target.max_epochs else f"{target.max_samples:,} samples"
+    quality = GroupQuality(
         metric=result.metric,
         metric_title=METRIC_TITLES[result.metric],
         unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
-        limit=f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples",
+        limit=limit,
         predictor=result.predictor,
         predictor_value=result.predictor_value,
         headline=("", ""),
         points=tuple(points),
         curves=_curves(group),
     )
-    return replace(found, headline=_headline(found))
+    return replace(quality, headline=_headline(quality))
 
 
-def _headline(found: GroupQuality) -> tuple[str, str]:
-    """Returns the number of the summary's card and what it means; a failure goes before every speed-up."""
-    base, last = found.points[0], found.points[-1]
-    if found.num_reached < found.num_runs:
-        big = f"{found.num_reached} of {found.num_runs}"
-        return big, f"runs met {found.goal}: no speed-up of the time to accuracy"
+def _unit(result: QualityResult) -> str:
+    return "error" if result.metric == "mae" else "fraction"
+
+
+def _headline(quality: GroupQuality) -> tuple[str, str]:
+    """Returns the number of the summary's card and its meaning; a failure has precedence over every speed-up."""
+    base, last = quality.points[0], quality.points[-1]
+    if quality.num_reached < quality.num_runs:
+        big = f"{quality.num_reached} of {quality.num_runs}"
+        return big, f"runs met {quality.goal}: no speed-up of the time to accuracy"
     place = place_text(last.ranks, last.nodes)
-    if last.factors is None or len(found.points) == 1:
-        return (DASH if last.time is None else value_text(last.time)), f"to {found.goal} at {place}"
+    if last.factors is None or len(quality.points) == 1:
+        big = value_text(last.time) if last.time else DASH
+        return big, f"to {quality.goal} at {place}"
     factor, before = last.factors.speedup, place_text(base.ranks, base.nodes)
-    return times_value(factor), f"as soon at {found.goal} with {place} as with {before}; {basis_text(factor)}"
+    return times_value(factor), f"as soon at {quality.goal} with {place} as with {before}; {basis_text(factor)}"
 
 
 def _curves(group: Group) -> tuple[QualityCurve, ...]:
-    names = [one.name for one in fields(QualityEvaluation)]
-    return tuple(
-        QualityCurve(
+    names = [evaluation_field.name for evaluation_field in fields(QualityEvaluation)]
+    curves = []
+    for run in group.runs:
+        if not run.record or not run.record.quality:
+            continue
+        evaluations = []
+        for evaluation in run.record.quality.evaluations:
+            values = {name: getattr(evaluation, name) for name in names}
+            evaluations.append(QualityEvaluation(**values))
+        curve = QualityCurve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
-            evaluations=tuple(
-                QualityEvaluation(**{name: getattr(one, name) for name in names})
-                for one in run.record.quality.evaluations
-            ),
+            evaluations=tuple(evaluations),
         )
-        for run in group.runs
-        if run.record and run.record.quality
-    )
+        curves.append(curve)
+    return tuple(curves)
 
 
 @dataclass
 class RunsAtPlace:
-    """Runs of one place, by what became of them."""
+    """Runs at one rank and node count, by how they ended."""
 
     valid: list[Run] = field(default_factory=list)
     invalid: list[Run] = field(default_factory=list)
@@ -331,18 +353,20 @@ class RunsAtPlace:
 
 
 def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], RunsAtPlace]:
-    """Runs by ranks and nodes, those without figures included: diverged runs must not vanish."""
-    wanted = planned_id(group.sample)
+    """Returns runs by ranks and nodes, also those without figures: diverged runs must not vanish."""
+    group_id = planned_id(group.sample)
     cells: dict[tuple[int, int], RunsAtPlace] = {}
-    others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == wanted]
+    others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == group_id]
     for run in (*group.runs, *others):
         layout = run.plan.layout
         cell = cells.setdefault((layout.ranks, layout.nodes), RunsAtPlace())
-        if run.state == "valid":
-            # A valid run that says nothing of its quality is not one that reached it.
-            (cell.valid if run.record and run.record.quality else cell.invalid).append(run)
+        if run.state == "valid" and run.record and run.record.quality:
+            cell.valid.append(run)
+        elif run.state in ("valid", "invalid"):
+            # A valid run that records no quality is not one that reached it.
+            cell.invalid.append(run)
         else:
-            (cell.invalid if run.state == "invalid" else cell.lost).append(run)
+            cell.lost.append(run)
     return {place: cell for place, cell in cells.items() if cell.num_runs}
 
 
@@ -354,16 +378,23 @@ def _point(
     rates: Mapping[str, float],
     unit: str,
 ) -> QualityPoint:
-    """`base`: the baseline of several points; `unit`: of the metric."""
+    """Returns a point; `base` is the baseline of several points, `unit` that of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
     reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
-    accounts = {key: account(result) for key, result in results.items()}
+    seconds: dict[str, dict[RunKey, float]] = {name: {} for name in ("whole", "training", "evaluation", "other")}
+    best: dict[RunKey, float] = {}
+    final: dict[RunKey, float] = {}
+    for key, result in results.items():
+        whole_s, training_s, evaluation_s = account(result)
+        seconds["whole"][key] = whole_s
+        seconds["training"][key] = training_s
+        seconds["evaluation"][key] = evaluation_s
+        seconds["other"][key] = max(0.0, whole_s - training_s - evaluation_s)
+        values = [evaluation.value for evaluation in result.evaluations if evaluation.value is not None]
+        if values:
+            best[key] = max(values) if result.higher_is_better else min(values)
+            final[key] = values[-1]
     plan = (*cell.valid, *cell.invalid)[0].plan
-    values = {key: [e.value for e in result.evaluations if e.value is not None] for key, result in results.items()}
-
-    others = {key: max(0.0, whole - training - evals) for key, (whole, training, evals) in accounts.items()}
-    of_account = ({key: each[part] for key, each in accounts.items()} for part in range(3))
-    whole_s, training_s, evaluation_s, other_s = (_mean(seconds, "s") for seconds in (*of_account, others))
     return QualityPoint(
         ranks=place[0],
         nodes=place[1],
@@ -377,15 +408,13 @@ def _point(
         resolution=_median({key: resolution(result) for key, result in reached.items()}, "s"),
         epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
         samples=_typical({key: result.samples_to_quality for key, result in reached.items()}, "samples"),
-        best=_median(
-            {k: (max if results[k].higher_is_better else min)(found) for k, found in values.items() if found}, unit
-        ),
-        final=_median({key: found[-1] for key, found in values.items() if found}, unit),
-        whole=whole_s,
-        training=training_s,
-        evaluation=evaluation_s,
-        other=other_s,
-        factors=None if base is None else _factors(cell, base, keys, rates),
+        best=_median(best, unit),
+        final=_median(final, unit),
+        whole=_mean(seconds["whole"], "s"),
+        training=_mean(seconds["training"], "s"),
+        evaluation=_mean(seconds["evaluation"], "s"),
+        other=_mean(seconds["other"], "s"),
+        factors=_factors(cell, base, keys, rates) if base else None,
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
@@ -394,30 +423,32 @@ def _factors(cell: RunsAtPlace, baseline: RunsAtPlace, keys: Keys, rates: Mappin
     if not (cell.all_reached and baseline.all_reached):
         return None
     if cell is baseline:
-        one = by_definition(1.0, len(cell.valid))
-        return Factors(speedup=one, throughput=one, samples=one, rest=one)
-    own, other = _by_run(cell, keys, rates), _by_run(baseline, keys, rates)
-    if own is None or other is None:
+        unity = by_definition(1.0, len(cell.valid))
+        return Factors(speedup=unity, throughput=unity, samples=unity, rest=unity)
+    figures, base_figures = _by_run(cell, keys, rates), _by_run(baseline, keys, rates)
+    if figures is None or base_figures is None:
         return None
     return Factors(
-        speedup=ratio_estimate(other["time"], own["time"]),
-        throughput=ratio_estimate(own["rate"], other["rate"]),
-        samples=ratio_estimate(other["samples"], own["samples"]),
-        rest=ratio_estimate(other["rest"], own["rest"]),
+        speedup=ratio_estimate(base_figures["time"], figures["time"]),
+        throughput=ratio_estimate(figures["rate"], base_figures["rate"]),
+        samples=ratio_estimate(base_figures["samples"], figures["samples"]),
+        rest=ratio_estimate(base_figures["rest"], figures["rest"]),
     )
 
 
 def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
-    """Time, throughput, samples, and time over samples/throughput, of each run; None if a record contradicts itself."""
-    found: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
+    """Returns time, throughput, samples, and time over samples/throughput by run; None if a record lacks one."""
+    figures: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
     for run in cell.valid:
-        result, rate = quality_of(run), rates[run.plan.run_id]
-        time, samples = result.time_to_quality_s, result.samples_to_quality
-        if not (time and samples):
+        key, result, rate = keys[run.plan.run_id], quality_of(run), rates[run.plan.run_id]
+        time_s, samples = result.time_to_quality_s, result.samples_to_quality
+        if not (time_s and samples):
             return None
-        for name, value in {"time": time, "rate": rate, "samples": samples, "rest": time * rate / samples}.items():
-            found[name][keys[run.plan.run_id]] = value
-    return found
+        figures["time"][key] = time_s
+        figures["rate"][key] = rate
+        figures["samples"][key] = samples
+        figures["rest"][key] = time_s * rate / samples
+    return figures
 
 
 # Large batches
@@ -425,38 +456,46 @@ def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPoint(QualityPoint):
-    """One batch with one optimizer and rate, against the best rate of the smallest batch."""
+    """A batch with one optimizer and rate, against the best rate of the smallest batch."""
 
     global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
     optimizer: str = field(metadata=column("Optimizer"))
-    learning_rate: float = field(metadata=column("Learning rate", text=lambda rate: f"{rate:.3g}", is_brief=True))
+    learning_rate: float = field(metadata=column("Learning rate", text="{:.3g}".format, is_brief=True))
     num_diverged: int = field(metadata=column("Diverged", "diverged", is_brief=True))  # Runs with a loss not finite.
-    is_best: bool = field(metadata=column(name="best"))  # All met the target, after fewest samples of all rates.
+    is_best: bool = field(
+        metadata=column(name="best")
+    )  # Whether all met the target, after fewest samples of all rates.
     ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
     """None unless all runs of both met the target."""
     adjusted_p: float | None = field(metadata=column())
-    """Of the ratio, after Holm over all pairs of rates: these runs also chose the best of each batch."""
+    """The p value of the ratio, after Holm over all pairs of rates: the same runs chose the best of each batch."""
     expected: Estimate | None = field(metadata=column("By the noise scale", "expected_ratio", text=times_cell))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch:
-    """Runs to one target that differ in the global batch, and in the optimizer and rate that belong to it."""
+    """Runs to one target that differ in the global batch and its optimizer and rate."""
 
     id: str
     label: str
-    critical: Estimate | None  # Samples; None where no run of this network has measured it.
+    critical: Estimate | None  # Samples; None if no run of this network has measured it.
     points: tuple[BatchPoint, ...]  # By batch and rate.
 
 
 def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:
-    """All sets of two global batches or more."""
+    """Returns all sets of two global batches or more."""
     table = without_resumed(table)
-    ended = [*table.runs.values(), *(item.run for item in table.without if item.state == "invalid")]
-    plain = (run for run in ended if run.plan.measure.until == "quality" and run.plan.series.variant == "plain")
-    sets = alike((run for run in plain if run.record and run.record.quality), _without_batch)
-    recipes = {name: dict(sorted(alike(runs, _recipe).items())) for name, runs in sets.items()}
-    return tuple(_batches(name, sides, table) for name, sides in recipes.items() if len({one[0] for one in sides}) > 1)
+    runs = []
+    for run in (*table.runs.values(), *(item.run for item in table.without if item.state == "invalid")):
+        is_to_quality = run.plan.measure.until == "quality" and run.plan.series.variant == "plain"
+        if is_to_quality and run.record and run.record.quality:
+            runs.append(run)
+    large = []
+    for name, members in alike(runs, _without_batch).items():
+        by_recipe = dict(sorted(alike(members, _recipe).items()))
+        if len({batch for batch, *_ in by_recipe}) > 1:
+            large.append(_batches(name, by_recipe, table))
+    return tuple(large)
 
 
 def _without_batch(run: Run) -> str:
@@ -472,42 +511,56 @@ def _recipe(run: Run) -> _Recipe:
     return batch, optimizer.name, layout.ranks, layout.nodes, optimizer.peak(batch)
 
 
-def _batches(name: str, sides: Mapping[_Recipe, Sequence[Run]], table: RunTable) -> LargeBatch:
-    runs = [run for members in sides.values() for run in members]
-    differ = ("train.batch_per_rank", "train.global_batch", "train.gradient_accumulation", "train.optimizer.")
-    apart = [key for run in runs for key in run.plan.series.axes if key.startswith(differ)]
-    valid = [run for run in runs if run.plan.run_id in table.runs]
-    keys = {run.plan.run_id: pair_key(run, table.sessions[run.plan.run_id], apart) for run in valid}
-    rates = table.rates
-    cells = {
-        recipe: RunsAtPlace([run for run in members if run in valid], [run for run in members if run not in valid])
-        for recipe, members in sides.items()
-    }
-    by_run = {recipe: _by_run(cell, keys, rates) for recipe, cell in cells.items() if cell.all_reached}
-    logs = {one: {k: math.log(n) for k, n in found["samples"].items()} for one, found in by_run.items() if found}
-    tried = list(alike(logs, lambda recipe: recipe[:-1]).values())
-    best = [min(found, key=lambda recipe: fmean(logs[recipe].values())) for found in tried]
-    pairs = [(own, base) for found in tried[1:] for own in found for base in tried[0]]
-    adjusted = dict(zip(pairs, holm([difference_p(logs[own], logs[base]) for own, base in pairs]), strict=True))
-    plan, unit = runs[0].plan, "error" if quality_of(runs[0]).metric == "mae" else "fraction"
+def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTable) -> LargeBatch:
+    runs = list(itertools.chain.from_iterable(by_recipe.values()))
+    recipe_keys = ("train.batch_per_rank", "train.global_batch", "train.gradient_accumulation", "train.optimizer.")
+    swept = set().union(*(run.plan.series.axes for run in runs))
+    different = [key for key in swept if key.startswith(recipe_keys)]
+    keys = {}
+    cells = {}
+    logs = {}  # Logarithms of the samples to quality, of recipes whose runs all met the target.
+    for recipe, members in by_recipe.items():
+        cell = cells[recipe] = RunsAtPlace()
+        for run in members:
+            run_id = run.plan.run_id
+            if run_id in table.runs:
+                cell.valid.append(run)
+                keys[run_id] = pair_key(run, table.sessions[run_id], different)
+            else:
+                cell.invalid.append(run)
+        figures = _by_run(cell, keys, table.rates) if cell.all_reached else None
+        if figures:
+            logs[recipe] = {key: math.log(samples) for key, samples in figures["samples"].items()}
+    by_batch = list(alike(logs, _without_rate).values())
+    best = [min(recipes, key=lambda recipe: fmean(logs[recipe].values())) for recipes in by_batch]
+    larger = list(itertools.chain.from_iterable(by_batch[1:]))
+    pairs = list(itertools.product(larger, by_batch[0] if by_batch else []))
+    p_values = [difference_p(logs[recipe], logs[base]) for recipe, base in pairs]
+    adjusted = dict(zip(pairs, holm(p_values), strict=True))
+    plan, unit = runs[0].plan, _unit(quality_of(runs[0]))
     share = model_noise_share(plan.workload, table)
     points = []
     for recipe, cell in cells.items():
         base = best[0] if recipe in logs and recipe != best[0] else None
-        point = _point(recipe[2:4], cell, cells[base] if base else None, keys, rates, unit)
+        point = _point(recipe[2:4], cell, cells[base] if base else None, keys, table.rates, unit)
         records = [run.record for run in cell.valid + cell.invalid if run.record]
-        points.append(
-            BatchPoint(
-                **vars(point),
-                optimizer=recipe[1],
-                learning_rate=recipe[-1],
-                num_diverged=sum(not all(rank.losses_finite for rank in record.ranks) for record in records),
-                is_best=recipe in best,
-                ratio=point.factors.samples.inverted("ratio") if point.factors else None,
-                adjusted_p=adjusted.get((recipe, base)) if base else None,
-                expected=samples_over(share, recipe[0], base[0]) if share and base else None,
-            )
+        batch_point = BatchPoint(
+            **vars(point),
+            optimizer=recipe[1],
+            learning_rate=recipe[-1],
+            num_diverged=sum(not all(rank.losses_finite for rank in record.ranks) for record in records),
+            is_best=recipe in best,
+            ratio=point.factors.samples.inverted("ratio") if point.factors else None,
+            adjusted_p=adjusted.get((recipe, base)) if base else None,
+            expected=samples_over(share, recipe[0], base[0]) if share and base else None,
         )
-    critical = share.inverted("samples") if share and (share.low is None or share.low > 0) else None
+        points.append(batch_point)
+    critical = None
+    if share and (share.low is None or share.low > 0):
+        critical = share.inverted("samples")
     label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
     return LargeBatch(id=name, label=label, critical=critical, points=tuple(points))
+
+
+def _without_rate(recipe: _Recipe) -> tuple[int, str, int, int]:
+    return recipe[:4]

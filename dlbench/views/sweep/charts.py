@@ -1,8 +1,9 @@
-"""Settings side by side in a chart: ratios to the baseline, and of a ladder what each step reaches and adds."""
+"""Charts of settings side by side: ratios to the baseline, and for a ladder the efficiency and gain of each step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.lazy import alt
@@ -24,46 +25,51 @@ _COLOURS = {
 }
 _TOOLTIP = {"setting": "setting", "shown": "over the baseline", "verdict": "verdict"}
 _NO_FIGURE = {"value": None, "low": None, "high": None, "shown": "-"}
-_LADDER_WIDTH = 250  # Of the ratios of a ladder, pixels; next to them stand efficiencies and words.
+_LADDER_WIDTH = 250  # Of the ratios of a ladder, pixels; efficiencies and words are next to them.
 
 
 def settings_charts(sweep: Sweep, cell: SweepCell, table: Sheet[SweptSetting]) -> list[Chart]:
-    """Returns the charts of a rank count: with a target of the time to it, and of throughput; none of one setting."""
-    throughput = _chart(sweep, cell, table, "throughput", lambda one: one.ratio)
+    """Returns the charts of a rank count: of throughput, with a target also of the time to it; none of one setting."""
+    throughput = _chart(sweep, cell, table, "throughput", attrgetter("ratio"))
     if not cell.to_target:
         return throughput
-    return _chart(sweep, cell, table, "speed to the target", lambda one: one.sooner) + throughput
+    return _chart(sweep, cell, table, "speed to the target", attrgetter("sooner")) + throughput
 
 
 def _chart(
     sweep: Sweep,
     cell: SweepCell,
     table: Sheet[SweptSetting],
-    what: str,
+    quantity: str,
     figure: Callable[[SweptSetting], Estimate | None],
 ) -> list[Chart]:
     rows = _rows(sweep, cell, figure)
     if len(rows) < 2:
         return []
-    rows = _all_steps(rows, cell) if cell.steps else sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
-    width = _LADDER_WIDTH if cell.steps else WIDE
-    chart = alt.layer(*_ratio_layers(sweep, cell, rows, what, width))
+    width, row_height, order = WIDE, 24, "fastest first"
+    if cell.steps:
+        width, row_height, order = _LADDER_WIDTH, 38, "each step on top of those before it"
+        rows = _all_steps(rows, cell)
+    else:
+        rows = sorted(rows, key=itemgetter("value"), reverse=True)[:MAX_SETTINGS]
+    chart = alt.layer(*_ratio_layers(sweep, cell, rows, quantity, width))
     if cell.steps:
         panels, width = _step_panels(sweep, cell, rows, width)
         chart = alt.layer(chart, *panels).resolve_scale(x="independent")
-    order = "each step on top of those before it" if cell.steps else "fastest first"
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
-    return [
-        finish(
-            chart,
-            sweep,
-            name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}" + ("" if what == "throughput" else "-target"),
-            title=f"{sentence(what)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
-            alt=f"Ratios of {what} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
-            table=table,
-            size=(width, max(70, (38 if cell.steps else 24) * len(rows))),
-        )
-    ]
+    name = f"{sweep.cells.index(cell) + 1}-n{cell.ranks}"
+    if quantity != "throughput":
+        name += "-target"
+    drawn = finish(
+        chart,
+        sweep,
+        name=name,
+        title=f"{sentence(quantity)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
+        alt=f"Ratios of {quantity} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
+        table=table,
+        size=(width, max(70, row_height * len(rows))),
+    )
+    return [drawn]
 
 
 def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estimate | None]) -> Rows:
@@ -72,22 +78,30 @@ def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estima
         ratio = figure(setting)
         if ratio is None:
             continue
+        name, colour = setting.label, ""
+        if setting.changes:
+            name += " *"
+        if setting.inert:
+            name += " !"
+        elif setting.verdict in _COLOURS:
+            colour = setting.verdict
         row: dict[str, Any] = {
-            "setting": setting.label + (" *" if setting.changes else "") + (" !" if setting.inert else ""),
+            "setting": name,
             **figure_row(ratio),
             "shown": times_text(ratio),
             "verdict": setting.verdict_title,
         }
         if cell.steps:
             row["text"] = _step_text(setting, sweep.sample_unit)
-        row["colour"] = setting.verdict if setting.verdict in _COLOURS and not setting.inert else ""
-        rows.append(row)
+        rows.append({**row, "colour": colour})
     return rows
 
 
-def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: int) -> list[Any]:
-    ends = [row[name] for row in rows for name in ("value", "low", "high") if row[name] is not None]
-    low, high = min(*ends, 1 - SETTING_MARGIN), max(*ends, 1 + SETTING_MARGIN)
+def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[Any]:
+    low, high = 1 - SETTING_MARGIN, 1 + SETTING_MARGIN
+    for row in rows:
+        ends = [row[name] for name in ("value", "low", "high") if row[name] is not None]
+        low, high = min(low, *ends), max(high, *ends)
     room = (high - low) * 0.06
     # A ratio's natural origin is 1, not zero.
     scale: dict[str, Any] = {"domain": [low - room, high + room], "nice": False, "zero": False}
@@ -97,7 +111,7 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: i
     else:
         names = {"title": " / ".join(short_keys(sweep.keys)), "titleAnchor": "end", "titleAngle": 0}
         names |= {"titleAlign": "left", "titleX": -220, "titleY": -8}
-    x = Axis(f"{what} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
+    x = Axis(f"{quantity} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     colours = Series("colour", _COLOURS, columns=0)
     drawn = intervals(rows, x, colours, _TOOLTIP, y="setting", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - SETTING_MARGIN, "high": 1 + SETTING_MARGIN}]))
@@ -105,15 +119,16 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: i
 
 
 def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[Any], int]:
-    """Returns the panels beside the ratios, and the width with them."""
+    """Returns the panels next to the ratios, and the width with them, in pixels."""
     panels = []
-    if shares := {one.label: figure_row(one.efficiency) for one in cell.settings if one.efficiency}:
+    shares = {setting.label: figure_row(setting.efficiency) for setting in cell.settings if setting.efficiency}
+    if shares:
         scale, ticks = {"zero": False, "range": [width + 40, width + 160]}, {"tickCount": 3, "orient": "bottom"}
         x = Axis(f"efficiency, of {ranks_text(sweep.cells[0].ranks)}", "value", "", ".0%", scale, ticks)
         width += 160
-        found = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
+        share_rows = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
         colours = Series("colour", _COLOURS, columns=0)
-        panels.append(intervals(found, x, colours, _TOOLTIP, y="setting", names={}))
+        panels.append(intervals(share_rows, x, colours, _TOOLTIP, y="setting", names={}))
     text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
     y = alt.Y("setting:N", sort=[row["setting"] for row in rows])
     panels.append(text.encode(x=alt.value(width + 14), y=y, text="text:N"))
@@ -129,13 +144,13 @@ def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
     return [by_name[step.name] for step in cell.steps]
 
 
-def _step_text(one: SweptSetting, unit: str) -> list[str]:
+def _step_text(setting: SweptSetting, unit: str) -> list[str]:
     parts = []
-    if one.throughput:
-        parts.append(f"{figure_text(one.throughput)} {unit}/s")
-    if one.published:
-        parts.append(f"published {one.published.partition(':')[0]}")
+    if setting.throughput:
+        parts.append(f"{figure_text(setting.throughput)} {unit}/s")
+    if setting.published:
+        parts.append(f"published {setting.published.partition(':')[0]}")
     lines = ["; ".join(parts)]
-    if one.gain:
-        lines.append(f"{times_text(one.gain)} over the step before: {one.verdict_title}")
+    if setting.gain:
+        lines.append(f"{times_text(setting.gain)} over the step before: {setting.verdict_title}")
     return lines

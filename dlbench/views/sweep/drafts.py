@@ -20,12 +20,12 @@ class SettingRuns:
     runs: tuple[Run, ...]
     measured: tuple[Run, ...]  # Those with figures.
     rates: Rates  # Throughput, samples per second.
-    num_reached: int | None  # Runs that met their target; None where runs measure speed.
+    num_reached: int | None  # Runs that met their target; None if runs measure speed.
     speeds: Rates
-    """What decides: with a target the reciprocal of the time to it (none where a run missed it), else the rates."""
+    """Figure that decides: with a target the reciprocal of the time to it (empty if a run missed it), else rates."""
     rate_logs: Rates  # Logarithms of the rates over the baseline's, of the repeats that both have.
-    logs: Rates  # The same of the speeds.
-    gain_logs: Rates  # Of a ladder's step: over the one before it; else empty.
+    logs: Rates  # Logarithms of the speeds over the baseline's.
+    gain_logs: Rates  # Logarithms of the rates of a ladder's step over those of the step before; else empty.
 
     @property
     def plan(self) -> RunPlan:
@@ -35,7 +35,8 @@ class SettingRuns:
     @property
     def inert(self) -> tuple[str, ...]:
         """Returns the settings of its runs that had no effect."""
-        return tuple(sorted({text for run in self.measured if run.record for text in run.record.inert}))
+        records = [run.record for run in self.measured if run.record]
+        return tuple(sorted(set().union(*(record.inert for record in records))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,9 @@ class Draft:
 
     @property
     def comparisons(self) -> list[Rates]:
-        """Returns the log ratios of all that is compared here: settings but the baseline, and pairs of values."""
-        others = [one for number, one in enumerate(self.settings) if number != self.base]
+        """Returns the log ratios of all comparisons: settings but the baseline, and pairs of values."""
+        others = [setting for index, setting in enumerate(self.settings) if index != self.base]
         if self.is_ladder:
-            return [one.gain_logs for one in others]
-        logs = [one.logs for one in others] + [one.rate_logs for one in others]
+            return [setting.gain_logs for setting in others]
+        logs = [setting.logs for setting in others] + [setting.rate_logs for setting in others]
         return [*logs, *self.contrasts.values()]

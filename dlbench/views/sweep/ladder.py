@@ -1,4 +1,4 @@
-"""A ladder: each setting is a step on top of those before it, and is judged by what it adds to them."""
+"""A ladder: each setting is a step on top of those before it, and is judged by its gain over them."""
 
 from __future__ import annotations
 
@@ -14,52 +14,68 @@ from dlbench.views.sweep.drafts import Rates, SettingRuns
 from dlbench.views.sweep.settings import SweptSetting
 
 
-def gains_of(rates: Sequence[Rates]) -> tuple[dict[RunKey, float], ...]:
-    """Log ratios of each step over the last one before it that shares a repeat with it, over those that both have."""
-    logs = ((paired_logs(one, before) for before in reversed(rates[:i])) for i, one in enumerate(rates))
-    return tuple(next(filter(None, found), {}) for found in logs)
+def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
+    """Returns log ratios of each step over the last one before it that shares a repeat with it, by common repeat."""
+    gains = []
+    for index, step_rates in enumerate(rates):
+        logs: dict[RunKey, float] = {}
+        for rates_before in reversed(rates[:index]):
+            logs = logs or paired_logs(step_rates, rates_before)
+        gains.append(logs)
+    return gains
 
 
-def efficiency(one: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
+def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
     """Returns the share of linear scaling of a step, from the same step at the smallest rank count; None there.
 
-    `first`: the steps there, in order; where the step could not act there, the one before it is what it was.
+    `first` are the steps at that count, in order; if the step could not act there, the last one before it counts.
     """
-    order = [step.name for step in one.plan.series.ladder]
-    upto = order[: order.index(one.plan.series.step) + 1]
-    ranks, least = one.plan.layout.ranks, first[0].plan.layout.ranks
-    base = [other.rates for other in first if other.rates and other.plan.series.step in upto]
-    logs = paired_logs(one.rates, base[-1]) if base and least < ranks else {}
-    return ratio_of_logs(logs).scaled(least / ranks, "fraction") if logs else None
+    ranks, fewest = step.plan.layout.ranks, first[0].plan.layout.ranks
+    order = [rung.name for rung in step.plan.series.ladder]
+    names = order[: order.index(step.plan.series.step) + 1]
+    base_rates = [other.rates for other in first if other.rates and other.plan.series.step in names]
+    if not base_rates or fewest >= ranks:
+        return None
+    logs = paired_logs(step.rates, base_rates[-1])
+    if not logs:
+        return None
+    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction")
 
 
-def published_text(found: Published) -> str:
-    """What somebody published of a step, with its source."""
-    value = f"{found.value:g}x" if found.unit == "gain" else f"{percent(found.value)} efficiency"
-    return f"{value}: {found.what} ({found.source})"
+def published_text(published: Published) -> str:
+    """Returns a published figure of a step, with its source."""
+    figure = f"{percent(published.value)} efficiency"
+    if published.unit == "gain":
+        figure = f"{published.value:g}x"
+    return f"{figure}: {published.what} ({published.source})"
 
 
 def step_words(plan: RunPlan, settings: Sequence[SweptSetting]) -> str:
-    """Which step pays and which does not, in one sentence."""
+    """Returns which steps pay and which do not, in one sentence."""
     parts = []
     for outcome, answer in LADDER_STEP.items():
-        those = [
-            f"{one.label} ({times_text(one.gain)})" if one.gain else one.label
-            for one in settings
-            if one.outcome == outcome and not one.is_baseline
-        ]
-        if those:
-            parts.append(f"{answer.in_sentence}: {', '.join(those)}")
-    left = [step.name for step in plan.series.ladder if step.skipped]
-    parts += [f"cannot act here: {', '.join(left)}"] * bool(left)
-    whole, words = height(plan.series.ladder, settings)
-    parts += [f"{times_text(whole)} {words} ({basis_text(whole)})"] if whole else []
+        steps = []
+        for setting in settings:
+            if setting.outcome == outcome and not setting.is_baseline:
+                gain = f" ({times_text(setting.gain)})" if setting.gain else ""
+                steps.append(setting.label + gain)
+        if steps:
+            parts.append(f"{answer.in_sentence}: {', '.join(steps)}")
+    skipped = [step.name for step in plan.series.ladder if step.skipped]
+    if skipped:
+        parts.append(f"cannot act here: {', '.join(skipped)}")
+    ratio, words = height(plan.series.ladder, settings)
+    if ratio:
+        parts.append(f"{times_text(ratio)} {words} ({basis_text(ratio)})")
     return f"At {place_text(plan.layout.ranks, plan.layout.nodes)}: {'; '.join(parts)}."
 
 
 def height(steps: Sequence[LadderStep], settings: Sequence[SweptSetting]) -> tuple[Estimate | None, str]:
-    """The last step with figures over the baseline, and in words what that is of; None where none has them."""
-    base = next(place for place, one in enumerate(settings) if one.is_baseline)
-    last = max(place for place, one in enumerate(settings) if one.ratio)
+    """Returns the ratio of the last step with figures to the baseline, and its meaning; None without figures."""
+    base = next(index for index, setting in enumerate(settings) if setting.is_baseline)
+    last = max(index for index, setting in enumerate(settings) if setting.ratio)
     name = f"that of {settings[base].label}" if base else "the baseline"
-    return settings[last].ratio if last > base else None, f"{name} with {last - base} of {len(steps) - 1} steps"
+    words = f"{name} with {last - base} of {len(steps) - 1} steps"
+    if last > base:
+        return settings[last].ratio, words
+    return None, words

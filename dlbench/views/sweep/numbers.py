@@ -1,8 +1,7 @@
-"""A series with swept keys becomes a verdict at each rank count: each setting against the default, in pairs of repeats.
+"""Verdicts on the settings of a series with swept keys, at each rank count, against the default, in pairs of repeats.
 
-Runs of a group may be averaged; settings of a sweep are in different groups, and are compared on purpose. What makes
-that fair is the series: one request, so that all but the swept keys is equal, and repeats interleaved over the
-settings, so that a drift of the machine falls on all alike.
+Settings of a sweep are in different groups, and are compared on purpose. The series makes that fair: one request, so
+that all but the swept keys is equal, and repeats interleaved over the settings, so that drift affects all alike.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dlbench.report.table import times_cell
 from dlbench.report.wording import DASH, basis_text, percent, place_text, sentence, times_text, units_text
 from dlbench.specs.plan import LadderStep
 from dlbench.specs.series import idle_steps
-from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, paired_logs
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, of_known, paired_logs
 from dlbench.stats.factors import Combination, KeyEffect, contrasts, key_effect, levels_of
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Family, Verdict, family_of
@@ -56,8 +55,7 @@ class SettingLevel:
 
     value: str
     effect: Estimate | None
-    """Throughput over that of the axis' first value, all else equal (ratio); None where no combination ran with
-    both."""
+    """Throughput over that of the axis' first value, all else equal (ratio); None if no combination ran with both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +77,27 @@ class SweepCell:
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
-    steps: tuple[LadderStep, ...]  # Of a ladder: all in order, those too that cannot act here; empty: it is none.
+    steps: tuple[LadderStep, ...]  # All steps of a ladder in order, also those that cannot act here; else empty.
     to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[SweptSetting, ...]
     axes: tuple[SweptAxis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
-    where there is none."""
+    if there is none."""
     best_ratio: Estimate | None
-    """What decides over the baseline's, corrected for having been chosen from all settings."""
+    """Its throughput, or speed to the target, over the baseline's, corrected for having been chosen from all."""
     verdict: str
     advice: str
-    needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
+    needed_repeats: int | None  # Repeats that show a difference of the margin at the measured scatter; None: unknown.
     notes: tuple[str, ...]
 
     @property
     def best_setting(self) -> SweptSetting | None:
-        """Returns the setting that `best` names."""
-        return next((setting for setting in self.settings if self.best and setting.label == self.best), None)
+        """The setting that `best` names."""
+        if not self.best:
+            return None
+        return next(setting for setting in self.settings if setting.label == self.best)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Sweep:
     series: str
     keys: tuple[str, ...]
     sample_unit: str
-    headline: tuple[str, str]  # The card's number and what it means, at the largest rank count.
+    headline: tuple[str, str]  # The card's number and its meaning, at the largest rank count.
     verdict: str
     cells: tuple[SweepCell, ...]  # By rank count; only where a swept key acts.
     idle: tuple[str, ...]
@@ -119,32 +119,42 @@ class Sweep:
 
 
 def sweeps(table: RunTable) -> tuple[Sweep, ...]:
-    """All series with swept keys that hold figures, in the order of their creation."""
+    """Returns all series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    swept = (run for run in planned if run.plan.series.named)
-    series = alike(swept, lambda run: (run.plan.created, run.plan.series.id))
-    found = [(runs, *_drafts(runs, table)) for _, runs in sorted(series.items())]
-    family = family_of(logs for _, drafts, _ in found for draft in drafts for logs in draft.comparisons)
-    with_figures = [one for one in found if one[1] or one[2]]
+    series = alike([run for run in planned if run.plan.series.named], _series)
+    drafted = []
+    comparisons = []
+    for _, runs in sorted(series.items()):
+        drafts, idle = _drafts(runs, table)
+        if drafts or idle:
+            drafted.append((runs, drafts, idle))
+        for draft in drafts:
+            comparisons += draft.comparisons
+    family = family_of(comparisons)
     return tuple(
         _sweep(runs, [cell_of(draft, family, table) for draft in drafts], idle, table, f"sweep-{number}")
-        for number, (runs, drafts, idle) in enumerate(with_figures, 1)
+        for number, (runs, drafts, idle) in enumerate(drafted, 1)
     )
 
 
+def _series(run: Run) -> tuple[str, str]:
+    return run.plan.created, run.plan.series.id
+
+
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
-    """Rank counts with two settings and a run with figures, and what to say of those at which no swept key acts."""
+    """Returns rank counts with two settings and a run with figures, and sentences on those where no swept key acts."""
     drafts: list[Draft] = []
     idle: list[str] = []
-    for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _place).items()):
-        figures = [run for run in group if run.plan.run_id in table.runs]
-        if len(_by_setting(group)) < 2 or not figures:
+    for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _conditions).items()):
+        measured = [run for run in group if run.plan.run_id in table.runs]
+        if len(_by_setting(group)) < 2 or not measured:
             continue
         if any(acting_keys(run.plan) for run in group):
-            drafts.append(_draft(group, table, drafts[0] if drafts else None))
+            smallest = drafts[0] if drafts else None
+            drafts.append(_draft(group, table, smallest))
         else:
-            rates = [geometric_mean_estimate(_rates(found, table)).value for found in _by_setting(figures)]
+            rates = [geometric_mean_estimate(_rates(runs, table)).value for runs in _by_setting(measured)]
             idle.append(
                 f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
                 f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
@@ -156,46 +166,58 @@ def _sweep(
     runs: Sequence[Run], cells: Sequence[SweepCell], idle: Sequence[str], table: RunTable, sweep_id: str
 ) -> Sweep:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
-    keys = tuple(sorted({key for run in runs for key in run.plan.series.named}))
-    batch = "each step on top of those before it" if plan.series.step else batch_text(plan)
-    notice = f"; {plan.workload.notice}" if plan.workload.notice else ""
-    last = cells[-1] if cells else None
+    keys = tuple(sorted(set().union(*(run.plan.series.named for run in runs))))
+    name, batch = " x ".join(keys), batch_text(plan)
+    if plan.series.step:
+        name, batch = "ladder", "each step on top of those before it"
+    headline = (DASH, "no swept key acts")
+    verdict = "The swept keys act at no rank count that was run."
+    if cells:
+        headline, verdict = _headline(cells[-1]), cells[-1].verdict
+    caption = (
+        f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; geometric "
+        "means over runs; ratios in pairs of interleaved repeats"
+    )
+    if plan.workload.notice:
+        caption += f"; {plan.workload.notice}"
     return Sweep(
         id=sweep_id,
-        label=f"{plan.workload.name}: {'ladder' if plan.series.step else ' x '.join(keys)} (series {plan.series.id})",
+        label=f"{plan.workload.name}: {name} (series {plan.series.id})",
         series=plan.series.id,
         keys=keys,
         sample_unit=plan.workload.sample_unit,
-        headline=_headline(last) if last else (DASH, "no swept key acts"),
-        verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
+        headline=headline,
+        verdict=verdict,
         cells=tuple(cells),
         idle=(*idle, *(f"{text}." for text in idle_steps([run.plan for run in runs]))),
-        caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; geometric "
-        f"means over runs; ratios in pairs of interleaved repeats{notice}",
+        caption=caption,
     )
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
+    place = place_text(cell.ranks, cell.nodes)
     if cell.steps:
-        whole, words = height(cell.steps, cell.settings)
-        found = times_cell(whole)
-        return found.text, f"{found.interval} {words}, at {place_text(cell.ranks, cell.nodes)}".lstrip()
-    name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
+        ratio, words = height(cell.steps, cell.settings)
+        cell_text = times_cell(ratio)
+        return cell_text.text, f"{cell_text.interval} {words}, at {place}".lstrip()
+    name = "the default" if cell.has_default else "the first setting"
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
-    found = times_cell(cell.best_ratio)
+    cell_text = times_cell(cell.best_ratio)
     basis = basis_text(cell.best_ratio)
-    return found.text, f"{OVER[cell.to_target]} {name} {found.interval} by {cell.best}, at {place}; {basis}"
+    return cell_text.text, f"{OVER[cell.to_target]} {name} {cell_text.interval} by {cell.best}, at {place}; {basis}"
 
 
 def _order(run: Run) -> tuple[int, int]:
-    """The order of the request: every second repeat runs it backwards."""
-    place = run.plan.series
-    return place.repeat, place.position if place.repeat % 2 == 0 else -place.position
+    """Returns the order of the request: every second repeat runs it backwards."""
+    series = run.plan.series
+    if series.repeat % 2:
+        return series.repeat, -series.position
+    return series.repeat, series.position
 
 
-def _place(run: Run) -> tuple[int, int, str, str, str]:
-    """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
+def _conditions(run: Run) -> tuple[int, int, str, str, str]:
+    """Returns ranks, nodes, preset, precision and data, which settings must share to be compared."""
     plan = run.plan
     precision, data = str(plan.workload.train.precision), data_source(run)
     if plan.series.step:  # which may set both
@@ -204,8 +226,11 @@ def _place(run: Run) -> tuple[int, int, str, str, str]:
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items())))
-    return list(found.values())
+    return list(alike(runs, _setting_key).values())
+
+
+def _setting_key(run: Run) -> tuple[str, ...]:
+    return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
 
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
@@ -213,108 +238,127 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
 
 
 def _draft(runs: Sequence[Run], table: RunTable, smallest: Draft | None) -> Draft:
-    """`smallest`: the settings at the smallest rank count; None there."""
+    """Returns the settings at a rank count; `smallest` are those at the smallest one, None there."""
     groups = _by_setting(runs)
     order = [step.name for step in runs[0].plan.series.ladder]
-    if order:  # a ladder, whose steps keep their order where the first run of one is missing
+    if order:  # a ladder, whose steps keep their order even if the first run of one is missing
         groups.sort(key=lambda group: order.index(group[0].plan.series.step))
     rates = [_rates(group, table) for group in groups]
-    axes = groups[0][0].plan.series.axes
-    defaults = [i for i, group in enumerate(groups) if rates[i] and not order and is_default(group[0].plan, axes)]
-    base = defaults[0] if defaults else next(i for i, one in enumerate(rates) if one)
-    reached: list[int | None] = [None] * len(groups)
+    first_plan = groups[0][0].plan
+    with_rates = [index for index in range(len(groups)) if rates[index]]
+    defaults = []
+    if not order:
+        defaults = [index for index in with_rates if is_default(groups[index][0].plan, first_plan.series.axes)]
+    base = [*defaults, *with_rates][0]
+    num_reached: list[int | None] = [None] * len(groups)
     speeds: list[dict[RunKey, float]] = list(rates)
-    if to_target := groups[0][0].plan.measure.until == "quality":
-        for number, group in enumerate(groups):
-            times = _times_to_target(group, table)
-            reached[number] = len(times)
-            is_whole = len(times) == _num_ended(group, table)
-            speeds[number] = {key: 1 / seconds for key, seconds in times.items()} if is_whole else {}
-    gains = gains_of(rates) if order else [{} for _ in groups]
-    settings = tuple(
-        SettingRuns(
+    to_target = first_plan.measure.until == "quality"
+    if to_target:
+        for index, group in enumerate(groups):
+            times_s = _times_to_target(group, table)
+            num_reached[index] = len(times_s)
+            speeds[index] = {}
+            if len(times_s) == _num_ended(group, table):
+                speeds[index] = {key: 1 / seconds for key, seconds in times_s.items()}
+    gains: list[dict[RunKey, float]] = [{} for _ in groups]
+    if order:
+        gains = gains_of(rates)
+    settings = []
+    for index, group in enumerate(groups):
+        setting = SettingRuns(
             runs=tuple(group),
             measured=tuple(run for run in group if run.plan.run_id in table.runs),
-            rates=rates[number],
-            num_reached=reached[number],
-            speeds=speeds[number],
-            rate_logs=paired_logs(rates[number], rates[base]),
-            logs=paired_logs(speeds[number], speeds[base]),
-            gain_logs=gains[number],
+            rates=rates[index],
+            num_reached=num_reached[index],
+            speeds=speeds[index],
+            rate_logs=paired_logs(rates[index], rates[base]),
+            logs=paired_logs(speeds[index], speeds[base]),
+            gain_logs=gains[index],
         )
-        for number, group in enumerate(groups)
-    )
-    combinations = [
-        Combination(values=dict(sorted(one.plan.series.axes.items())), acting=acting_keys(one.plan), rates=one.speeds)
-        for one in settings
-        # What had no effect would make its axis look as if it had none.
-        if one.speeds and not order and not one.inert
-    ]
+        settings.append(setting)
+    combinations = []
+    for setting in settings:
+        # A setting that had no effect would make its axis look as if it had none.
+        if setting.speeds and not order and not setting.inert:
+            axes = dict(sorted(setting.plan.series.axes.items()))
+            combinations.append(Combination(values=axes, acting=acting_keys(setting.plan), rates=setting.speeds))
     levels = levels_of(combinations, dict(sorted(settings[base].plan.series.axes.items())))
     return Draft(
-        settings=settings,
+        settings=tuple(settings),
         base=base,
         has_default=bool(defaults),
         is_ladder=bool(order),
         to_target=to_target,
-        first=settings if smallest is None else smallest.first,
+        first=smallest.first if smallest else settings,
         levels=levels,
         contrasts=contrasts(combinations, levels),
     )
 
 
 def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    times = {}
+    """Returns the seconds to the target of the runs that met it."""
+    times_s = {}
     for run in runs:
         quality = run.record and run.record.quality
         if run.plan.run_id in table.runs and quality and quality.time_to_quality_s:
-            times[table.repeat_key(run)] = quality.time_to_quality_s
-    return times
+            times_s[table.repeat_key(run)] = quality.time_to_quality_s
+    return times_s
 
 
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
-    """Returns the runs that were trained to the end of their limit, or to the target; of others nobody knows."""
+    """Returns the number of runs that trained to their limit or to the target; it is unknown of others."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
 
 
 def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     """Returns the comparison of all settings of one rank count, some of whose runs must have figures."""
-    settings = tuple(_setting(number, draft, family, table) for number in range(len(draft.settings)))
+    settings = tuple(_setting(index, draft, family, table) for index in range(len(draft.settings)))
     choice = SettingChoice(draft, settings, family.size)
     effects = tuple(_axis(key, draft, family) for key in draft.levels)
-    runs = [run for one in draft.settings for run in one.runs]
-    ranks, nodes, preset, precision, data = _place(runs[0])
-    doubts = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
+    runs: list[Run] = []
+    for setting in draft.settings:
+        runs += setting.runs
+    ranks, nodes, preset, precision, data = _conditions(runs[0])
+    if data == "synthetic":
+        data = "synthetic data"
+    doubts = list(load_doubts(loads_of(runs)))
+    for run in runs:
+        doubts += run_doubts(run)
     plan, baseline = runs[0].plan, choice.baseline.label
     if draft.has_default:
         baseline = f"the default ({baseline})"
     elif not draft.is_ladder:
         baseline += ", the first setting with figures: the default is not in the sweep, or has none"
-    if draft.is_ladder:
-        verdict = step_words(plan, settings)
-    else:
-        keys = {answer: [axis.key for axis in effects if axis.verdict == answer.word] for answer in AXIS.values()}
-        text = "; ".join(f"{answer.in_sentence}: {', '.join(names)}" for answer, names in keys.items() if names)
-        sentences = [*choice.words(f"At {place_text(ranks, nodes)}"), sentence(text) if text else ""]
-        verdict = " ".join(filter(None, sentences))
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
-        conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
+        conditions=f"{preset} preset, {precision}, {data}",
         baseline=baseline,
         steps=plan.series.ladder,
         has_default=draft.has_default,
         to_target=draft.to_target,
         settings=settings,
         axes=effects,
-        updates=updates_of([one.runs for one in draft.settings], table),
+        updates=updates_of([setting.runs for setting in draft.settings], table),
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
-        verdict=verdict,
+        verdict=step_words(plan, settings) if draft.is_ladder else _verdict(choice, effects, place_text(ranks, nodes)),
         advice=remedy_of(doubts) or choice.advice(),
         needed_repeats=choice.needed_repeats,
         notes=tuple(_notes(draft, settings, table)),
     )
+
+
+def _verdict(choice: SettingChoice, effects: Sequence[SweptAxis], place: str) -> str:
+    parts = []
+    for answer in AXIS.values():
+        keys = [axis.key for axis in effects if axis.verdict == answer.word]
+        if keys:
+            parts.append(f"{answer.in_sentence}: {', '.join(keys)}")
+    sentences = choice.words(f"At {place}")
+    if parts:
+        sentences.append(sentence("; ".join(parts)))
+    return " ".join(sentences)
 
 
 def _axis(key: str, draft: Draft, family: Family) -> SweptAxis:
@@ -347,55 +391,63 @@ def _axis_words(effect: KeyEffect) -> str:
     }[effect.outcome]
 
 
-def _setting(number: int, draft: Draft, family: Family, table: RunTable) -> SweptSetting:
-    """Returns a setting with its verdict: a difference must leave 1 out, stand after Holm, and leave the margin."""
-    one, base = draft.settings[number], draft.settings[draft.base]
-    plan, is_baseline = one.plan, one is base
+def _setting(index: int, draft: Draft, family: Family, table: RunTable) -> SweptSetting:
+    """Returns a setting with its verdict: a difference must leave 1 out, hold after Holm, and exceed the margin."""
+    runs, base = draft.settings[index], draft.settings[draft.base]
+    plan = runs.plan
     by_rate, by_speed, by_gain = (
-        family.judge(logs, SETTING_MARGIN) for logs in (one.rate_logs, one.logs, one.gain_logs)
+        family.judge(logs, SETTING_MARGIN) for logs in (runs.rate_logs, runs.logs, runs.gain_logs)
     )
-    judged = by_gain if draft.is_ladder else by_speed
+    deciding_logs, judged = runs.logs, by_speed
+    if draft.is_ladder:
+        deciding_logs, judged = runs.gain_logs, by_gain
     is_faster_per_step = by_rate is not None and by_rate.outcome == "better"
-    unity = by_definition(1.0, len(base.rates))
-    ratio = unity if is_baseline else _estimate(by_rate)
-    times = {key: 1 / speed for key, speed in one.speeds.items()} if draft.to_target else {}
-    outcome = "baseline" if is_baseline else _outcome(one, judged, draft, num_ended=_num_ended(one.runs, table))
-    adjusted_p = None
-    if not is_baseline and by_speed is not None:
-        adjusted_p = family.adjusted_p(one.gain_logs if draft.is_ladder else one.logs)
+    if runs is base:
+        outcome, adjusted_p = "baseline", None
+        ratio: Estimate | None = by_definition(1.0, len(base.rates))
+        sooner = ratio
+    else:
+        outcome = _outcome(runs, judged, draft, num_ended=_num_ended(runs.runs, table))
+        adjusted_p = family.adjusted_p(deciding_logs) if by_speed is not None else None
+        ratio, sooner = _estimate(by_rate), _estimate(by_speed)
+    times_s: dict[RunKey, float] = {}
+    setting_losses = None
+    if draft.to_target:
+        times_s = {key: 1 / speed for key, speed in runs.speeds.items()}
+    else:  # Runs that end at a target end after unequal samples.
+        setting_losses = losses(runs.measured, [other.measured for other in draft.settings], table)
     step = next((step for step in plan.series.ladder if step.name == plan.series.step), None)
     reasons = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
-    missing = [run.plan.run_id for run in one.runs if run not in one.measured]
+    missing = [reasons[run.plan.run_id] for run in runs.runs if run not in runs.measured]
     rate_base = geometric_mean_estimate(base.rates).value
     return SweptSetting(
         values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.named.items())),
         label=label(plan.series.named),
-        is_baseline=is_baseline,
-        throughput=geometric_mean_estimate(one.rates, f"{plan.workload.sample_unit}/s") if one.rates else None,
+        is_baseline=runs is base,
+        throughput=of_known(geometric_mean_estimate, runs.rates, f"{plan.workload.sample_unit}/s"),
         ratio=ratio,
         gain=_estimate(by_gain),
-        efficiency=efficiency(one, draft.first) if step and one.rates else None,
+        efficiency=efficiency(runs, draft.first) if step and runs.rates else None,
         published=published_text(step.published) if step and step.published else "",
-        num_reached=one.num_reached,
-        time=geometric_mean_estimate(times, "s") if times else None,
-        sooner=(unity if is_baseline else _estimate(by_speed)) if times else None,
+        num_reached=runs.num_reached,
+        time=of_known(geometric_mean_estimate, times_s, "s"),
+        sooner=sooner if times_s else None,
         is_faster_per_step=is_faster_per_step,
         adjusted_p=adjusted_p,
         verdict=cast("SettingWord", SETTING[outcome].word),
         outcome=outcome,
-        num_runs=len(one.measured),
-        num_planned=max(len(one.runs), plan.series.repeats),
-        why=reasons[missing[0]] if missing else "",
+        num_runs=len(runs.measured),
+        num_planned=max(len(runs.runs), plan.series.repeats),
+        why=missing[0] if missing else "",
         changes=changed_arithmetic(plan),
-        inert=one.inert,
-        autotune=autotuned(one.measured, table, ratio, rate_base, is_faster=is_faster_per_step),
-        # Runs that end at a target end after unequal samples.
-        losses=None if draft.to_target else losses(one.measured, [other.measured for other in draft.settings], table),
+        inert=runs.inert,
+        autotune=autotuned(runs.measured, table, ratio, rate_base, is_faster=is_faster_per_step),
+        losses=setting_losses,
         strategy=plan.strategy,
         redraws_dropout=plan.redraws_dropout,
-        **costs(one.measured, table),
+        **costs(runs.measured, table),
         options=options(plan),
-        run_ids=tuple(run.plan.run_id for run in one.measured),
+        run_ids=tuple(run.plan.run_id for run in runs.measured),
     )
 
 
@@ -403,43 +455,52 @@ def _estimate(verdict: Verdict | None) -> Estimate | None:
     return None if verdict is None else verdict.estimate
 
 
-def _outcome(one: SettingRuns, judged: Verdict | None, draft: Draft, *, num_ended: int) -> str:
+def _outcome(runs: SettingRuns, judged: Verdict | None, draft: Draft, *, num_ended: int) -> str:
     """Returns the outcome of a setting that is not the baseline, or the state for which it has none."""
-    outcome = "no figure" if judged is None else judged.outcome
-    if draft.to_target and not one.speeds and num_ended:
+    if draft.to_target and not runs.speeds and num_ended:
         return "target missed"
-    if draft.to_target and one.speeds and judged is None:
-        return "undecided"
-    if not draft.to_target and outcome == "better" and trains_apart(one.plan):
+    if judged is None:
+        return "undecided" if draft.to_target and runs.speeds else "no figure"
+    if not draft.to_target and judged.outcome == "better" and trains_apart(runs.plan):
         return "faster per step"
-    return outcome
+    return judged.outcome
 
 
 def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> Iterator[str]:
-    inert = sum(bool(setting.inert) for setting in settings)
-    if inert:
+    num_inert = sum(bool(setting.inert) for setting in settings)
+    if num_inert:
         yield (
-            f"In {inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be the "
-            "best, and are left out of the axes."
+            f"In {num_inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be "
+            "the best, and are left out of the axes."
         )
-    measured = [run for one in draft.settings for run in one.measured]
-    devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
+    measured: list[Run] = []
+    devices: set[str] = set()
+    for setting in draft.settings:
+        measured += setting.measured
+    for run in measured:
+        if run.record:
+            devices.update(rank.device.split(":")[0] for rank in run.record.ranks)
     if len(devices) > 1:
-        yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
-    facts = {
-        label(found[0].plan.series.named): {run.plan.run_id: run_facts(run) for run in found}
-        for found in _by_setting(measured)
-    }
-    if averaged := averaged_unlike(facts):
+        yield f"Runs were on different devices ({', '.join(sorted(devices))}): the ratios include that difference."
+    facts = {}
+    for runs in _by_setting(measured):
+        facts[label(runs[0].plan.series.named)] = {run.plan.run_id: run_facts(run) for run in runs}
+    averaged = averaged_unlike(facts)
+    if averaged:
         yield sentence(averaged)
-    swept = {key for run in measured for key in run.plan.series.axes}
+    swept = set().union(*(run.plan.series.axes for run in measured))
     if "train.batch_per_rank" in swept and all(run.plan.workload.data.is_synthetic for run in measured):
         swept.add("data.num_samples")  # a pool of a few batches
-    differences = [one for one in compared_unlike(facts) if one.key not in swept]
+    differences = [difference for difference in compared_unlike(facts) if difference.key not in swept]
     if differences:
-        yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."
-    repeats = [set(one.rates) for one in draft.settings if one.rates]
-    common, every = len(set.intersection(*repeats)), len(set.union(*repeats))
-    if draft.is_ladder and common < every:
-        shared = f"{common} of {every} repeats"
-        yield f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio."
+        yield (
+            f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios include this "
+            "difference."
+        )
+    repeats = [set(setting.rates) for setting in draft.settings if setting.rates]
+    num_common, num_all = len(set.intersection(*repeats)), len(set.union(*repeats))
+    if draft.is_ladder and num_common < num_all:
+        yield (
+            f"Gains multiply exactly to the last ratio only over the {num_common} of {num_all} repeats that all steps "
+            "have."
+        )

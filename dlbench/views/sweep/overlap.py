@@ -1,4 +1,4 @@
-"""How fusions overlap with the backward pass: a step of each on one axis."""
+"""Chart of the overlap of fusions with the backward pass: a step of each on one axis."""
 
 from __future__ import annotations
 
@@ -20,64 +20,96 @@ _OVERLAP_KINDS = {
     "message, exposed": SHARES["exposed"],
     _LEAST: INK,
 }
-_WAYS = ("no overlap", "wait-free", "merged")
+_METHODS = ("no overlap", "wait-free", "merged")
 
 
 def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]:
-    """A step of each fusion on one axis, all else as in the baseline: without overlap, wait-free (Zhang et al., USENIX
-    ATC 2017) and with merged gradients (MG-WFBP: Shi, Chu and Li, INFOCOM 2019), by what ran; of several of one way
-    that of the least exposed time. None where fewer than two ways recorded when their messages went.
+    """Returns a step of each fusion on one axis, all else as in the baseline; none if fewer than two were recorded.
+
+    The methods are no overlap, wait-free (Zhang et al., USENIX ATC 2017) and merged gradients (MG-WFBP: Shi, Chu and
+    Li, INFOCOM 2019), by what ran; of several settings of one method that of the least exposed time is drawn.
     """
-    points = {run: point for group in report.groups for point in group.all_of(ExchangePoint) for run in point.run_ids}
-    base = next((dict(setting.values) for setting in cell.settings if setting.is_baseline), {})
-    ways: dict[tuple[int, float], tuple[str, ExchangePoint]] = {}
-    for setting in cell.settings:
-        point, values = next((points[run] for run in setting.run_ids if run in points), None), dict(setting.values)
-        if point is None or values != {**base, "sync.fusion": values.get("sync.fusion")} or point.exposed is None:
-            continue
-        if point.timeline and not point.is_in_passes and all(one.start_s is not None for one in point.timeline):
-            count, tensors = len(point.timeline), sum(one.num_tensors for one in point.timeline)
-            way = 0 if count == 1 else 1 if count == tensors else 2
-            ways[way, point.exposed.value] = (f"{_WAYS[way]}: {setting.label}", point)
-    found = [ways[key] for key in sorted(ways)]
-    drawn = [ways[key] for key in sorted({way: (way, left) for way, left in sorted(ways, reverse=True)}.values())]
+    by_method = _fusions(cell, report)
+    points = [(name, point) for fusions in by_method.values() for name, point in fusions]
+    drawn = [fusions[0] for fusions in by_method.values()]
     if len(drawn) < 2:
         return []
-    # One network and the same gradients: where any of them left less than the model allows, it gives no bound.
-    least = min((one.least.value for _, one in found if one.least), default=None)
+    # One network and the same gradients: if any of them left less than the model allows, it gives no bound.
+    least = min((point.least.value for _, point in points if point.least), default=None)
     bound = NO_BOUND
     if least is not None:
-        is_bound = all(least <= one.exposed.value for _, one in found if one.exposed)
-        bound, least = (f"least exposed {format_seconds(least)}", least) if is_bound else (CONTRADICTED, None)
-    rows: Rows = [bar for name, point in drawn for bar in _overlap_bars(name, point, least)]
-    said = "; ".join(f"{name}: {figure_text(one.exposed)} exposed" for name, one in found if one.exposed)
-    titles = {one.run_ids: name for name, one in found}
-    return [
-        finish(
-            spans(rows, _OVERLAP_KINDS),
-            sweep,
-            name=f"{sweep.cells.index(cell) + 1}-overlap",
-            title=f"A step of the middle run by fusion at {place_of(cell)}: {bound}",
-            alt=f"Backward pass and messages of a step, on one axis; by the model: {bound}. Means over runs: {said}.",
-            table=times(tuple(one for _, one in found), Column("", "Fusion", lambda point: titles[point.run_ids])),
-            size=(WIDE * 3 // 2, 50 * len(drawn)),
-        )
-    ]
+        bound = f"least exposed {format_seconds(least)}"
+        if any(point.exposed and point.exposed.value < least for _, point in points):
+            bound, least = CONTRADICTED, None
+    rows: Rows = []
+    for name, point in drawn:
+        rows += _overlap_bars(name, point, least)
+    exposed = [f"{name}: {figure_text(point.exposed)} exposed" for name, point in points if point.exposed]
+    names = {point.run_ids: name for name, point in points}
+
+    def name_of(point: ExchangePoint) -> str:
+        return names[point.run_ids]
+
+    chart = finish(
+        spans(rows, _OVERLAP_KINDS),
+        sweep,
+        name=f"{sweep.cells.index(cell) + 1}-overlap",
+        title=f"A step of the middle run by fusion at {place_of(cell)}: {bound}",
+        alt=f"Backward pass and messages of a step, on one axis; by the model: {bound}. Means over runs: "
+        f"{'; '.join(exposed)}.",
+        table=times(tuple(point for _, point in points), Column("", "Fusion", name_of)),
+        size=(WIDE * 3 // 2, 50 * len(drawn)),
+    )
+    return [chart]
+
+
+def _fusions(cell: SweepCell, report: Report) -> dict[int, list[tuple[str, ExchangePoint]]]:
+    """Returns names and points of the settings that differ from the baseline in fusion alone and have a timeline.
+
+    By index in `_METHODS`; of each method the least exposed time first.
+    """
+    points: dict[str, ExchangePoint] = {}
+    for group in report.groups:
+        for point in group.all_of(ExchangePoint):
+            points |= dict.fromkeys(point.run_ids, point)
+    base = next((dict(setting.values) for setting in cell.settings if setting.is_baseline), {})
+    exposed: dict[tuple[int, float], tuple[str, ExchangePoint]] = {}
+    for setting in cell.settings:
+        values = dict(setting.values)
+        recorded = [points[run_id] for run_id in setting.run_ids if run_id in points]
+        if not recorded or values != {**base, "sync.fusion": values.get("sync.fusion")}:
+            continue
+        point = recorded[0]
+        is_timed = point.timeline and all(message.start_s is not None for message in point.timeline)
+        if point.exposed is not None and is_timed and not point.is_in_passes:
+            method = _METHODS.index("merged")
+            if len(point.timeline) == 1:
+                method = _METHODS.index("no overlap")
+            elif len(point.timeline) == sum(message.num_tensors for message in point.timeline):
+                method = _METHODS.index("wait-free")
+            exposed[method, point.exposed.value] = (f"{_METHODS[method]}: {setting.label}", point)
+    by_method: dict[int, list[tuple[str, ExchangePoint]]] = {}
+    for method, exposed_s in sorted(exposed):
+        by_method.setdefault(method, []).append(exposed[method, exposed_s])
+    return by_method
 
 
 def _overlap_bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
-    """Of the run in the middle: the backward pass, messages cut at its end, and where the last could end at least."""
+    """Returns bars of the run in the middle: the backward pass, messages split at its end, the least possible end."""
     end = point.timeline_backward_s or 0.0
     backward, hidden, exposed, _ = _OVERLAP_KINDS
-    last = max((one.start_s or 0.0) + (one.exchange_s or 0.0) for one in point.timeline)
-    line = f"{name.partition(': ')[2]}: {format_seconds(max(0.0, last - end))} exposed"
+    last_end = max((message.start_s or 0.0) + (message.exchange_s or 0.0) for message in point.timeline)
+    line = f"{name.partition(': ')[2]}: {format_seconds(max(0.0, last_end - end))} exposed"
     rows: Rows = [span(name, backward, 0.0, end)]
     for message in point.timeline:
-        begin = message.start_s or 0.0
-        to, what = begin + (message.exchange_s or 0.0), f"{format_bytes(message.num_bytes)}, {message.method}"
-        rows += [span(line, hidden, begin, min(to, end), what)] if begin < end else []
-        rows += [span(line, exposed, max(begin, end), to, what)] if to > end else []
+        start = message.start_s or 0.0
+        message_end = start + (message.exchange_s or 0.0)
+        text = f"{format_bytes(message.num_bytes)}, {message.method}"
+        if start < end:
+            rows.append(span(line, hidden, start, min(message_end, end), text))
+        if message_end > end:
+            rows.append(span(line, exposed, max(start, end), message_end, text))
     if least is not None:
-        mark = span(line, _LEAST, end + least, end + least + last / 300)
+        mark = span(line, _LEAST, end + least, end + least + last_end / 300)
         rows.append({**mark, "shown": f"{format_seconds(least)} after the backward pass"})
     return rows

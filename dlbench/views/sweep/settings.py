@@ -1,4 +1,4 @@
-"""One setting of a sweep: its figures and verdict, whether it is the default, what it computes and what it costs."""
+"""A setting of a sweep: its figures and verdict, whether it is the default, its arithmetic and costs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dlbench.units import format_bytes, format_seconds
 from dlbench.views.sweep.autotune import Autotune
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
-"""Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
-_TRAINING = ("train.", "model.", "data.")  # Keys that change what is trained.
-_SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies whose loss stands beside replicas'.
+"""Keys with a default of dlbench. Those of a workload or system are in files that a plan no longer names."""
+_TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
+_SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies whose loss is compared with replicas'.
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
-"""Of them those that change where activations and state lie meanwhile, and no number that is computed."""
+"""Keys of training that change where activations and state are stored, and no number that is computed."""
 SettingWord = Literal[
     "baseline",
     "faster",
@@ -41,12 +41,19 @@ SettingWord = Literal[
     "target missed",
     "no figure",
 ]
-"""Against the baseline, in time to the target where runs train to one, else in throughput. faster per step: of ranks
-that train apart, whose updates are not those of the baseline."""
+"""Against the baseline, in time to the target if runs train to one, else in throughput. faster per step: ranks train
+separately, so that their updates are not those of the baseline."""
 
 COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
-"""Fields of `SweptSetting`: what strategies differ in besides time."""
-_SECONDS: Mapping[str, Any] = {"text": lambda seconds: format_seconds(seconds) if seconds else "0 s"}
+"""Fields of `SweptSetting` in which strategies differ besides time."""
+
+
+def _seconds_text(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "0 s"
+
+
+def _before_colon(published: str) -> str:
+    return published.split(":")[0].split(" eff")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +61,12 @@ class Losses:
     """The loss after equal samples, means over ranks, medians over runs."""
 
     own: Estimate | None = field(metadata=column("Loss after equal samples", "loss", missing="not finite"))
-    """None where it is not finite in some run."""
+    """None if it is not finite in some run."""
     reference: Estimate | None
-    """Of the same setting with plain arithmetic and replicas, or else of the baseline; None where there is none to
-    compare with."""
-    reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
+    """Loss of the same setting with plain arithmetic and replicas, or else of the baseline; None if there is none."""
+    reference_label: str
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
-    why: str  # Why there is nothing to compare with; empty where there is.
+    why: str  # Why there is no reference; empty if there is one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,70 +79,75 @@ class SweptSetting:
     throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
-    """To the baseline's, over the repeats that both have."""
+    """Its throughput over the baseline's, over the repeats that both have."""
     gain: Estimate | None = field(metadata=column("Over step before", text=times_cell, is_brief=True))
-    """Of a ladder: to the last step before it that has figures. The verdict is on this."""
+    """Of a ladder: throughput over that of the last step before it that has figures. The verdict is on this."""
     efficiency: Estimate | None = field(metadata=column("Efficiency"))
     """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
-    published: str = field(metadata=column("Published", text=lambda found: found.split(":")[0].split(" eff")[0]))
-    """Of a ladder: what the step gained elsewhere, with its source."""
-    num_reached: int | None  # Runs that met their target; None where runs measure speed, as the following three.
+    published: str = field(metadata=column("Published", text=_before_colon))
+    """Of a ladder: a published gain of the step, with its source."""
+    num_reached: int | None  # Runs that met their target; None, as the next two, if runs measure speed.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
     sooner: Estimate | None = field(metadata=column("Sooner by", "time_speedup", text=times_cell, is_brief=True))
     """The baseline's time over this one's, over the repeats that both have."""
-    is_faster_per_step: bool  # For certain.
+    is_faster_per_step: bool  # Whether its throughput is higher for certain.
     adjusted_p: float | None
-    """Of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
+    """The p value of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
     verdict: SettingWord
     outcome: str = field(metadata={HIDDEN: False})
-    """Key of `verdict` in the tables of `dlbench.stats.verdict_words`: of an outcome, or of a state without one."""
+    """Key of `verdict` in the tables of `dlbench.stats.verdict_words`: an outcome, or a state without one."""
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
-    why: str  # Why the first of the others has no figure; empty where all have.
-    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # What is computed otherwise, in words.
+    why: str  # Why the first run without a figure has none; empty if all have one.
+    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # Changes of the arithmetic, in words.
     inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
-    losses: Losses | None  # None where arithmetic and strategy are those of the reference.
-    strategy: str  # What ranks share, e.g. data, fsdp.
-    redraws_dropout: bool  # Heads that ranks share drop others than on one rank.
+    losses: Losses | None  # None if arithmetic and strategy are those of the reference.
+    strategy: str  # How ranks share the work, e.g. data, fsdp.
+    redraws_dropout: bool  # Whether dropout masks differ from those on one rank, as heads are shared.
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes, is_brief=True))
-    """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
+    """Of the rank that held most: tensors at the peak of a step, else the memory of its GPU's allocator."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
-    packing_s: float | None = field(metadata=column("Selecting or casting", **_SECONDS))
-    """Of a step's messages: before the carrier had them, while it had them, and after that."""
-    carried_s: float | None = field(metadata=column("On the wire", **_SECONDS))
-    merging_s: float | None = field(metadata=column("Merging", **_SECONDS))
-    gather_s: float | None = field(metadata=column("Waiting for parameters", **_SECONDS))  # Per step.
+    packing_s: float | None = field(metadata=column("Selecting or casting", text=_seconds_text))
+    """Seconds of a step's messages before the carrier has them, as the next two while it has them and afterwards."""
+    carried_s: float | None = field(metadata=column("On the wire", text=_seconds_text))
+    merging_s: float | None = field(metadata=column("Merging", text=_seconds_text))
+    gather_s: float | None = field(metadata=column("Waiting for parameters", text=_seconds_text))  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
     @property
     def decides(self) -> Estimate | None:
-        """The ratio to the baseline that the verdict is of."""
+        """The ratio to the baseline that the verdict is about."""
         return self.ratio if self.num_reached is None else self.sooner
 
     @property
     def answer(self) -> Wording:
-        """Returns the verdict in words: of a ladder's step on what it adds."""
+        """The verdict in words; of a ladder's step on its gain."""
         if self.gain is not None:
             return LADDER_STEP[self.outcome]
-        return (SETTING if self.num_reached is None else SETTING_TO_TARGET)[self.outcome]
+        if self.num_reached is None:
+            return SETTING[self.outcome]
+        return SETTING_TO_TARGET[self.outcome]
 
     @property
     def verdict_title(self) -> str:
-        """Returns the verdict in a sentence, and with a target what each step of it is faster by."""
+        """The verdict in a sentence; with a target it says too that a step is faster."""
         text = self.answer.in_sentence
-        if self.gain is None and self.num_reached is not None and self.is_faster_per_step:
-            return f"faster per step, {text}" if self.outcome in ("worse", "target missed") else text
+        is_to_target = self.gain is None and self.num_reached is not None
+        if is_to_target and self.is_faster_per_step and self.outcome in ("worse", "target missed"):
+            return f"faster per step, {text}"
         return text
 
 
 def value_text(key: str, value: AxisValue) -> str:
-    """A swept value for readers, e.g. ``64 MiB``, ``on``, ``none``."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
+    """Returns a swept value for people, e.g. ``64 MiB``, ``on``, ``none``."""
+    if value is True:
+        return "on"
+    if value is False:
+        return "off"
     if value is None:
         return "none"
     if key.endswith("_bytes") and isinstance(value, int):
@@ -145,34 +156,37 @@ def value_text(key: str, value: AxisValue) -> str:
 
 
 def label(values: Mapping[str, AxisValue]) -> str:
-    """A setting by its values, in the order of the keys."""
+    """Returns the values of a setting, in the order of the keys."""
     return ", ".join(value_text(key, value) for key, value in sorted(values.items()))
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """Returns keys as column titles: their last word, or all of them where two would be the same."""
-    short = ["engine" if key == "engine.name" else key.rpartition(".")[2] for key in keys]
-    return short if len(set(short)) == len(short) else list(keys)
+    """Returns keys as column titles: their last word, or whole keys if two of these would be the same."""
+    titles = [key.rpartition(".")[2] for key in keys]
+    if "engine.name" in keys:
+        titles[keys.index("engine.name")] = "engine"
+    if len(set(titles)) < len(titles):
+        return list(keys)
+    return titles
 
 
 def options(plan: RunPlan) -> str:
-    """The options of `dlbench run` that ask for a plan's setting; keys that do not act in it are left out."""
-    acting = acting_keys(plan)
-    return " ".join(
-        f"--set {shlex.quote(f'{key}={as_option(key, value)}')}"
-        for key, value in sorted(plan.series.axes.items())
-        if key in acting
-    )
+    """Returns the options of `dlbench run` for a plan's setting; keys that do not act in it are left out."""
+    axes = plan.series.axes
+    keys = sorted(acting_keys(plan))
+    return " ".join(f"--set {shlex.quote(f'{key}={as_option(key, axes[key])}')}" for key in keys)
 
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
-    """Swept keys that act in this run; the others are read by nothing in it."""
+    """Returns the swept keys that act in this run; nothing in it reads the others."""
     return frozenset(key for key in plan.series.axes if not why_inert(key, plan))
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
-    """Whether every swept key that acts is at its default. `firsts`: the first swept value of each key, which stands
-    for the default where dlbench has none of its own (the engine, what is trained, the system).
+    """Returns whether every swept key that acts is at its default.
+
+    `firsts` has the first swept value of each key, which counts as default if dlbench has none (the engine, the
+    training, the system).
     """
     for key, value in plan.series.axes.items():
         if not key.startswith(_DEFAULTS_KNOWN):
@@ -195,82 +209,97 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words; the name of
-    a ladder's step says it.
+    """Returns in words how the arithmetic differs from a plain fp32 exchange of the workload as it is.
+
+    Empty for a ladder's step, whose name says it.
     """
     if plan.series.step:
         return ()
-    wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
+    changes = []
+    if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32":
+        changes.append(f"wire {plan.sync.wire}")
     every = plan.sync.average_every
-    apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()
-    trained = (key for key in plan.series.axes if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS))
-    return (*wire, *apart, *sorted(trained))
+    if every is not None and plan.layout.ranks > 1:
+        changes.append(f"average every {every} updates")
+    keys = sorted(plan.series.axes)
+    changes += [key for key in keys if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS)]
+    return tuple(changes)
 
 
 def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
-    """What strategies differ in besides time, medians over the runs with figures: the fields of `Setting`."""
-    found: dict[str, list[float]] = {name: [] for name in COSTS}
+    """Returns `COSTS` by field of `SweptSetting`, medians over the runs with figures."""
+    values: dict[str, list[float]] = {name: [] for name in COSTS}
     for run in runs:
         record, causes = run.record, table.causes.get(run.plan.run_id)
         assert record is not None
-        known: dict[str, float | None] = {"memory_bytes": record.held_bytes}
-        if (one := record.exchange) is not None:
-            packing, merging = one.packing_s, one.merging_s
-            known |= {"step_bytes": one.sent_bytes, "packing_s": packing, "merging_s": merging}
-            if one.communication_s is not None and one.by == "dlbench":
-                known["carried_s"] = max(0.0, one.communication_s - (packing or 0.0) - (merging or 0.0))
-        for name, value in known.items():
-            found[name] += [] if value is None else [value]
+        run_costs: dict[str, float | None] = {"memory_bytes": record.held_bytes}
+        exchange = record.exchange
+        if exchange is not None:
+            packing_s, merging_s = exchange.packing_s, exchange.merging_s
+            run_costs |= {"step_bytes": exchange.sent_bytes, "packing_s": packing_s, "merging_s": merging_s}
+            if exchange.communication_s is not None and exchange.by == "dlbench":
+                run_costs["carried_s"] = max(0.0, exchange.communication_s - (packing_s or 0.0) - (merging_s or 0.0))
         if causes is not None and "gather" not in causes.not_measured:
-            found["gather_s"].append(causes.seconds["gather"])
-    return {name: median(values) if values else None for name, values in found.items()}
+            run_costs["gather_s"] = causes.seconds["gather"]
+        for name, value in run_costs.items():
+            if value is not None:
+                values[name].append(value)
+    return {name: median(values[name]) if values[name] else None for name in COSTS}
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """The loss of a setting that changes the arithmetic of the exchange, or what ranks share, next to that of one that
-    does not. `runs`: the setting's runs with figures; `all_runs`: those of the cell, by setting, this one and the
-    baseline among them.
+    """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a reference.
+
+    Args:
+        runs: The setting's runs with figures.
+        all_runs: The runs of the cell, by setting, this one and the baseline among them.
+        table: All runs.
     """
-
-    def is_plain(plan: RunPlan) -> bool:
-        return plan.sync.wire == "fp32" and plan.strategy not in _SHARED
-
-    if not runs or is_plain(runs[0].plan):
+    if not runs or _is_plain(runs[0].plan):
         return None
-
-    def others(found: Sequence[Run]) -> dict[str, AxisValue]:
-        return {key: value for key, value in found[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
-
     own = {table.repeat_key(run): last_loss(run) for run in runs}
-    nothing = Losses(
+    without_reference = Losses(
         own=_median(own), reference=None, reference_label="", difference=None, why="no run of replicas with fp32"
     )
     # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
-    known = [found for found in all_runs if found and found[0].plan.sync.wire == "fp32"]
-    plain = [found for found in known if is_plain(found[0].plan)]
-    plain = plain or [found for found in known[:1] if not trains_apart(found[0].plan)]
-    reference = next(iter([*(found for found in plain if others(found) == others(runs)), *plain]), None)
-    if reference is None:
-        return nothing
+    in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
+    plain = [setting for setting in in_fp32 if _is_plain(setting[0].plan)]
+    if not plain:
+        plain = [setting for setting in in_fp32[:1] if not trains_apart(setting[0].plan)]
+    if not plain:
+        return without_reference
+    equal_but_loss = [setting for setting in plain if _other_axes(setting) == _other_axes(runs)]
+    reference = [*equal_but_loss, *plain][0]
     if reference is runs:
         return None
     base = {table.repeat_key(run): last_loss(run) for run in reference}
-    seen = {run.record.steps * run.plan.global_batch for run in (*runs, *reference) if run.record is not None}
-    if len(seen) > 1:
-        return replace(nothing, why=f"unequal samples: {', '.join(map(str, sorted(seen)))}")
-    gaps = {
-        key: None if one is None or (other := base[key]) is None else one - other
-        for key, one in own.items()
-        if key in base
-    }
+    samples = {run.record.steps * run.plan.global_batch for run in (*runs, *reference) if run.record is not None}
+    if len(samples) > 1:
+        return replace(without_reference, why=f"unequal samples: {', '.join(map(str, sorted(samples)))}")
+    differences: dict[RunKey, float | None] = {}
+    for key, loss in own.items():
+        if key in base:
+            base_loss = base[key]
+            differences[key] = None if loss is None or base_loss is None else loss - base_loss
     return Losses(
-        own=nothing.own,
+        own=without_reference.own,
         reference=_median(base),
         reference_label=label(reference[0].plan.series.axes),
-        difference=_median(gaps),
+        difference=_median(differences),
         why="",
     )
 
 
-def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
-    return None if None in found.values() else of_known(median_estimate, found, "loss")
+def _is_plain(plan: RunPlan) -> bool:
+    return plan.sync.wire == "fp32" and plan.strategy not in _SHARED
+
+
+def _other_axes(runs: Sequence[Run]) -> dict[str, AxisValue]:
+    """Returns the swept values of keys that do not change the loss."""
+    return {key: value for key, value in runs[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
+
+
+def _median(losses_by_key: Mapping[RunKey, float | None]) -> Estimate | None:
+    if None in losses_by_key.values():
+        return None
+    return of_known(median_estimate, losses_by_key, "loss")

@@ -1,4 +1,4 @@
-"""The update's share of the step by optimizer, with its state replicated against sharded: one table of a sweep."""
+"""Table of a sweep: the update's share of the step by optimizer, with its state replicated or sharded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Update:
     update: Estimate = field(metadata=column("Update", "update_s", is_brief=True))
     share: Estimate = field(metadata=column("Of the step", "update_share", is_brief=True))
     waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))
-    """For those that other ranks updated; None where ranks exchange nothing in the update."""
+    """Waiting for parameters that other ranks updated; None if ranks exchange nothing in the update."""
     state_bytes: int | None = field(
         metadata=column(
             "State per rank, largest", text=format_bytes, missing="not measured: needs a warm-up step", is_brief=True
@@ -39,49 +39,57 @@ class Update:
 
 
 def updates_of(settings: Sequence[Sequence[Run]], table: RunTable) -> tuple[Update, ...]:
-    """The update of each setting that has figures; empty where none of `KEYS` is swept. `settings`: runs of each."""
-    measured = [[run for run in runs if run.plan.run_id in table.runs] for runs in settings]
-    return tuple(_update(runs, table) for runs in measured if runs and set(KEYS) & set(runs[0].plan.series.axes))
+    """Returns the update of each setting (its runs) that has figures; empty if none of `KEYS` is swept."""
+    updates = []
+    for runs in settings:
+        measured = [run for run in runs if run.plan.run_id in table.runs]
+        if measured and not set(KEYS).isdisjoint(measured[0].plan.series.axes):
+            updates.append(_update(measured, table))
+    return tuple(updates)
 
 
 def _update(runs: Sequence[Run], table: RunTable) -> Update:
     plan = runs[0].plan
-    parts = {table.repeat_key(run): table.parts[run.plan.run_id] for run in runs}
-    waited: dict[RunKey, float] = {}
-    held: list[int] = []
+    update_s: dict[RunKey, float] = {}
+    shares: dict[RunKey, float] = {}
+    waits_s: dict[RunKey, float] = {}
+    state_bytes: list[int] = []  # By rank, of the first run that measured them.
     for run in runs:
         assert run.record is not None
+        key, parts = table.repeat_key(run), table.parts[run.plan.run_id]
+        update_s[key] = parts["optimizer"]
+        shares[key] = parts["optimizer"] / sum(parts[part] for part in PARTS)
         ranks = run.record.ranks
-        seconds = [one.waits.exchange_s.get("optimizer", 0.0) for one in ranks if one.waits is not None]
-        if any(seconds):
-            waited[table.repeat_key(run)] = sum(seconds) / len(ranks) / table.figures[run.plan.run_id]["steps"]
-        held = held or [one.held.optimizer for one in ranks if one.held is not None]
-    # What was in force, not what was asked for.
-    settings = runs[0].record.settings if runs[0].record is not None else ()
-    in_force = [one.effective for one in settings if one.key == "engine.ddp.shard_optimizer"]
-    state = "replicated" if in_force == [False] else _SHARED_BY.get(plan.strategy, "replicated")
+        rank_waits_s = [rank.waits.exchange_s.get("optimizer", 0.0) for rank in ranks if rank.waits is not None]
+        if any(rank_waits_s):
+            waits_s[key] = sum(rank_waits_s) / len(ranks) / table.figures[run.plan.run_id]["steps"]
+        if not state_bytes:
+            state_bytes = [rank.held.optimizer for rank in ranks if rank.held is not None]
+    state = _SHARED_BY.get(plan.strategy, "replicated")
+    for setting in runs[0].record.settings if runs[0].record is not None else ():
+        # A requested sharding that was not in force.
+        if setting.key == "engine.ddp.shard_optimizer" and setting.effective is False:
+            state = "replicated"
     return Update(
         setting=label(plan.series.named),
         optimizer=plan.workload.train.optimizer.name,
         state=state,
-        update=mean_estimate({key: one["optimizer"] for key, one in parts.items()}, "s"),
-        share=mean_estimate(
-            {k: one["optimizer"] / sum(one[part] for part in PARTS) for k, one in parts.items()}, "fraction"
-        ),
-        waiting=mean_estimate(waited, "s") if len(waited) == len(parts) else None,
-        state_bytes=max(held, default=None),
-        imbalance=max(held) * len(held) / sum(held) if any(held) else None,
+        update=mean_estimate(update_s, "s"),
+        share=mean_estimate(shares, "fraction"),
+        waiting=mean_estimate(waits_s, "s") if len(waits_s) == len(runs) else None,
+        state_bytes=max(state_bytes, default=None),
+        imbalance=max(state_bytes) * len(state_bytes) / sum(state_bytes) if any(state_bytes) else None,
     )
 
 
 def updates_sheet(updates: Sequence[Update]) -> Sheet[Update]:
-    """One row for each setting."""
+    """Returns a table with one row for each setting."""
     return Sheet(
         name="sweep-updates",
         title="The update's share of the step",
         columns=columns_of(Update),
         rows=updates,
-        caption="The optimizer phase of a step: clip, update, and what ranks wait for parameters that others update; "
-        "ZeRO deals out whole tensors, so that ranks keep unequal parts of the state.",
+        caption="The optimizer phase of a step: clip, update, and waiting for parameters that other ranks update. ZeRO "
+        "distributes whole tensors, so ranks hold unequal parts of the state.",
         in_terminal=True,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Card, Mark, Section
-from dlbench.report.table import Column, Sheet, columns_of, times_cell
+from dlbench.report.table import Cell, Column, Sheet, always, columns_of, never, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
 from dlbench.units import first_of, format_seconds
@@ -21,86 +23,116 @@ from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 
-AxisRow = tuple[SweptAxis, SettingLevel, bool]  # A value of an axis, and whether the others are measured against it.
+
+@dataclass(frozen=True)
+class AxisRow:
+    """A value of an axis."""
+
+    axis: SweptAxis
+    level: SettingLevel
+    is_reference: bool  # Whether the other values of the axis are measured against it.
+
+    @property
+    def effect_cell(self) -> Cell:
+        return Cell("the reference") if self.is_reference else times_cell(self.level.effect)
+
+    @property
+    def words(self) -> str:
+        return self.axis.words if self.is_reference else ""
+
+
 AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
-    Column("axis", "Axis", lambda row: row[0].key),
-    Column("value", "Value", lambda row: row[1].value, limit=80),
-    Column(
-        "effect",
-        "Effect on throughput",
-        lambda row: row[1].effect,
-        lambda row: "the reference" if row[2] else times_cell(row[1].effect),
-        has_interval=True,
-    ),
-    Column("verdict", "Verdict", lambda row: row[0].verdict, lambda row: row[0].words if row[2] else ""),
+    Column("axis", "Axis", "axis.key"),
+    Column("value", "Value", "level.value", limit=80),
+    Column("effect", "Effect on throughput", "level.effect", "effect_cell", has_interval=True),
+    Column("verdict", "Verdict", "axis.verdict", "words"),
 )
 MARKS = "* changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
 
 
 def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
-    """Every setting with its throughput, its ratio to the baseline, and what must be said of it."""
+    """Returns every setting with its throughput, its ratio to the baseline, and remarks."""
 
-    def value_column(place: int, title: str) -> Column[SweptSetting]:
-        return Column("", title, lambda one: one.values[place][1], is_brief=True, limit=80)
-
-    def verdict(one: SweptSetting) -> str:
+    def verdict(setting: SweptSetting) -> str:
         if cell.steps:
-            return LADDER_STEP[one.outcome].in_cell
-        return one.verdict_title + (", best" if one.label == cell.best else "")
+            return LADDER_STEP[setting.outcome].in_cell
+        if setting.label == cell.best:
+            return f"{setting.verdict_title}, best"
+        return setting.verdict_title
 
-    def reached(one: SweptSetting) -> str:
-        return f"{one.num_reached} of {one.num_planned}"
+    def reached(setting: SweptSetting) -> str:
+        return f"{setting.num_reached} of {setting.num_planned}"
 
-    pays = "Pays" if cell.steps else "Verdict"
-    title = "Remarks" if any(map(_remarks, cell.settings)) else ""
-    # Where settings do not differ in these, the columns are for programs alone.
-    told = {name: [getattr(one, name) for one in cell.settings] for name in COSTS}
-    same = {name: "" for name, values in told.items() if len({f"{one or 0.0:.3g}" for one in values}) < 2}
+    def remarks(setting: SweptSetting) -> str:
+        return "; ".join(_remarks(setting))
 
-    def of_steps(*names: str) -> list[str]:
-        return [name for name in names if any(getattr(one, name) for one in cell.settings)]
+    def of_steps(name: str) -> list[str]:
+        """Returns a column of ladders, if a setting has a value in it."""
+        return [name] if any(getattr(setting, name) for setting in cell.settings) else []
 
+    has_remarks = any(map(_remarks, cell.settings))
+    value_columns = []
+    for index, key in enumerate(short_keys(sweep.keys)):
+        value_columns.append(Column[SweptSetting]("", key, partial(_value, index=index), is_brief=True, limit=80))
     columns = columns_of(
         SweptSetting,
         "label",
-        *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
+        *value_columns,
         *("options", "is_baseline", *of_steps("gain"), "throughput", "ratio", *of_steps("efficiency")),
-        Column("reached", "Reached" * cell.to_target, lambda one: one.num_reached, reached),
-        *("time", "sooner", *told),
-        Column("verdict", pays, lambda one: one.verdict, verdict, is_brief=not cell.to_target),
+        Column("reached", "Reached" if cell.to_target else "", "num_reached", reached),
+        *("time", "sooner", *COSTS),
+        Column("verdict", "Pays" if cell.steps else "Verdict", "verdict", verdict, is_brief=not cell.to_target),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
-        Column("", title, lambda one: "; ".join(_remarks(one))),
-        titles={
-            "throughput_per_s": "Throughput, " * (not cell.steps) + f"{sweep.sample_unit}/s",
-            **({} if cell.to_target else {"time_to_quality_s": "", "time_speedup": ""}),
-            **({"ratio": "In all"} if cell.steps else {}),
-            **{name: f"Efficiency, of {ranks_text(sweep.cells[0].ranks)}" for name in of_steps("efficiency")},
-            **same,
-        },
+        Column("", "Remarks" if has_remarks else "", remarks),
+        titles=_titles(sweep, cell),
     )
     if cell.steps:
         brief = ("gain", "verdict", "throughput_per_s", "ratio", "published")
-        columns = tuple(replace(one, is_brief=one.name in brief or one.title == "step") for one in columns)
+        columns = tuple(replace(made, is_brief=made.name in brief or made.title == "step") for made in columns)
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
+def _titles(sweep: Sweep, cell: SweepCell) -> dict[str, str]:
+    """Returns the titles that depend on the sweep, by column; empty for columns that are for programs alone."""
+    titles = {"throughput_per_s": f"Throughput, {sweep.sample_unit}/s"}
+    if cell.steps:
+        titles = {"throughput_per_s": f"{sweep.sample_unit}/s", "ratio": "In all"}
+    if not cell.to_target:
+        titles |= {"time_to_quality_s": "", "time_speedup": ""}
+    if any(setting.efficiency for setting in cell.settings):
+        titles["efficiency"] = f"Efficiency, of {ranks_text(sweep.cells[0].ranks)}"
+    for name in COSTS:
+        # Settings do not differ in this cost.
+        if len({f"{getattr(setting, name) or 0.0:.3g}" for setting in cell.settings}) < 2:
+            titles[name] = ""
+    return titles
+
+
+def _value(setting: SweptSetting, *, index: int) -> str:
+    _, text = setting.values[index]
+    return text
+
+
 def _remarks(setting: SweptSetting) -> list[str]:
-    found = [f"a setting had no effect: {text}" for text in setting.inert]
-    found += [f"published {setting.published}"] * bool(setting.published)
+    remarks = [f"a setting had no effect: {text}" for text in setting.inert]
+    if setting.published:
+        remarks.append(f"published {setting.published}")
     if setting.changes:
-        found.append(f"changes the arithmetic ({', '.join(setting.changes)}){loss_text(setting)}")
+        remarks.append(f"changes the arithmetic ({', '.join(setting.changes)}){loss_text(setting)}")
     elif setting.losses is not None:
-        found.append(strategy_words(setting))
+        remarks.append(strategy_words(setting))
     if setting.num_runs < setting.num_planned:
-        why = f" ({setting.why})" if setting.why else ""
-        found.append(f"{setting.num_runs} of {setting.num_planned} runs have figures{why}")
+        text = f"{setting.num_runs} of {setting.num_planned} runs have figures"
+        if setting.why:
+            text += f" ({setting.why})"
+        remarks.append(text)
     if setting.autotune is not None:
-        found.append(f"autotuner: {setting.autotune.words}")
-    return found
+        remarks.append(f"autotuner: {setting.autotune.words}")
+    return remarks
 
 
 def remark_lines(cell: SweepCell) -> list[str]:
-    """The same for a terminal, whose table has no room for them: equal remarks once, with their settings."""
+    """Returns remarks for a terminal, whose table has no room for them: equal ones once, with their settings."""
     labels: dict[str, list[str]] = {}
     for setting in cell.settings:
         for text in _remarks(setting):
@@ -109,16 +141,25 @@ def remark_lines(cell: SweepCell) -> list[str]:
 
 
 def goal_lines(cell: SweepCell) -> list[str]:
-    """With a target the verdict on each setting and its messages, for terminals, whose table has no room for them."""
+    """Returns the verdict on each setting and its messages, for terminals, whose table has no room for them.
 
-    def line(one: SweptSetting) -> str:
-        parts = {"selecting or casting": one.packing_s, "on the wire": one.carried_s, "merging": one.merging_s}
-        told = "".join(
-            f"; {format_seconds(found)} of a step {what}" for what, found in parts.items() if found is not None
-        )
-        return f"{one.label}: {one.verdict_title}{told}."
-
-    return list(map(line, cell.settings)) if cell.to_target else []
+    Only for runs to a target.
+    """
+    if not cell.to_target:
+        return []
+    lines = []
+    for setting in cell.settings:
+        parts = [setting.verdict_title]
+        for title, name in (
+            ("selecting or casting", "packing_s"),
+            ("on the wire", "carried_s"),
+            ("merging", "merging_s"),
+        ):
+            seconds = getattr(setting, name)
+            if seconds is not None:
+                parts.append(f"{format_seconds(seconds)} of a step {title}")
+        lines.append(f"{setting.label}: {'; '.join(parts)}.")
+    return lines
 
 
 class SweepView(ReportView):
@@ -144,20 +185,11 @@ class SweepView(ReportView):
             words=(sweep.verdict,),
             next_step=last.advice if last else "",
         )
-        headline = "no figures"
-        if last and last.steps:
-            headline = " ".join(sweep.headline)
-        elif last:
-            best, goal, place = last.best_setting, " to the target" * last.to_target, place_text(last.ranks, last.nodes)
-            headline = f"no setting is faster{goal} than the baseline for certain, at {place}"
-            if best is not None and best.decides is not None:
-                gain = times_value(best.decides)
-                headline = f"fastest{goal} at {place}: {best.label[:50]}, {gain} the baseline"
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
             level="answer" if last and last.steps else "evidence",
-            headline=headline,
+            headline=_headline(sweep, last) if last else "no figures",
             cards=(card,),
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
@@ -166,39 +198,56 @@ class SweepView(ReportView):
         )
 
     def remedy(self, report: Report) -> str:
-        return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
+        return "no series was swept: --sweep KEY=A,B with five repeats or more compares settings."
+
+
+def _headline(sweep: Sweep, last: SweepCell) -> str:
+    if last.steps:
+        return " ".join(sweep.headline)
+    best, place = last.best_setting, place_text(last.ranks, last.nodes)
+    goal = " to the target" if last.to_target else ""
+    if best is None or best.decides is None:
+        return f"no setting is faster{goal} than the baseline for certain, at {place}"
+    return f"fastest{goal} at {place}: {best.label[:50]}, {times_value(best.decides)} the baseline"
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
+    axis_rows = []
+    for axis in cell.axes:
+        axis_rows += [AxisRow(axis, level, level is axis.levels[0]) for level in axis.levels]
+    title = "Which axes matter"
+    if cell.to_target:
+        title += " for the time to the target (not throughput)"
     axes = Sheet(
         name="sweep-axes",
-        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
+        title=title,
         columns=AXIS_COLUMNS,
-        rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
+        rows=axis_rows,
         # Of a single axis the table of settings says the same.
-        is_shown=lambda row: len(cell.axes) > 1,
+        is_shown=always if len(cell.axes) > 1 else never,
         caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
     )
-    sheet = settings_sheet(sweep, cell)
-    found: tuple[Sheet[Any], ...] = (sheet, axes, updates_sheet(cell.updates))
-    follows = f"Next: {cell.advice}"
+    settings = settings_sheet(sweep, cell)
+    sheets: tuple[Sheet[Any], ...] = (settings, axes, updates_sheet(cell.updates))
+    advice = f"Next: {cell.advice}"
+    brief = [cell.verdict, *goal_lines(cell), *remark_lines(cell), advice]
+    if not cell.steps:
+        brief.insert(0, f"Baseline: {cell.baseline}.")
+
+    def charts() -> list[Chart]:
+        return [*settings_charts(sweep, cell, settings), *overlap_charts(sweep, cell, report)]
+
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",
         title=place_text(cell.ranks, cell.nodes),
         marks=tuple(Mark(severity="note", text=text) for text in cell.notes),
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
         # The card of the series says it of the largest rank count.
-        words=(cell.verdict, follows) if cell is not sweep.cells[-1] else (),
-        charts=lambda: [*settings_charts(sweep, cell, sheet), *overlap_charts(sweep, cell, report)],
+        words=(cell.verdict, advice) if cell is not sweep.cells[-1] else (),
+        charts=charts,
         charts_per_row=1,
-        sheets=tuple(sheet for sheet in found if sheet.rows),
+        sheets=tuple(sheet for sheet in sheets if sheet.rows),
         notes=() if cell.steps else (MARKS,),
-        brief=(
-            *[f"Baseline: {cell.baseline}."] * (not cell.steps),
-            cell.verdict,
-            *goal_lines(cell),
-            *remark_lines(cell),
-            follows,
-        ),
+        brief=tuple(brief),
         where={"ranks": cell.ranks, "nodes": cell.nodes},
     )

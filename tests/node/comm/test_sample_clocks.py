@@ -181,16 +181,14 @@ def test_calibration_in_the_stream_finds_the_planted_line(
     gpu.startup_s, gpu.kernels = startup_s, kernels
     monkeypatch.setattr(timing, "time", gpu)
     counts = route.sizes_up_to(2**24, 1)
-    line = route.calibrate(
-        "planted",
-        gpu.exchange,
-        counts,
+    calibration = route.Calibration(
+        exchange=gpu.exchange,
         world=cast(Any, gpu),
         clock=cast(Any, gpu),
         arena=torch.zeros(counts[-1]),
-        budget_s=1000.0,
         gather=lambda value: [value],
     )
+    line = calibration.measure("planted", counts, budget_s=1000.0)
     assert bool(line.launch_bound) == late
     if not late:
         assert line.startup_s == pytest.approx(startup_s, rel=0.02)

@@ -192,7 +192,7 @@ def test_horovod_keeps_weights_contiguous_and_says_so(ranks: str, sync: tuple[st
     model = kernels.placed(build_model(plan.workload.model))
     assert all(parameter.is_contiguous() for parameter in model.parameters())
     (told,) = kernels.settings()
-    assert (told.effective, told.evidence) == ("contiguous", "Horovod takes contiguous tensors alone")
+    assert (told.effective, told.evidence) == ("contiguous", "Horovod takes only contiguous tensors")
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_any_plan_gives_what_core_gives(
         counting = OutOfCore(model, units, planned(units, "recompute"), count=True)
         counting.install()
         task.loss(model)
-        chain = measured_chain(units, list(counting._room.seen))
+        chain = measured_chain(units, list(counting._room.counted))
         counting.remove()
         model = task.model()
         units = cut(task, model)
@@ -134,7 +134,7 @@ def test_the_budget_is_kept_and_what_exceeds_it_is_counted(tier: DiskTier) -> No
     train(task, model, steps=1)
     # Eleven inputs of 8 KiB each that lie between two units, and the output; GELU saves nothing else.
     assert counting.summary()["activation_peak_bytes"] == 12 * 8192
-    bytes_ = list(counting._room.seen)
+    bytes_ = list(counting._room.counted)
     assert [one.input_saved for one in bytes_] == [False] + [True] * 11
     counting.remove()
     chain = measured_chain(units, bytes_)

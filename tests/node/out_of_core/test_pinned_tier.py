@@ -99,7 +99,7 @@ def plan_of(
     counting = OutOfCore(model, units, planned(units, "keep"), count=True)
     counting.install()
     task.loss(model).backward()
-    chain = measured_chain(units, list(counting._room.seen))
+    chain = measured_chain(units, list(counting._room.counted))
     counting.remove()
     blocks = planned(units, decisions)
     return chain, blocks, simulate(chain, blocks, rates, budget, prefetch=prefetch)
@@ -291,7 +291,7 @@ def test_resident_memory_beyond_the_capacity_is_told(
     own = sum(parameter.numel() * 4 for parameter in model.parameters())
     monkeypatch.setattr(activations, "resident_bytes", lambda: own + (100 << 20))
     memory = training.memory(model, "planned swap", 0.5)
-    capacity = memory.found.plan.capacity_bytes
+    capacity = memory.memory_plan.plan.capacity_bytes
     assert capacity is not None
     memory._allocator = KEPT_FREED if kept else "as the C library does, which is not glibc"
     monkeypatch.setattr(activations, "peak_bytes", lambda _: round(more * capacity) + (100 << 20))

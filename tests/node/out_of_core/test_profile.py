@@ -51,7 +51,7 @@ def test_bytes_are_those_that_the_executor_counts(task: Task) -> None:
     assert counting._pass is not None
     counts = [len(owned) for owned in counting._pass.owned]
     loss.backward()
-    counted = measured_chain(units, list(counting._room.seen))
+    counted = measured_chain(units, list(counting._room.counted))
     counting.close()
 
     def bytes_of(one: Chain) -> list[tuple[object, ...]]:

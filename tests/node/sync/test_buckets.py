@@ -223,7 +223,7 @@ def test_hybrid_goes_by_the_bytes_of_the_message() -> None:
     assert hybrid.sum(torch.zeros(25)) == "flat"
     assert hybrid.sum(torch.zeros(48, dtype=torch.float16)) == "hierarchical"
     assert world.calls == ["sum 25"]
-    assert hybrid.way(99) == "hierarchical"
+    assert hybrid.name_for(99) == "hierarchical"
     assert (hybrid.chunks(99), hybrid.chunks(100)) == (1, None)
     assert hybrid.sent(100) == Flat(world, 4).sent(100)
     assert hybrid.sent(96) == Hierarchical(groups, lambda _: 1).sent(96)

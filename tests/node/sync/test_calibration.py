@@ -42,17 +42,15 @@ def test_the_start_up_of_a_message_holds_no_wait_for_the_start(
     ranks = Ranks()
     monkeypatch.setattr(route, "time", SimpleNamespace(monotonic=lambda: ranks.now_s))
     counts = route.sizes_up_to(largest_bytes, 1)
-    line = route.calibrate(
-        "planted",
-        ranks.exchange,
-        counts,
+    calibration = route.Calibration(
+        exchange=ranks.exchange,
         world=cast(Any, ranks),
         clock=Clock(),
         arena=torch.zeros(counts[-1]),
-        budget_s=1000.0,
         # The other rank starts last, and waits for nobody.
         gather=lambda value: [value, value - SKEW_S] if isinstance(value, float) else [value],
     )
+    line = calibration.measure("planted", counts, budget_s=1000.0)
     assert line.startup_s == pytest.approx(STARTUP_S, rel=0.25)
     assert line.per_byte_s == pytest.approx(PER_BYTE_S, rel=0.1)
     assert 1 < ranks.most_at_once <= counts[-1] // counts[0]

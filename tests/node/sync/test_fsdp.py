@@ -136,7 +136,7 @@ def test_offload_is_in_force_where_shares_lie_on_the_host(tmp_path: Path, where:
     plan = plan_of("bert", "--engine", "fsdp", "--ranks", "1", "--set", "engine.fsdp.offload=true")
     place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="a", token="t")
     engine = FsdpEngine(plan, RunFolder(tmp_path), place, torch.device("cpu"), None)
-    engine._shares = {"weight": nn.Parameter(torch.zeros(3, device=where))}
+    engine._shards = {"weight": nn.Parameter(torch.zeros(3, device=where))}
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         (row,) = [one for one in engine.settings() if one.key == "engine.fsdp.offload"]

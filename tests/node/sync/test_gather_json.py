@@ -52,7 +52,7 @@ def test_nothing_that_a_rank_sends_is_executed(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return canary.touch, ()
 
-    with pytest.raises(RunError, match="a rank sent bytes that are no JSON"):
+    with pytest.raises(RunError, match="a rank sent bytes that are not JSON"):
         gather_json("x" * 200, 2, Ranks(pickle.dumps(Touch())).all_gather)
     assert not canary.exists()
 

@@ -99,7 +99,7 @@ def test_ranks_without_nccl_are_told_what_a_build_with_it_lacks(on_gpu: Any, mon
     with pytest.raises(EnvironmentLacksError) as raised:
         on_gpu(2, nccl=False)
     said = str(raised.value)
-    assert "built without NCCL, which 2 ranks on GPUs need; a build with it lacks this here: " in said
+    assert "built without NCCL, which 2 ranks on GPUs need; to build one with NCCL, install what is missing: " in said
     assert "of torch's CUDA 99.0" in said or "nvcc of CUDA 99.0 is missing" in said
     assert said.endswith("or use --engine ddp")
     # Where all is there now, what helps is to build.

@@ -272,7 +272,7 @@ def test_sharded_training_has_the_losses_of_replicated_training(
     proof = {one.key: one for one in found.settings}["engine.fsdp.shard"]
     assert proof.effective == proof.requested == run.plan.engine.fsdp.shard
     elements = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{elements} elements lie on all ranks" in proof.evidence
+    assert f"all ranks hold {elements} elements" in proof.evidence
 
 
 @pytest.mark.parametrize(("name", "gathered"), [("fsdp", {"forward", "backward"}), ("fsdp-gradients", {"forward"})])
@@ -338,7 +338,7 @@ def test_local_sgd_averages_parameters_and_counts_its_bytes(trained: Mapping[str
     proof = {one.key: one for one in after.settings}["sync.average_every"]
     assert (proof.requested, proof.effective) == (2, 2)
     assert proof.evidence.startswith("2 averages of ")
-    assert "in 5 updates apart, and 1 for checkpoints and the end; before the last" in proof.evidence
+    assert "in 5 independent updates, and 1 for checkpoints and the end; before the last" in proof.evidence
     # LAMB has two moments: an average is three times as large as the gradients, here after one of two measured steps.
     (average,) = after.exchange.messages
     assert average.num_bytes == 3 * after.gradient_bytes

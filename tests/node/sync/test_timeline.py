@@ -462,19 +462,19 @@ def test_the_log_is_followed_until_the_search_is_over(tmp_path: Path) -> None:
         {"autotune": True, "autotune_max_samples": 2, "autotune_warmup_samples": 1, "autotune_steps_per_sample": 1}
     )
     watch = TuningWatch(settings, log)
-    watch.look(0)
+    watch.read_log(0)
     for number in range(len(ROWS)):
         log.write_text(HEADER + "".join(ROWS[:number]))
-        watch.look(number * 5)
+        watch.read_log(number * 5)
         assert not watch.has_settled
         assert watch.result().evaluations == number
         assert watch.result().fusion_threshold_bytes is None
     log.write_text(HEADER + "".join(ROWS)[:-1])  # the last row is still being written
-    watch.look(19)
+    watch.read_log(19)
     assert not watch.has_settled
     log.write_text(HEADER + "".join(ROWS))
-    watch.look(20)
-    watch.look(25)
+    watch.read_log(20)
+    watch.read_log(25)
     result = watch.result()
     assert (result.evaluations, result.finished, result.settled_step) == (3, True, 20)
     assert (result.fusion_threshold_bytes, result.cycle_time_ms, result.score) == (4 * 2**20, 5.0, 12.5)

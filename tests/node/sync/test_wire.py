@@ -139,7 +139,7 @@ def test_topk_sends_the_largest_and_loses_nothing(
             vector = torch.from_numpy(rows[step, group.index].astype(np.float32))
             wire.exchange(0, vector, group.sum, group)
             sums.append(vector.numpy())
-        return sums, wire.waiting()["a"].numpy(), wire, group.calls
+        return sums, wire.residuals()["a"].numpy(), wire, group.calls
 
     results = on_ranks(num_ranks, work)
     entries = max(1, math.ceil(density * elements))
@@ -187,7 +187,7 @@ def test_what_waits_survives_other_buckets() -> None:
         on_ranks(1, lambda group: wire.exchange(number, vector, group.sum, group))
 
     def waiting() -> dict[str, np.ndarray]:
-        return {name: piece.numpy().copy() for name, piece in wire.waiting().items()}
+        return {name: piece.numpy().copy() for name, piece in wire.residuals().items()}
 
     wire.reset([[("a", 4)], [("b", 6), ("c", 5)]])
     exchange(0, a)
@@ -218,7 +218,7 @@ def test_gradients_that_are_not_finite_are_seen_everywhere_and_once(bad: float, 
         for rows in (first, poisoned):
             vector = torch.from_numpy(rows[group.index].copy())
             wire.exchange(0, vector, group.sum, group)
-            rests.append(wire.waiting()["a"].numpy().copy())
+            rests.append(wire.residuals()["a"].numpy().copy())
         assert np.count_nonzero(~np.isfinite(vector.numpy())) == min(count, 2)
         return rests
 

@@ -325,7 +325,11 @@ def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monk
             2,
             "pageable: the state of a checkpoint: cannot page-lock 1.004 MiB of host memory, only 0 B (CUDA error 2)",
         ),
-        (1 << 19, 0, "pageable: the state of a checkpoint: 1.004 MiB of host memory would be page-locked, 512 KiB"),
+        (
+            1 << 19,
+            0,
+            "pageable: the state of a checkpoint: 1.004 MiB of host memory would be page-locked, but only 512 KiB",
+        ),
     ],
 )
 def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(

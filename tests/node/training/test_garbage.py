@@ -95,7 +95,7 @@ def test_a_collection_that_a_library_starts_in_a_step_is_said(tmp_path: Path) ->
         handle.remove()
     assert len(passes) > 200
     (warning,) = [text for text in record_of(run).warnings if "garbage" in text]
-    assert warning.startswith("Python's garbage collector was started 1 times within measured steps of rank 0")
+    assert warning.startswith("a library started Python's garbage collector 1 time within measured steps of rank 0")
 
 
 def test_the_collector_works_again_after_a_failure(tmp_path: Path) -> None:

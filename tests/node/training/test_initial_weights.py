@@ -216,7 +216,7 @@ def wrong(change: Callable[[Tensors], Any]) -> Tensors:
             wrong(lambda t: t.update({"bert.pooler.dense.bias": torch.ones(8)})),
             r"has shape \[8\], this network's pooler",
         ),
-        (wrong(lambda t: t["cls.predictions.decoder.weight"].add_(1)), "differs from .*; this network ties the two"),
+        (wrong(lambda t: t["cls.predictions.decoder.weight"].add_(1)), "differs from .*, but this network ties them"),
         (wrong(lambda t: t.update({"cls.predictions.bias": torch.ones(96)})), "of different vocabularies"),
         (wrong(lambda t: t.update({"cls.predictions.bias": torch.ones(90).int()})), "holds I32, not floating-point"),
         (published(rows=400), r"bias has shape \[400\], this network's mlm_bias \[90\] \(and 1 more\)"),

@@ -64,7 +64,7 @@ def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
     events: list[str] = []
 
     class Noted(Pauses):
-        def _look(self, done: int, train_s: float) -> bool:
+        def _evaluate(self, done: int, train_s: float) -> bool:
             events.append("evaluation")
             return done == met_after
 
@@ -462,7 +462,7 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
         precision.Precision(train_spec(precision=kind), CPU)
     allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
     assert allowed.is_emulated
-    assert "speed says nothing" in allowed.doubts[0]
+    assert "speed is not meaningful" in allowed.doubts[0]
     assert ", emulated in fp32 arithmetic" in allowed.text
     flags_show({kind}, monkeypatch)
     native = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)

@@ -193,7 +193,7 @@ def test_a_captured_network_trains_as_it_did(capturing: Capturing, engine: str, 
     assert capturing.passes == passes
     (setting,) = graphs.settings()
     assert (setting.key, setting.effective) == ("train.cuda_graphs", "network")
-    assert "holds 2 MiB of the GPU's memory" in setting.evidence
+    assert "uses 2 MiB of the GPU's memory" in setting.evidence
     assert graphs.warnings == []
 
     losses = []

@@ -99,7 +99,7 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
     assert (found.result.shuffle, found.result.partition, found.result.exchanged_share) == ("local", "contiguous", 0)
     assert found.result.audit_s > 0
     (check,) = found.checks
-    assert (check.passed, check.detail) == (True, "2 whole epochs, in each 48 samples read and 0 left out")
+    assert (check.passed, check.detail) == (True, "2 complete epochs, in each 48 samples read and 0 left out")
     assert [(s.requested, s.effective) for s in found.settings] == [("local", "local")]
 
     wrong = Changed(48, batch_size=4, rank=0, world_size=3, seed=5)

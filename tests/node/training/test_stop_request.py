@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlbench.node.garbage import COLLECT_EVERY
-from dlbench.node.training.pauses import LOOKS_IN_WARNING, any_stop_requested, stop_check_interval
+from dlbench.node.training.pauses import CHECKS_IN_WARNING, any_stop_requested, stop_check_interval
 
 STEPS = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=6)
 
@@ -40,7 +40,7 @@ def test_ranks_look_alike_and_often_enough_for_a_checkpoint(warning_s: float, ra
     every = looks[0]
     assert 1 <= every <= COLLECT_EVERY
     slowest = max(max(steps[1:] or steps) for steps in ranks)
-    part = warning_s / LOOKS_IN_WARNING
+    part = warning_s / CHECKS_IN_WARNING
     if every > 1:
         assert every * slowest <= part * (1 + 1e-9)
     # And not more often: a look makes the ranks wait for each other.

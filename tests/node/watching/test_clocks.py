@@ -130,7 +130,7 @@ def test_a_run_of_one_comparison_has_one_point(serve: Serve, tmp_path: Path) -> 
     follower.start()
     points, problem = follower.finish()
     assert len(points) == 1
-    assert problem == "clocks were compared once only"
+    assert problem == "clocks were compared only once"
 
 
 def test_points_made_in_a_busy_network_are_left_out() -> None:
@@ -242,7 +242,7 @@ def test_a_follower_says_why_it_has_no_point(serve: Serve, tmp_path: Path) -> No
     follower = ClockFollower(path, "t")
     clocks.publish(path, serve(), "of the start before")
     follower.start()
-    assert follower.finish() == ((), "node 0 did not say in clock.json where it answers about its clock")
+    assert follower.finish() == ((), "node 0 did not write the address of its clock server to clock.json")
 
     gone = serve()
     clocks.publish(path, gone, "t")

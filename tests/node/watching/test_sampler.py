@@ -214,7 +214,7 @@ def test_samples_keep_their_times_and_say_how_late_they_are(
     with closing(Sampling(order_of(folder, period_s=1.0), source, clock)) as sampling:
         follow(sampling, clock, len(durations))
         sampling.flush()
-        account = sampling.account()
+        account = sampling.summary()
 
     now, number, expected, skipped = start, 0, [], 0
     for duration in durations:
@@ -265,7 +265,7 @@ def test_the_file_stays_within_its_share_and_reaches_far(
         sampling.take_now()
         sampling.take_now(is_last=True)
         sampling.flush()
-        account = sampling.account()
+        account = sampling.summary()
     rows, _ = rows_of(path)
     header = len(path.read_bytes().split(b"\n", 1)[0]) + 1
     size = path.stat().st_size
@@ -471,11 +471,11 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["/nonexistent/python"], "was not started: No such file or directory"),
-        ([sys.executable, "-c", "import sys; sys.exit(7)"], "ended with exit code 7 before its account"),
-        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "ended by signal 9 before its account"),
-        ([sys.executable, "-c", "print('{}', flush=True); input(); input(); input()"], "account that cannot be read"),
-        ([sys.executable, "-c", "import time; time.sleep(3600)"], "gave no account within 0.5 s and was ended"),
+        (["/nonexistent/python"], "could not be started: No such file or directory"),
+        ([sys.executable, "-c", "import sys; sys.exit(7)"], "ended with exit code 7 before its summary"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "ended by signal 9 before its summary"),
+        ([sys.executable, "-c", "print('{}', flush=True); input(); input(); input()"], "unreadable summary"),
+        ([sys.executable, "-c", "import time; time.sleep(3600)"], "sent no summary within 0.5 s and was killed"),
     ],
 )
 def test_a_sampler_that_fails_is_a_problem_and_no_error(

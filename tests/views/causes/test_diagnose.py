@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dlbench.analysis.causes import CAUSES
 from dlbench.cli import cli
 from dlbench.records.scan import scan
-from dlbench.report.formats.terminal import whole
+from dlbench.report.formats.terminal import whole_table
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
 from dlbench.specs.plan import RunPlan
@@ -187,15 +187,15 @@ def test_full_text_leaves_nothing_out() -> None:
     header = ("cause", "1 rank", "2 ranks")
     cells = (("exchange", "1 ms [0.9, 1.1]", "2 ms"), ("input", "3 ms", DASH))
     table = TextTable(header, tuple(TextRow(tuple(map(Cell, row))) for row in cells))
-    assert whole(table, 40) == [
+    assert whole_table(table, 40) == [
         "   cause           1 rank  2 ranks",
         "exchange  1 ms [0.9, 1.1]     2 ms",
         f"   input             3 ms        {DASH}",
     ]
     # Side by side they do not fit: one below the other, each with the first column.
-    assert [line.split()[0] for line in whole(table, 30) if line] == ["cause", "exchange", "input"] * 2
+    assert [line.split()[0] for line in whole_table(table, 30) if line] == ["cause", "exchange", "input"] * 2
     # One column alone does not fit either: names and values, without what is missing.
-    named = " ".join(" ".join(whole(table, 22)).split())
+    named = " ".join(" ".join(whole_table(table, 22)).split())
     assert named == "cause exchange 1 rank 1 ms [0.9, 1.1] 2 ranks 2 ms cause input 1 rank 3 ms"
 
 

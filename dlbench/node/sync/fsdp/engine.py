@@ -1,15 +1,16 @@
-"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a share of every parameter, its gradient and its optimizer state.
+"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a shard of every parameter, its gradient and its optimizer state.
 
-Blocks of the network (its `blocks`) are gathered before they compute and freed behind. The optimizer, made before with
-whole parameters, is pointed at the shares by name, so that training keeps its order.
+Blocks of the network (its `blocks`) are gathered before they compute and freed afterwards. The optimizer, built with
+whole parameters, is pointed at the shards by name, so that training keeps its order.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,7 +35,7 @@ from dlbench.specs.plan import RunPlan
 
 
 class FsdpEngine(TorchRanks):
-    """Sharded parameters, gradients and optimizer state."""
+    """Exchanges gradients by FSDP2, optionally with tensor parallelism inside a replica."""
 
     marks_backward = True
 
@@ -43,38 +44,33 @@ class FsdpEngine(TorchRanks):
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
         self._plan, self._settings = plan, plan.engine.fsdp
-        self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
+        self._tensor: SharedLayers | None = None  # Layers divided between ranks; None without tensor parallelism.
         self._modules: dict[str, nn.Module] = {}
-        """Sharded ones by name, blocks in the order of computing, the root (of no name) last; none where ranks share
-        nothing but layers."""
-        self._planned: list[list[str]] = []  # Names of the parameters in each group, before any was shared out.
-        self._nodes = place.num_nodes if self._settings.shard_ranks == "node" else 1
-        self._sharers = place.size // self._nodes // self._settings.tensor_ranks  # Ranks that share a copy.
+        """Sharded modules by name: blocks in the order of computing, the root (named "") last; empty with tensor
+        parallelism alone."""
+        self._planned: list[list[torch.Tensor]] = []  # Shards of the parameters in each group of the planned optimizer.
+        self._replicas = place.num_nodes if self._settings.shard_ranks == "node" else 1
+        self._shard_ranks = place.size // self._replicas // self._settings.tensor_ranks  # Ranks that share one copy.
         self._accumulation = 1
 
     def start(self) -> None:
         if self._settings.offload and self._device.type != "cuda":
             raise EnvironmentLacksError(
-                "engine.fsdp.offload: on a CPU parameters lie in the host's memory; leave it out"
+                "engine.fsdp.offload: on a CPU parameters are in the host's memory already; leave it out"
             )
         super().start()
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
-        """Broadcasts rank 0's parameters, shards blocks and the rest, and points the optimizer at the shares."""
+        """Broadcasts rank 0's parameters, shards blocks and the root, and points the optimizer at the shards."""
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        self._whole = {name: parameter.numel() for parameter, name in names.items()}
+        self._num_elements = {name: parameter.numel() for parameter, name in names.items()}
         self._watch = CommWatch(self._device, mark_backward, self.beat, self._backend)
-        # Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
-        # out, but for one rank alone.
-        tensor, size = self._settings.tensor_ranks, self._place.size
-        shape = {"replicate": self._nodes, "shard": self._sharers, "tensor": tensor}
-        shares = [name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1))]
-        lengths = tuple(shape[name] for name in shares)
-        mesh = init_device_mesh(self._device.type, lengths, mesh_dim_names=tuple(shares))
-        if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
+        mesh = self._make_mesh()
+        dimensions = mesh.mesh_dim_names or ()
+        if "tensor" in dimensions:
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
             dimensions = dimensions[:-1]
@@ -82,44 +78,60 @@ class FsdpEngine(TorchRanks):
         self._accumulation = accumulation
         if dimensions:
             self._shard(model, mesh[dimensions])
-        self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        self._shares = dict(model.named_parameters())
-        groups = [
-            group | {"params": [self._shares[name] for name in of_group]}
-            for group, of_group in zip(optimizer.param_groups, self._planned, strict=True)
-        ]
-        optimizer.param_groups[:] = [part for group in groups for part in by_mesh(group)]
+        self._shards = dict(model.named_parameters())
+        sharded_groups = []
+        for group in optimizer.param_groups:
+            shards: list[torch.Tensor] = [self._shards[names[parameter]] for parameter in group["params"]]
+            self._planned.append(shards)
+            sharded_groups += by_mesh(group | {"params": shards})
+        optimizer.param_groups[:] = sharded_groups
         if hasattr(optimizer, "all_reduce"):
             optimizer.all_reduce = self._sum
         self._optimizer = optimizer
         return model, optimizer
 
+    def _make_mesh(self) -> DeviceMesh:
+        """Makes the device mesh: replicas, shards, tensor parallelism; neighbouring ranks in the last dimension.
+
+        Dimensions of one rank are left out, unless the run has only one.
+        """
+        tensor_ranks, size = self._settings.tensor_ranks, self._place.size
+        lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
+        is_sharded = tensor_ranks < size or size == 1
+        names = [name for name, length in lengths.items() if length > 1 or (name == "shard" and is_sharded)]
+        shape = tuple(lengths[name] for name in names)
+        return init_device_mesh(self._device.type, shape, mesh_dim_names=tuple(names))
+
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if self._wire == "bf16" else None)
         offload = CPUOffloadPolicy() if self._settings.offload else OffloadPolicy()
-        called = {module: name for name, module in model.named_modules()}
+        name_of = {module: name for name, module in model.named_modules()}
         blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
-        self._modules = {called[module]: module for module in (*blocks, model)}
+        self._modules = {name_of[module]: module for module in (*blocks, model)}
         for name, module in self._modules.items():
             frees = self._frees(name)
+            num_tensors = len(self._own_shapes(name))
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, mp_policy=policy, offload_policy=offload)
-            self._watch.attach(cast(FSDPModule, module), name, len(self._own(name)))
-            if self._nodes > 1:
-                hook = self._watch.all_reduced(name, len(self._own(name)), self._nodes)
+            self._watch.attach(cast(FSDPModule, module), name, num_tensors)
+            if self._replicas > 1:
+                hook = self._watch.all_reduced(name, num_tensors, self._replicas)
                 cast(FSDPModule, module).set_all_reduce_hook(hook)
+        if self._device.type != "cuda":
+            return
         sharded, ahead = cast(list[FSDPModule], blocks), self._settings.prefetch
-        for number, block in enumerate(sharded) if self._device.type == "cuda" else ():
+        for number, block in enumerate(sharded):
             block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
             block.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])
 
     def _frees(self, name: str) -> bool:
-        """Whether a module's parameters are freed between the passes. Those in no block are not, as torch's own default
-        has it: the backward pass begins with them.
+        """Returns whether a module's parameters are freed between the passes.
+
+        The root's are not, which is torch's default: the backward pass begins with them.
         """
         return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
-        return [[self._shares[name] for name in group] for group in self._planned]
+        return self._planned
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
@@ -137,7 +149,7 @@ class FsdpEngine(TorchRanks):
         modules = {name: cast(FSDPModule, module) for name, module in self._modules.items()}
         with self._watch.paused():
             for module in modules.values():
-                # Else its first forward pass would free it, and the second gather it.
+                # Otherwise its first forward pass would free it, and the second gather it again.
                 module.set_reshard_after_forward(False, recurse=False)
                 module.unshard()
             try:
@@ -159,31 +171,31 @@ class FsdpEngine(TorchRanks):
 
     @torch.no_grad()
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
-        """As torch's, which takes one mesh: squares of shares are summed over the ranks that hold the others."""
-        shares: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+        """Clips as `clip_grad_norm_`, which accepts one mesh only: sums squares over the ranks with other shards."""
+        shards: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
         for gradient in (parameter.grad for parameter in parameters):
             if isinstance(gradient, DTensor):
                 sharded = [number for number, placed in enumerate(gradient.placements) if not placed.is_replicate()]
                 groups = tuple(gradient.device_mesh.get_group(number) for number in sharded)
-                shares.setdefault(groups, []).append(gradient.to_local())
+                shards.setdefault(groups, []).append(gradient.to_local())
             elif gradient is not None:
-                shares.setdefault((), []).append(gradient)
+                shards.setdefault((), []).append(gradient)
         total = torch.zeros((), device=self._device)
-        for groups, gradients in shares.items():
+        for groups, gradients in shards.items():
             square = nn.utils.get_total_norm(gradients).to(total).square_()
             for group in groups:
                 self._sum(square, group)
             total += square
         factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
-        for gradients in shares.values():
+        for gradients in shards.values():
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
-        there = tensor.to(self._device)  # NCCL takes none of the host, where offloaded gradients lie.
-        what = {"method": REDUCE, "phase": "optimizer", "module": "", "num_tensors": 1}
-        self._watch.carry(lambda: dist.all_reduce(there, group=group), there, group, **what)
-        if there is not tensor:
-            tensor.copy_(there)
+        on_device = tensor.to(self._device)  # NCCL takes no tensors in host memory, where offloaded gradients are.
+        call = partial(dist.all_reduce, on_device, group=group)
+        self._watch.carry(call, on_device, group, method=REDUCE, phase="optimizer", module="", num_tensors=1)
+        if on_device is not tensor:
+            tensor.copy_(on_device)
 
     def watch(self, on: bool) -> None:
         if on:
@@ -200,58 +212,77 @@ class FsdpEngine(TorchRanks):
     def waits(self) -> CollectiveWaits | None:
         if self._place.size == 1:
             return None
-        waited: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # By whether it was for parameters.
+        gather_s, exchange_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for (method, phase), seconds in self._watch.seconds().items():
-            if phase != "exchange":
-                waited[method == GATHER][phase] += seconds  # type: ignore[assignment]
+            if phase == "exchange":
+                continue
+            if method == GATHER:
+                gather_s[phase] += seconds
+            else:
+                exchange_s[phase] += seconds
         how = "each collective of the measured steps timed; on a CPU a rank waits for all of it"
         if self._device.type == "cuda":
             how = (
-                f"by events of {len(self._watch.steps)} watched warm-up steps, for as many as were measured: from "
-                "where the computing stream came to a module until its parameters were there, or the gradients before "
-                "had left"
+                f"CUDA events of {len(self._watch.steps)} watched warm-up steps, scaled to the measured steps: from "
+                "when the computing stream reached a module until its parameters had arrived, or until the gradients "
+                "before it were sent"
             )
-        return CollectiveWaits(gather_s=waited[True], exchange_s=waited[False], evidence=how)
+        return CollectiveWaits(gather_s=gather_s, exchange_s=exchange_s, evidence=how)
 
     def exchange_result(self) -> ExchangeResult | None:
         if self._place.size == 1:
             return None
         watch, place = self._watch, self._place
-        calls, everyone = of_gradients(watch.last), self.gather(watch.times())
+        calls = of_gradients(watch.last)
         inside, across = 0.0, 0.0
-        for one in calls:
-            # A replica that shares layers lies on one node, as ranks that share a copy do where nodes have their own.
-            is_inside = one.method == ACTIVATIONS or (self._nodes > 1 and one.method != REDUCE)
+        for call in calls:
+            # Ranks of a tensor-parallel replica are on one node, as are the ranks of a copy if each node has its own.
+            is_inside = call.method == ACTIVATIONS or (self._replicas > 1 and call.method != REDUCE)
             groups = 1 if is_inside else place.num_nodes
-            here, there = ring_bytes(one.num_bytes * one.rounds / 2, ranks=one.ranks, groups=groups)
-            inside, across = inside + here, across + there
-        known = [times for times in everyone if times]
-        steps = [(step.backward, of_gradients(step.calls)) for step in watch.steps]
-        alike = [(begin, sent) for begin, sent in steps if layout(sent) == layout(calls)]
-        self._shared = self._shares_text()
-        layers = self._tensor.evidence()[1] if self._tensor is not None else ""
-        how = "exposed is what the computing stream waited, by events; bytes as a ring has them, NCCL chooses by itself"
+            inside_call, across_call = ring_bytes(call.num_bytes * call.rounds / 2, ranks=call.ranks, groups=groups)
+            inside += inside_call
+            across += across_call
+        equal_steps = []  # watched steps with the same collectives as the last step
+        for step in watch.steps:
+            step_calls = of_gradients(step.calls)
+            if layout(step_calls) == layout(calls):
+                equal_steps.append((step.backward, step_calls))
+        times: dict[str, list[float]] = defaultdict(list)
+        for rank_times in self.gather(watch.times()):
+            for key, seconds in rank_times.items():
+                times[key].append(seconds)
+        self._shards_evidence = self._check_shards()
+        evidence = [
+            "exposed is the waiting of the computing stream, by CUDA events; bytes by the formula of a ring, NCCL "
+            "chooses the algorithm"
+        ]
         if self._backend == "gloo":
-            how = "each collective ends before its call returns, so all of it is exposed; bytes by Gloo's rings"
-            how += ", of which a reduce-scatter is an all-reduce" if self._modules else ""
-        told = [how, self._shared[1], self._bytes_text()[1] if self._modules else "", layers]
+            evidence = ["each collective ends before its call returns, so all of it is exposed; bytes by Gloo's rings"]
+            if self._modules:
+                evidence[0] += ", of which a reduce-scatter is an all-reduce"
+        evidence.append(self._shards_evidence[1])
+        if self._modules:
+            evidence.append(self._check_bytes()[1])
+        if self._tensor is not None:
+            evidence.append(self._tensor.evidence()[1])
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
-            exchange="hierarchical" if self._nodes > 1 else "flat",
+            exchange="hierarchical" if self._replicas > 1 else "flat",
             fusion=f"by {self._wrapped}",
-            wire=self._wire_seen,
+            wire=self._wire_in_force,
             group_size=place.local_size,
             num_groups=place.num_nodes,
-            messages=messages_of(calls, alike, watch.clock),
+            messages=messages_of(calls, equal_steps, watch.clock),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: statistics.fmean(times[key] for times in known) for key in (known[0] if known else ())},
+            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
             window_steps=len(watch.steps),
-            evidence="; ".join(filter(None, told)),
+            evidence="; ".join(evidence),
         )
 
-    def _own(self, name: str) -> list[torch.Size]:
+    def _own_shapes(self, name: str) -> list[torch.Size]:
+        """Returns the shapes of a module's parameters without those of other sharded modules inside it."""
         others = [f"{other}." for other in self._modules if other and other != name]
         prefix = f"{name}." if name else ""
         return [
@@ -260,84 +291,105 @@ class FsdpEngine(TorchRanks):
             if parameter.startswith(prefix) and not parameter.startswith(tuple(others))
         ]
 
-    def _shares_text(self) -> tuple[bool, str]:
-        """Whether the shares of all ranks together are the parameters, each once in every copy; and how that is known.
+    def _check_shards(self) -> tuple[bool, str]:
+        """Returns whether the shards of all ranks hold each parameter once per copy, and the counted elements in words.
+
         Called by all ranks.
         """
-        total = sum(self.gather(sum(_local(share).numel() for share in self._shares.values())))
-        wanted = padding = 0
+        total = sum(self.gather(sum(_local(shard).numel() for shard in self._shards.values())))
+        expected = padding = 0
         for name, shape in self._shapes.items():
-            copies = self._nodes * (1 if shape.numel() < self._whole[name] else self._settings.tensor_ranks)
-            wanted += copies * self._whole[name]
+            copies = self._replicas
+            if shape.numel() == self._num_elements[name]:  # not divided by tensor parallelism
+                copies *= self._settings.tensor_ranks
+            expected += copies * self._num_elements[name]
             padding += self._padded(shape) - shape.numel()
-        text = f"{total} elements lie on all ranks, {wanted} are wanted of a network with {sum(self._whole.values())}"
-        return total == wanted, f"{text}, and a copy has {padding} more on its way, which are padding"
+        elements = sum(self._num_elements.values())
+        text = f"all ranks hold {total} elements, expected are {expected} for a network with {elements}"
+        return total == expected, f"{text}; a copy is sent with {padding} elements of padding"
 
     def _padded(self, shape: torch.Size) -> int:
-        """Elements of a parameter on the way: its first dimension is cut into parts of equal length."""
+        """Returns the sent elements of a parameter: its first dimension is padded to shards of equal length."""
         rows = shape[0] if shape else 1
-        return shape.numel() // max(1, rows) * -(-rows // self._sharers) * self._sharers
+        return shape.numel() // max(1, rows) * -(-rows // self._shard_ranks) * self._shard_ranks
 
-    def _bytes_text(self) -> tuple[bool, str]:
-        """Whether the bytes that were counted in every step are those of the formula, and both in words."""
-        wanted, ranks = 0.0, self._sharers
+    def _check_bytes(self) -> tuple[bool, str]:
+        """Returns whether the bytes counted in every step are those of the formula, and both in words."""
+        ranks = self._shard_ranks
+        width = torch.bfloat16.itemsize if self._wire == "bf16" else torch.float32.itemsize
+        scatter_rounds = self._watch.rounds[SCATTER]
+        expected = 0.0
         for name in self._modules:
-            elements = sum(map(self._padded, self._own(name)))
-            gathered = (2 if self._frees(name) else 1) * self._accumulation * torch.float32.itemsize
-            width = torch.bfloat16.itemsize if self._wire == "bf16" else torch.float32.itemsize
-            scattered = (2 if self._backend == "gloo" else 1) * width  # Gloo sums the whole vector on every rank.
-            wanted += (ranks - 1) / ranks * elements * (gathered + scattered)
-            wanted += 2 * (self._nodes - 1) / self._nodes * elements / ranks * width
+            elements = sum(map(self._padded, self._own_shapes(name)))
+            gathers = self._accumulation
+            if self._frees(name):
+                gathers *= 2  # again in the backward pass
+            expected += (ranks - 1) / ranks * elements * (gathers * torch.float32.itemsize + scatter_rounds * width)
+            expected += 2 * (self._replicas - 1) / self._replicas * elements / ranks * width
         counted = sorted(self._watch.bytes_of_steps)
-        text = f"{' or '.join(map(str, counted))} bytes that a rank sends were counted in a step, {wanted:.0f} expected"
-        return counted == [round(wanted)], text
+        text = f"a rank sent {' or '.join(map(str, counted))} bytes in a step by count, {expected:.0f} expected"
+        return counted == [round(expected)], text
 
     @property
     def _wrapped(self) -> str:
-        return "layers" if not self._modules else "blocks" if len(self._modules) > 1 else "network"
+        if not self._modules:
+            return "layers"
+        return "blocks" if len(self._modules) > 1 else "network"
 
     @property
-    def _wire_seen(self) -> str:
-        """The format in which gradients were summed, by the bytes of it; that of gradients where none is sent."""
+    def _wire_in_force(self) -> str:
+        """The format in which gradients were summed, by the bytes of reduce-scatters; fp32 without any."""
         if not self._modules:
             return "fp32"
-        scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
+        scattered_bytes = sum(call.num_bytes for call in self._watch.last if call.method == SCATTER)
         elements = sum(map(self._padded, self._shapes.values()))
-        return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
+        return {2: "bf16", 4: "fp32"}.get(scattered_bytes // max(1, elements), "unknown")
 
     def settings(self) -> list[Setting]:
-        """What is sharded is in force only if the shares make a whole and the bytes are those that sharding sends;
-        after `exchange_result`.
+        """Returns settings, after `exchange_result`.
+
+        Sharding is in force only if the shards hold every parameter and the bytes are those that sharding sends.
         """
-        asked, found = self._settings, super().settings()
-        if asked.offload:
-            where = sorted({_local(share).device.type for share in self._shares.values()})
-            how = f"{sum(_local(share).nbytes for share in self._shares.values())} bytes of parameters lie there"
-            found += settings_of(("engine.fsdp.offload", True, where == ["cpu"], f"{', '.join(where)}: {how}"))
+        requested, settings = self._settings, super().settings()
+        if requested.offload:
+            shards = [_local(shard) for shard in self._shards.values()]
+            devices = sorted({shard.device.type for shard in shards})
+            how = f"{', '.join(devices)}: {sum(shard.nbytes for shard in shards)} bytes of parameters"
+            settings += settings_of(("engine.fsdp.offload", True, devices == ["cpu"], how))
         if self._tensor is not None:
-            is_shared, how = self._tensor.evidence()
-            in_force = asked.tensor_ranks if is_shared else 1
-            found += settings_of(("engine.fsdp.tensor_ranks", asked.tensor_ranks, in_force, how))
+            is_divided, how = self._tensor.evidence()
+            tensor_ranks = requested.tensor_ranks if is_divided else 1
+            settings += settings_of(("engine.fsdp.tensor_ranks", requested.tensor_ranks, tensor_ranks, how))
         if not self._modules or self._place.size == 1:
-            return found
-        (is_shared, shares), (is_sent, sent) = self._shared, self._bytes_text()
-        again = any(one.method == GATHER and one.phase == "backward" for one in self._watch.last)
-        shard = "none" if not is_shared else "parameters" if again else "gradients"
-        ranks = "node" if self._nodes > 1 else "all"
-        blocks = f"{len(self._modules)} modules are gathered at a time"
-        if asked.wrap == "blocks" and len(self._modules) == 1:
-            blocks = "this network names no blocks"
-        found += settings_of(
-            ("engine.fsdp.shard", asked.shard, shard if is_sent else f"{shard}, other bytes", f"{shares}; {sent}"),
-            ("engine.fsdp.shard_ranks", asked.shard_ranks, ranks, f"{self._sharers} ranks share a copy"),
-            ("engine.fsdp.wrap", asked.wrap, self._wrapped, blocks),
-            ("sync.wire", self._wire, self._wire_seen, "bytes of the reduce-scatters"),
+            return settings
+        (is_sharded, shards_text), (is_as_expected, bytes_text) = self._shards_evidence, self._check_bytes()
+        shard = "gradients"
+        if not is_sharded:
+            shard = "none"
+        elif any(call.method == GATHER and call.phase == "backward" for call in self._watch.last):
+            shard = "parameters"
+        if not is_as_expected:
+            shard += ", other bytes"
+        shard_ranks = "node" if self._replicas > 1 else "all"
+        modules_text = f"{len(self._modules)} modules are gathered separately"
+        if requested.wrap == "blocks" and len(self._modules) == 1:
+            modules_text = "this network names no blocks"
+        settings += settings_of(
+            ("engine.fsdp.shard", requested.shard, shard, f"{shards_text}; {bytes_text}"),
+            ("engine.fsdp.shard_ranks", requested.shard_ranks, shard_ranks, f"{self._shard_ranks} ranks share a copy"),
+            ("engine.fsdp.wrap", requested.wrap, self._wrapped, modules_text),
+            ("sync.wire", self._wire, self._wire_in_force, "bytes of the reduce-scatters"),
         )
-        if asked.prefetch != 1:
-            ahead = min(asked.prefetch, max(0, len(self._modules) - 2)) if self._device.type == "cuda" else 0
-            how = "blocks ahead, as told to torch" if ahead else "a CPU's gather ends before its call returns"
-            found += settings_of(("engine.fsdp.prefetch", asked.prefetch, ahead, how))
-        return found
+        if requested.prefetch != 1:
+            settings += settings_of(self._prefetch_row())
+        return settings
+
+    def _prefetch_row(self) -> tuple[str, int, int, str]:
+        key, requested = "engine.fsdp.prefetch", self._settings.prefetch
+        ahead = min(requested, max(0, len(self._modules) - 2))
+        if self._device.type != "cuda" or ahead == 0:
+            return key, requested, 0, "a CPU's gather ends before its call returns"
+        return key, requested, ahead, "blocks ahead, as given to torch"
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -345,5 +397,5 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks that are gathered one at a time, in the order in which they compute."""
+    """Returns the blocks that are gathered one at a time, in the order in which they compute."""
     return list(getattr(model, "blocks", ()))

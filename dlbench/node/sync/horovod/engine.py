@@ -1,17 +1,16 @@
-"""Horovod, as it comes: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL.
+"""Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL.
 
-Traps handled here: controller and CPU operations must name the same library (mixing them aborts or
-crashes); fp16 sums overflow above 65,504; bfloat16 tensors do not exist for Horovod; at one rank it
-registers no hooks at all, so its 1-rank baseline holds no Horovod cost and needs no NCCL; its flags for
-hierarchical and torus all-reduce are silently ignored by builds without NCCL, and on a single node; its
-timeline changes every step on GPUs unless dlbench's patch is in. What ran is taken from that timeline in a
-short window (`timeline`), what the autotuner did from its log (`report`).
+Pitfalls: controller and CPU operations must name the same library (mixing them aborts or crashes); fp16 sums overflow
+above 65,504; Horovod has no bfloat16 tensors; at one rank it registers no hooks, so its 1-rank baseline has no cost of
+Horovod and needs no NCCL; builds without NCCL silently ignore the flags for hierarchical and torus all-reduce, as do
+all builds on a single node; its timeline slows every step on GPUs unless dlbench's patch is applied. The operations
+that ran are taken from that timeline in a short window (`timeline`), the autotuner's from its log (`report`).
 
-Horovod matches operations of ranks by name, and keeps what it negotiated by name: the same name must come with the same
-shape. So each name of a group's operation holds the group, the operation, the type and the length. Tried on Horovod
-0.28.1 over Gloo and MPI: all-reduce, reduce-scatter, all-gather (of unequal lengths too) and broadcast work on process
-sets in fp32 and fp16. A broadcast's root is a rank of the run, not a place in the set. A reduce to one rank does not
-exist, so it is an all-reduce here; its result on the other ranks is not used.
+Horovod matches operations of ranks by name and caches what it negotiated for a name, so the same name must come with
+the same shape: names hold the group, the operation, the type and the length. Tried on Horovod 0.28.1 over Gloo and MPI:
+all-reduce, reduce-scatter, all-gather (of unequal lengths too) and broadcast work on process sets in fp32 and fp16. A
+broadcast's root is a rank of the run, not an index in the set. A reduce to one rank does not exist, so it is an
+all-reduce here; its result on the other ranks is not used.
 """
 
 from __future__ import annotations
@@ -77,23 +76,22 @@ class HorovodEngine(Engine):
         self._tunes = self._settings.autotune and place.size > 1
         self._place = place
         self._device = device
-        self._use_mpi = launch.by_mpi  # Else ranks meet through a file, where rank 0 gives its address, and Gloo.
+        self._use_mpi = launch.by_mpi  # Otherwise Gloo, with the address of rank 0 in `_address_file`.
         self._address_file = folder.rendezvous
         self._interface = launch.interface
         self._fusion = ENGINES["horovod"].fusion if sync.library_fusion == AUTO else sync.library_fusion
         self._wire = sync.library_wire
-        # Not where dlbench itself exchanges.
-        is_watched = not sync.is_own and sync.exchanges_gradients
-        self._exchange = sync.exchange if is_watched else "flat"
-        self._is_watched = is_watched and place.size > 1
-        self._why_unseen = NOT_WATCHED
+        by_horovod = sync.exchanges_gradients and not sync.is_own
+        self._exchange = sync.exchange if by_horovod else "flat"
+        self._is_watched = by_horovod and place.size > 1
+        self._unwatched_reason = NOT_WATCHED
         self._hvd: Any = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
         self._overflow = OverflowCount()
         self._checked: list[nn.Parameter] = []
-        """Whose sums are searched for overflows once per step; on CPUs the compressor looks at each."""
+        """Parameters whose sums are checked for overflows once per step; on CPUs the compressor checks each sum."""
         self._tuning: TuningWatch | None = None
         self._tuning_folder: tempfile.TemporaryDirectory[str] | None = None
         self._steps = 0
@@ -119,11 +117,11 @@ class HorovodEngine(Engine):
         if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
             raise refused
         if on_gpu and self._is_watched and not closed_timeline_is_free():
-            # It would change the measured steps, too; Horovod reads its variable later.
-            self._is_watched, self._why_unseen = False, TRACES_ALWAYS
+            # It would slow the measured steps, too; Horovod reads the variable in init().
+            self._is_watched, self._unwatched_reason = False, TRACES_ALWAYS
             del os.environ["HOROVOD_TIMELINE"]
         if not self._use_mpi:
-            self._meet()
+            self._set_rendezvous()
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch)
         hvd.init()
@@ -135,7 +133,7 @@ class HorovodEngine(Engine):
                 f"{self._place.size}; nothing was measured"
             )
         if self._gpu is not None:
-            # NCCL starts with the first gradient; this travels by the CPU operations.
+            # NCCL starts with the first gradient; this gather uses the CPU operations.
             require_own_gpu(self._gpu, self._place, self.gather, by_nccl=bool(hvd.nccl_built()))
 
     def _set_variables(self) -> None:
@@ -156,14 +154,14 @@ class HorovodEngine(Engine):
                 "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
                 "HOROVOD_CACHE_CAPACITY": "1024",
             }
-            if self._place.rank == 0:  # which alone writes it
+            if self._place.rank == 0:  # only rank 0 writes the log
                 self._tuning = TuningWatch(settings, log)
         else:
             variables["HOROVOD_FUSION_THRESHOLD"] = str(self._fusion.bytes or 0)
             variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         os.environ |= variables
 
-    def _meet(self) -> None:
+    def _set_rendezvous(self) -> None:
         place = self._place
         patience_s = self._stall_timeout_s * rendezvous.PATIENCE
         endpoint = open_endpoint(self._address_file, place, self._interface, patience_s, serve_horovod)
@@ -177,7 +175,7 @@ class HorovodEngine(Engine):
             "HOROVOD_HOSTNAME": f"node-{place.node_rank}",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": endpoint.address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(endpoint.port),
-            # Horovod's own 30 s pass while nodes import at different speeds.
+            # Horovod's default of 30 s is too short where nodes import at different speeds.
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(self._stall_timeout_s + rendezvous.GRACE_S)),
             "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, endpoint),
         }
@@ -193,20 +191,20 @@ class HorovodEngine(Engine):
             elif self._place.size > 1:
                 self._checked = [p for p in model.parameters() if p.requires_grad]
         self._watch.attach(model)
-        if self._place.size > 1:  # alone, a build without NCCL would be asked for what it has not
+        if self._place.size > 1:  # one rank on a GPU needs no NCCL, which this broadcast would
             self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._optimizer = self._hvd.DistributedOptimizer(
             optimizer,
             named_parameters=model.named_parameters(),
             compression=compression,
-            backward_passes_per_step=accumulation,  # which Horovod counts itself: `hold_exchange` has nothing to do
+            backward_passes_per_step=accumulation,  # Horovod counts passes itself, so `hold_exchange` does nothing
         )
         return model, self._optimizer
 
     def begin_backward(self) -> None:
-        """Notes the moment, while it watches, and what the autotuner has done since, while it may tune."""
+        """Records the start of the pass while steps are watched, and reads the autotuner's log during the warm-up."""
         if self._tuning is not None and not self._is_measuring:
-            self._tuning.look(self._steps)
+            self._tuning.read_log(self._steps)
         self._steps += 1
         self._watch.begin()
 
@@ -221,56 +219,76 @@ class HorovodEngine(Engine):
             return
         self._is_measuring = True
         if self._tuning is not None:
-            self._tuning.look(self._steps)
+            self._tuning.read_log(self._steps)
         if self._window is not None:
             self._window.close(self._hvd)
         self._watch.close()
-        self._summary = self._window.summary() if self._window is not None else None
+        if self._window is not None:
+            self._summary = self._window.summary()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Fused messages by Horovod's timeline, which rank 0 alone has."""
+        """Returns the fused messages of Horovod's timeline, which only rank 0 has."""
         return self._window.spans() if self._window is not None else []
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Messages as Horovod's timeline has them, on rank 0; the other ranks report overflows only."""
+        """Returns the messages of Horovod's timeline on rank 0; the other ranks report overflows only."""
         if self._place.size == 1 or self._optimizer is None:
             return None
         if not self._is_measuring:
             self.watch(False)
-        overflows = min(self.gather(self._overflow.total))
-        seen, place, carrier = self._summary, self._place, self._carrier
-        inside = across = None
-        if seen is not None and carrier == "gloo" and seen.wire_bytes is not None:
-            # Horovod's Gloo always takes the ring; MPI and NCCL choose by themselves.
-            inside, across = ring_bytes(seen.wire_bytes, ranks=place.size, groups=place.num_nodes)
+        fields: dict[str, Any] = {
+            "exchange": self._exchange,
+            "wire": self._wire,
+            "evidence": f"Horovod's timeline: {self._unwatched_reason}",
+        }
+        if self._summary is not None:
+            fields |= self._from_timeline(self._summary)
+        if self._window is not None and self._window.scheduling_text:
+            fields["evidence"] += f"; {self._window.scheduling_text}"
+        if self._tuning is not None:
+            fields["autotune"] = self._tuning.result()
         return ExchangeResult(
-            carrier=carrier,
+            carrier=self._carrier,
             by="backend",
-            exchange=self._exchange if seen is None else exchange_of(seen.timeline.methods),
             fusion=str(self._threshold().effective or "unknown"),
-            wire=self._wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
-            group_size=place.local_size,
-            num_groups=place.num_nodes,
-            messages=() if seen is None else seen.messages,
-            bytes_inside=inside,
-            bytes_across=across,
-            **{key: getattr(seen, key, None) for key in ("communication_s", "exposed_s", "hidden_s")},
+            group_size=self._place.local_size,
+            num_groups=self._place.num_nodes,
             backward_s=self._watch.backward_s(),
-            wire_overflows=overflows,
-            window_steps=0 if seen is None else len(seen.counts),
-            evidence=evidence(seen, carrier, "" if self._window is None else self._window.calm_text, self._why_unseen),
+            wire_overflows=min(self.gather(self._overflow.total)),
             gradients=self._watch.gradients(),
-            autotune=self._tuning.result() if self._tuning is not None else None,
+            **fields,
         )
+
+    def _from_timeline(self, summary: TimelineSummary) -> dict[str, Any]:
+        """Returns the fields of `ExchangeResult` that come from the timeline of the watched steps."""
+        fields: dict[str, Any] = {
+            "exchange": exchange_of(summary.timeline.methods),
+            "messages": summary.messages,
+            "communication_s": summary.communication_s,
+            "exposed_s": summary.exposed_s,
+            "hidden_s": summary.hidden_s,
+            "window_steps": len(summary.counts),
+            "evidence": evidence(summary, self._carrier),
+        }
+        if summary.timeline.types:
+            fields["wire"] = wire_of(summary.timeline.types)
+        if self._carrier == "gloo" and summary.wire_bytes is not None:
+            # Horovod's Gloo always uses a ring; MPI and NCCL choose the algorithm.
+            fields["bytes_inside"], fields["bytes_across"] = ring_bytes(
+                summary.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes
+            )
+        return fields
 
     def finish_exchange(self) -> None:
         self._watch.backward_ended()
-        # What Horovod has cast lies elsewhere: gradients are this rank's own until it has waited.
+        # Horovod casts into other memory: until it has synchronised, gradients are this rank's own.
         checked = [p.grad for p in self._checked if p.grad is not None]
-        own = magnitudes(checked) if checked else None
-        self._optimizer.synchronize()
-        if own is not None:
-            self._overflow.count_all(own, magnitudes(checked))
+        if checked:
+            before = magnitudes(checked)
+            self._optimizer.synchronize()
+            self._overflow.count_all(before, magnitudes(checked))
+        else:
+            self._optimizer.synchronize()
         self._watch.exchange_ended()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
@@ -285,9 +303,9 @@ class HorovodEngine(Engine):
         self._hvd.broadcast_(tensor, root_rank=0, name=f"dlbench.broadcast.{tensor.numel()}")
 
     def gather(self, value: Any) -> list[Any]:
-        def all_gather(own: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
-            return found
+        def all_gather(tensor: torch.Tensor) -> torch.Tensor:
+            gathered: torch.Tensor = self._hvd.allgather(tensor, name=f"dlbench.gather.{tensor.dtype}")
+            return gathered
 
         return gather_json(value, self._place.size, all_gather)
 
@@ -295,35 +313,47 @@ class HorovodEngine(Engine):
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:
-        """Threshold and cycle time read back from the running library; the rest as it was seen on the wire."""
-        # The autotuner chooses: nothing is set then.
-        asked = None if self._tunes else self._settings.cycle_time_ms
-        found = read_back("horovod_effective_cycle_time_ms", ctypes.c_double)
-        # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
-        same = asked is not None and found is not None and math.isclose(found, asked, rel_tol=1e-6)
-        effective, how = asked if same else found, READ if found is not None else NOT_READ
-        cycle, operations = settings_of(
-            ("engine.horovod.cycle_time_ms", asked, effective, how),
-            ("engine.horovod.operations", None, self._carrier, "controller started, operations built"),
+        """Returns threshold and cycle time, read back from the running library, and settings from the timeline."""
+        settings = [*self._cycle_time()]
+        if self._optimizer is not None:  # otherwise dlbench itself synchronises gradients, or nobody
+            settings.insert(0, self._threshold())
+            if self._place.size > 1:
+                settings += self._timeline_settings()
+        return settings + settings_of(
+            ("engine.horovod.operations", None, self._carrier, "controller started, operations built")
         )
-        if self._optimizer is None:  # dlbench itself synchronises gradients, or nobody
-            return [cycle, operations]
-        return [self._threshold(), cycle, *(self._seen() if self._place.size > 1 else ()), operations]
 
-    def _seen(self) -> list[Setting]:
-        types = () if self._summary is None else self._summary.timeline.types
-        wire = wire_of(types) if types else self._wire
-        how = "compressor given to DistributedOptimizer"
-        if types:
-            how = f"types in Horovod's timeline: {', '.join(types)}"
-        rows: list[tuple[str, Value, Value, str]] = [("sync.wire", self._wire, wire, how)]
-        methods = {} if self._summary is None else self._summary.timeline.methods
-        exchange = exchange_of(methods) if methods else None
-        how = f"operations in Horovod's timeline: {', '.join(methods)}" if methods else self._why_unseen
-        rows.append(("sync.exchange", self._exchange, exchange, how))
+    def _cycle_time(self) -> list[Setting]:
+        requested = None  # the autotuner chooses
+        if not self._tunes:
+            requested = self._settings.cycle_time_ms
+        effective, how = read_back("horovod_effective_cycle_time_ms", ctypes.c_double), READ
+        if effective is None:
+            how = NOT_READ
+        elif requested is not None and math.isclose(effective, requested, rel_tol=1e-6):
+            effective = requested  # Horovod's 32-bit number rounds 0.1 in the eighth digit
+        return settings_of(("engine.horovod.cycle_time_ms", requested, effective, how))
+
+    def _timeline_settings(self) -> list[Setting]:
+        wire, wire_evidence = self._wire, "compressor given to DistributedOptimizer"
+        exchange, exchange_evidence = None, self._unwatched_reason
+        if self._summary is not None:
+            types, methods = self._summary.timeline.types, self._summary.timeline.methods
+            if types:
+                wire, wire_evidence = wire_of(types), f"types in Horovod's timeline: {', '.join(types)}"
+            if methods:
+                exchange = exchange_of(methods)
+                exchange_evidence = f"operations in Horovod's timeline: {', '.join(methods)}"
+        rows: list[tuple[str, Value, Value, str]] = [
+            ("sync.wire", self._wire, wire, wire_evidence),
+            ("sync.exchange", self._exchange, exchange, exchange_evidence),
+        ]
         if self._tunes:
-            tried = 0 if self._tuning is None else self._tuning.result().evaluations
-            rows.append(("engine.horovod.autotune", True, tried > 0, f"{tried} settings in the autotuner's log"))
+            evaluations = 0
+            if self._tuning is not None:
+                evaluations = self._tuning.result().evaluations
+            how = f"{evaluations} settings in the autotuner's log"
+            rows.append(("engine.horovod.autotune", True, evaluations > 0, how))
         return settings_of(*rows)
 
     def _threshold(self) -> Setting:
@@ -343,7 +373,7 @@ class HorovodEngine(Engine):
 
 
 class HorovodGroup:
-    """One process set."""
+    """A process set of Horovod."""
 
     def __init__(self, hvd: Any, ranks: tuple[int, ...], index: int, carrier: str, process_set: Any) -> None:
         self.ranks = ranks
@@ -358,7 +388,7 @@ class HorovodGroup:
 
     def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
         hvd, self._turn = self._hvd, 1 - self._turn
-        name = f"{self._name('sum', vector)}.{self._turn}"  # of two under way each has its own
+        name = f"{self._name('sum', vector)}.{self._turn}"  # two in flight need different names
         return partial(hvd.synchronize, hvd.allreduce_async_(vector, op=hvd.Sum, name=name, process_set=self._set))
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
@@ -371,7 +401,7 @@ class HorovodGroup:
         vector.copy_(self._hvd.allgather(share, name=self._name("all_gather", share), process_set=self._set))
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
-        """As in the protocol; Horovod's all-reduce, for lack of a reduce."""
+        """Sums on all ranks of the group: Horovod has no reduce."""
         self.sum(vector)
 
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
@@ -389,23 +419,23 @@ class HorovodGroup:
 
 
 class HorovodCommunicators:
-    """Horovod, started already with HOROVOD_DYNAMIC_PROCESS_SETS."""
+    """Makes process sets of Horovod, which was started with HOROVOD_DYNAMIC_PROCESS_SETS."""
 
     reduce_is_sum = True
 
     def __init__(self, hvd: Any, carrier: str) -> None:
         self._hvd = hvd
         self.carrier = carrier
-        self._made: dict[tuple[int, ...], Any] = {tuple(range(hvd.size())): hvd.global_process_set}
+        self._process_sets: dict[tuple[int, ...], Any] = {tuple(range(hvd.size())): hvd.global_process_set}
 
     def group(self, ranks: Sequence[int]) -> HorovodGroup | None:
-        chosen = tuple(ranks)
-        if chosen not in self._made:  # Horovod refuses a second set of the same ranks
-            self._made[chosen] = self._hvd.add_process_set(list(chosen))
+        members = tuple(ranks)
+        if members not in self._process_sets:  # Horovod refuses a second set of the same ranks
+            self._process_sets[members] = self._hvd.add_process_set(list(members))
         rank = self._hvd.rank()
-        if rank not in chosen:
+        if rank not in members:
             return None
-        return HorovodGroup(self._hvd, chosen, chosen.index(rank), self.carrier, self._made[chosen])
+        return HorovodGroup(self._hvd, members, members.index(rank), self.carrier, self._process_sets[members])
 
     def broadcast_parameters(self, model: nn.Module) -> None:
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)

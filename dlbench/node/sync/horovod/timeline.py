@@ -1,21 +1,22 @@
-"""Horovod's timeline to messages: which operation ran, on which tensors together, when.
+"""Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused.
 
-The file is a Chrome trace. Each tensor is a process of its own (`pid`); its spans nest: `ALLREDUCE` around
+The file is a Chrome trace. Each tensor is a process (`pid`); its spans nest: `ALLREDUCE` around
 `MEMCPY_IN_FUSION_BUFFER`, the operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`) and
-`MEMCPY_OUT_FUSION_BUFFER`; the end of `ALLREDUCE` gives type and shape of what travelled. Times are
-microseconds of the steady clock since Horovod's start (timeline.cc of Horovod 0.28). A dying process leaves the
-array open and may tear the last entry.
+`MEMCPY_OUT_FUSION_BUFFER`; the end of `ALLREDUCE` gives type and shape of the sent tensor. Times are microseconds of
+the steady clock since Horovod's start (timeline.cc of Horovod 0.28). A killed process leaves the array open and may
+cut the last entry.
 
-Rank 0 switches it on for a few warm-up steps. Trap handled here: with HOROVOD_TIMELINE set, rank 0 has a writer thread
-that asks for work in a loop for the whole run (timeline.cc, WriterLoop of Horovod 0.28). Where this was tried it took
-92 % of an idle core and, as it yields, 0.3 % of a busy one. It is recognised by never waiting, and gets the scheduler's
-idle class before the measured steps, so that any other thread goes first. In the window it keeps its class, because
-Horovod's own thread waits for its lock. A build in which that thread sleeps needs none of this.
+Rank 0 records it during a few warm-up steps. With HOROVOD_TIMELINE set, rank 0 has a writer thread that polls for the
+whole run (WriterLoop in timeline.cc of Horovod 0.28): 92 % of an idle core and, as it yields, 0.3 % of a busy one where
+this was tried. It is recognised because it never waits, and moved to the idle scheduling class before the measured
+steps, so that any other thread runs first. While the window is open it keeps its class, because Horovod's background
+thread waits for its lock. A build in which that thread sleeps needs none of this.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -43,35 +44,35 @@ _SIZES = {
 
 _OPERATION = re.compile(r"^(GLOO|MPI|NCCL|CCL|DDL|ADASUM)_(?!INIT)[A-Z_]+$")
 
-_PREFIX = "allreduce."  # What Horovod puts before a parameter's name.
+_PREFIX = "allreduce."  # Horovod's prefix of a parameter's name.
 
 _FILE = "timeline.json"
-_LOOK_S = 0.2  # How long threads are watched for the one that spins.
-_SPINS = 0.01  # Least share of that time which it gets, however many others want the core.
-_CLOCK_SLACK_S = 1e-3  # How far an operation may seem to lie outside of its step before the clocks are not believed.
+_SPIN_CHECK_S = 0.2  # How long threads are watched to find the one that spins.
+_MIN_SPIN_SHARE = 0.01  # Smallest share of that time which a spinning thread runs on a crowded core.
+_CLOCK_SLACK_S = 1e-3  # How far an operation may be outside of its step before the clocks count as inconsistent.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedMessage:
-    """One operation on some tensors that travelled together."""
+    """One operation on tensors that were fused into one buffer."""
 
     tensors: tuple[str, ...]  # Names of the parameters, in the order in the buffer.
-    step: int  # How often these tensors had travelled before, in this file.
+    step: int  # How often these tensors were sent before, in this file.
     method: str  # The operations in their order, e.g. GLOO_ALLREDUCE.
-    types: tuple[str, ...]  # Types of the elements that travelled, each once; empty where the file does not say.
-    wire_bytes: int | None  # Bytes of the vector; None where the file does not say.
+    types: tuple[str, ...]  # Types of the sent elements, each once; empty if the file does not say.
+    wire_bytes: int | None  # Bytes of the vector; None if the file does not say.
     begin_us: float
     end_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What a timeline says of all-reduces."""
+    """The all-reduces of a timeline."""
 
-    epoch_us: int | None  # Microseconds since 1970 at which its times begin.
-    messages: tuple[FusedMessage, ...]  # Complete ones, in the order of their beginning.
+    epoch_us: int | None  # Time 0 of the timeline, in microseconds since 1970; None if the file does not say.
+    messages: tuple[FusedMessage, ...]  # Complete messages, in the order of their beginning.
     cycle_us: float | None  # Median time between two cycles of Horovod's background thread; None without marks.
-    is_torn: bool  # Whether the file ended within an entry or held something that is no entry.
+    is_torn: bool  # Whether the file ended within an entry or held something that is not an entry.
 
     def step(self, number: int) -> tuple[FusedMessage, ...]:
         return tuple(message for message in self.messages if message.step == number)
@@ -82,7 +83,7 @@ class Timeline:
 
     @property
     def types(self) -> tuple[str, ...]:
-        return tuple(sorted({name for message in self.messages for name in message.types}))
+        return tuple(sorted(set().union(*(message.types for message in self.messages))))
 
 
 @dataclass(kw_only=True)
@@ -108,14 +109,15 @@ class _Reader:
         self.epoch_us: int | None = None
         self.cycles: list[float] = []
         self.groups: list[_FusedGroup] = []
+        # By `pid`, of which each tensor has one:
         self._names: dict[int, str] = {}
-        self._open: dict[int, list[str]] = {}
+        self._open: dict[int, list[str]] = {}  # Names of the spans that have begun and not ended.
         self._spans: dict[int, _Span] = {}
         self._group_of: dict[int, _FusedGroup] = {}
-        self._times: Counter[int] = Counter()
+        self._times_sent: Counter[int] = Counter()
 
     def read(self, entry: dict[str, Any]) -> None:
-        """One entry of the array. Raises `KeyError, TypeError`: it lacks what entries of its kind have."""
+        """Reads one entry of the array; raises `KeyError` or `TypeError` if it lacks fields of its kind."""
         kind = entry["ph"]
         if kind == "M":
             arguments = entry.get("args") or {}
@@ -135,13 +137,13 @@ class _Reader:
         stack.append(name)
         tensor = self._names.get(pid, "")
         if name == "ALLREDUCE" and tensor.startswith(_PREFIX):
-            self._spans[pid] = _Span(tensor=tensor.removeprefix(_PREFIX), step=self._times[pid])
-            self._times[pid] += 1
+            self._spans[pid] = _Span(tensor=tensor.removeprefix(_PREFIX), step=self._times_sent[pid])
+            self._times_sent[pid] += 1
         span = self._spans.get(pid)
         if span is None or not _OPERATION.match(name):
             return
         if not span.operations:
-            # Horovod notes the beginning for all tensors of a buffer before anything else happens to one of them.
+            # Horovod records the beginning for all tensors of a buffer before any other event of one of them.
             if not self.groups or self.groups[-1].is_closing:
                 self.groups.append(_FusedGroup())
             self.groups[-1].spans.append(span)
@@ -150,7 +152,7 @@ class _Reader:
 
     def _end(self, pid: int, moment: float, arguments: dict[str, Any]) -> None:
         stack = self._open.get(pid)
-        if not stack:  # it began before the file did
+        if not stack:  # it began before the timeline was opened
             return
         name = stack.pop()
         span = self._spans.get(pid)
@@ -168,35 +170,34 @@ class _Reader:
 
 
 def parse_timeline(text: str) -> Timeline:
-    """A timeline's content. `text`: the file, whole or torn anywhere."""
+    """Returns a timeline's content. `text`: the file, complete or cut anywhere."""
     reader = _Reader()
-    torn = False
+    is_torn = False
     for entry in _entries(text):
         if entry is None:
-            torn = True
+            is_torn = True
             continue
         try:
             reader.read(entry)
         except (KeyError, TypeError, ValueError):
-            torn = True
+            is_torn = True
     messages = [_message(group) for group in reader.groups]
-    gaps = [later - sooner for sooner, later in zip(reader.cycles, reader.cycles[1:], strict=False)]
     return Timeline(
         epoch_us=reader.epoch_us,
         messages=tuple(message for message in messages if message is not None),
-        cycle_us=statistics.median(gaps) if gaps else None,
-        is_torn=torn,
+        cycle_us=median(later - earlier for earlier, later in itertools.pairwise(reader.cycles)),
+        is_torn=is_torn,
     )
 
 
 def _entries(text: str) -> Iterator[dict[str, Any] | None]:
-    """The objects of an array that may lack its end; None for what is none, after which nothing more is read."""
+    """Yields the objects of an array whose end may be missing; None for anything else, and at the first damage."""
     decoder = json.JSONDecoder()
-    place = re.compile(r"[\s,\[\]]*")
+    between_entries = re.compile(r"[\s,\[\]]*")
     position = 0
     while True:
-        skipped = place.match(text, position)
-        position = skipped.end() if skipped else position
+        if skipped := between_entries.match(text, position):
+            position = skipped.end()
         if position == len(text):
             return
         try:
@@ -207,42 +208,49 @@ def _entries(text: str) -> Iterator[dict[str, Any] | None]:
         yield entry if isinstance(entry, dict) else None
 
 
+def _sum_if_all_known(sizes: Sequence[int | None]) -> int | None:
+    known_sizes = [size for size in sizes if size is not None]
+    if len(known_sizes) < len(sizes):
+        return None
+    return sum(known_sizes)
+
+
 def _message(group: _FusedGroup) -> FusedMessage | None:
     spans = group.spans
-    ends = [span.end_us for span in spans if span.end_us is not None]
-    if len(ends) < len(spans):
+    ends_us = [span.end_us for span in spans if span.end_us is not None]
+    if len(ends_us) < len(spans):
         return None
-    sizes = [span.num_bytes for span in spans if span.num_bytes is not None]
     return FusedMessage(
         tensors=tuple(span.tensor for span in spans),
         step=min(span.step for span in spans),
         method="+".join(name for name, _ in spans[0].operations),
         types=tuple(dict.fromkeys(span.element for span in spans if span.element is not None)),
-        wire_bytes=sum(sizes) if len(sizes) == len(spans) else None,
+        wire_bytes=_sum_if_all_known([span.num_bytes for span in spans]),
         begin_us=min(span.operations[0][1] for span in spans),
-        end_us=max(ends),
+        end_us=max(ends_us),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineSummary:
-    """The watched steps as the timeline has them; medians over steps where nothing else is said."""
+    """The exchange of the watched steps according to the timeline; times are medians over steps."""
 
-    messages: tuple[Message, ...]  # Of one step, the last with the median number of messages, with its own times.
-    counts: tuple[int, ...]  # Messages of each watched step.
-    wire_bytes: float | None  # Of all vectors of a step.
+    messages: tuple[Message, ...]
+    """Messages of one step with their times: the last step that has the median number of messages."""
+    counts: tuple[int, ...]  # Number of messages of each watched step.
+    wire_bytes: float | None  # Bytes of all vectors of a step.
     communication_s: float | None
     exposed_s: float | None
     hidden_s: float | None
-    largest_fused_bytes: int  # Of gradients on the wire; 0 if no message had two tensors.
+    largest_fused_bytes: int  # Largest fused message, in bytes on the wire; 0 if no message had two tensors.
     timeline: Timeline
-    reason: str  # Why exposed and hidden part are unknown; empty where they are known.
+    reason: str  # Why exposed and hidden part are unknown; empty if they are known.
     clock_error_s: float
-    """By how much backward pass and messages may be misplaced against each other; 0 on a CPU, which has one clock."""
+    """By how much backward pass and messages may be shifted against each other; 0 on a CPU, which has one clock."""
 
 
 class TimelineWindow:
-    """One run's window; made before Horovod is initialised, on rank 0 alone."""
+    """The part of a run in which rank 0 records the timeline; made before Horovod is initialised."""
 
     def __init__(self, watch: BackwardWatch) -> None:
         self._watch = watch
@@ -252,12 +260,12 @@ class TimelineWindow:
         self._writer: int | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._timeline: Timeline | None = None
-        self.calm_text = ""  # What was done about the writer thread, in words; empty if there was nothing to do.
+        self.scheduling_text = ""  # How the writer thread was scheduled, in words; empty if it does not spin.
 
     def initialised(self) -> None:
-        """Horovod has started: its timeline's clock began between the constructor and now."""
+        """Is called when Horovod has started; its timeline's clock began after the constructor."""
         after = _epoch_offset_ns()
-        # Times begin while Horovod starts; a wall clock that was set meanwhile gives no place for them.
+        # If the wall clock was set meanwhile, time 0 of the timeline is not known.
         if abs(after - self._offset_before) < _CLOCK_SLACK_S * 1e9:
             self._offset_ns = after
         self._writer = _spinning_thread(self._threads_before)
@@ -268,7 +276,7 @@ class TimelineWindow:
             hvd.start_timeline(str(Path(self._folder.name) / _FILE), mark_cycles=True)
 
     def close(self, hvd: Any) -> None:
-        """Reads what was written, takes the file away, and calms the writer down; again and again without harm."""
+        """Reads the timeline, deletes its file, and lowers the priority of its writer; may be called repeatedly."""
         if self._folder is not None:
             hvd.stop_timeline()
             text = (Path(self._folder.name) / _FILE).read_text(encoding="utf-8", errors="replace")
@@ -276,55 +284,53 @@ class TimelineWindow:
             self._folder.cleanup()
             self._folder = None
         if self._writer is not None:
-            self.calm_text = (
-                "Horovod's timeline thread, which never sleeps in this build, got the idle scheduling class after the "
-                "window"
+            self.scheduling_text = (
+                "Horovod's timeline thread, which never sleeps in this build, was moved to the idle scheduling class "
+                "after the window"
             )
             try:
                 os.sched_setscheduler(self._writer, os.SCHED_IDLE, os.sched_param(0))
             except OSError as error:
-                self.calm_text = (
-                    "Horovod's timeline thread computes all the time on rank 0 and could not be calmed "
-                    f"({error.strerror}): it takes from the measured steps"
+                self.scheduling_text = (
+                    "Horovod's timeline thread computes all the time on rank 0, and its priority could not be lowered "
+                    f"({error.strerror}): it slows the measured steps"
                 )
             self._writer = None
 
     def summary(self) -> TimelineSummary | None:
-        """What the window saw; None if it was never open."""
+        """Summarises the messages of the window; None if there are none."""
         timeline = self._gradients()
         if timeline is None:
             return None
         pairs = [(step, messages) for _, step, messages in self._steps(timeline)]
         counts = [len(messages) for _, messages in pairs]
-        typical = sorted(counts)[(len(counts) - 1) // 2]
-        step, messages = [pair for pair in pairs if len(pair[1]) == typical][-1]
+        median_count = statistics.median_low(counts)
+        step, messages = [pair for pair in pairs if len(pair[1]) == median_count][-1]
         origin_s, reason = self._origin_s(pairs)
-        exposed_s, hidden_s = list[float](), list[float]()
+        communication_s, exposed_s, hidden_s = list[float](), list[float](), list[float]()
         for watched, sent in pairs:
-            if origin_s is None:
-                break
-            ways = [self._way(watched, message, origin_s) for message in sent]
-            ready = self._watch.clock.between(watched.begin, watched.backward_end)
-            exposed_s.append(covered(ways, begin=ready))
-            hidden_s.append(covered(ways, end=ready))
-        sizes = [message.wire_bytes for message in messages]
-        known = [size for size in sizes if size is not None]
-        fused = [m.wire_bytes or 0 for m in timeline.messages if len(m.tensors) > 1]
+            communication_s.append(covered([(message.begin_us / 1e6, message.end_us / 1e6) for message in sent]))
+            if origin_s is not None:
+                intervals = [self._interval(watched, message, origin_s) for message in sent]
+                backward_s = self._watch.clock.between(watched.begin, watched.backward_end)
+                exposed_s.append(covered(intervals, begin=backward_s))
+                hidden_s.append(covered(intervals, end=backward_s))
+        fused_bytes = [message.wire_bytes or 0 for message in timeline.messages if len(message.tensors) > 1]
         return TimelineSummary(
             messages=tuple(self._message(step, message, origin_s) for message in messages),
             counts=tuple(counts),
-            wire_bytes=float(sum(known)) if len(known) == len(sizes) else None,
-            communication_s=median(covered([(m.begin_us / 1e6, m.end_us / 1e6) for m in found]) for _, found in pairs),
+            wire_bytes=_sum_if_all_known([message.wire_bytes for message in messages]),
+            communication_s=median(communication_s),
             exposed_s=median(exposed_s),
             hidden_s=median(hidden_s),
-            largest_fused_bytes=max(fused, default=0),
+            largest_fused_bytes=max(fused_bytes, default=0),
             timeline=timeline,
             reason=reason,
             clock_error_s=self._watch.clock.error_s,
         )
 
     def spans(self) -> list[MessageSpan]:
-        """Messages of all watched steps; none where the timeline cannot be compared with the monotonic clock."""
+        """Returns the messages of all watched steps; none if the timeline does not fit the monotonic clock."""
         timeline = self._gradients()
         if timeline is None:
             return []
@@ -332,20 +338,22 @@ class TimelineWindow:
         origin_s, _ = self._origin_s([(step, messages) for _, step, messages in steps])
         if origin_s is None:
             return []
-        return [
-            self._span(number, place, step, message, origin_s)
-            for number, step, messages in steps
-            for place, message in enumerate(messages)
-        ]
+        spans = []
+        for step_number, step, messages in steps:
+            for number, message in enumerate(messages):
+                spans.append(self._span(step_number, number, step, message, origin_s))
+        return spans
 
-    def _span(self, number: int, place: int, step: WatchedStep, message: FusedMessage, origin_s: float) -> MessageSpan:
+    def _span(
+        self, step_number: int, number: int, step: WatchedStep, message: FusedMessage, origin_s: float
+    ) -> MessageSpan:
         sizes, clock = self._watch.gradient_bytes, self._watch.clock
         start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
-        ready = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
+        ready_ns = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
         return MessageSpan(
-            step=number,
-            number=place,
-            ready_ns=min(start_ns, max(ready, default=start_ns)),
+            step=step_number,
+            number=number,
+            ready_ns=min(start_ns, max(ready_ns, default=start_ns)),
             start_ns=start_ns,
             end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
             num_bytes=sum(sizes[name] for name in message.tensors),
@@ -354,7 +362,7 @@ class TimelineWindow:
         )
 
     def _gradients(self) -> Timeline | None:
-        """The timeline without what else was exchanged (an evaluation between two watched steps); None of nothing."""
+        """Returns the timeline without exchanges of an evaluation between watched steps; None without gradients."""
         if self._timeline is None:
             return None
         names = self._watch.gradient_bytes.keys()
@@ -369,9 +377,9 @@ class TimelineWindow:
                 yield number, step, messages
 
     def _origin_s(self, pairs: Sequence[tuple[WatchedStep, tuple[FusedMessage, ...]]]) -> tuple[float | None, str]:
-        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason. Horovod's times are
-        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it
-        learns of them.
+        """Returns time 0 of the timeline on the monotonic clock, in seconds; or None and the reason.
+
+        Horovod's times are the host's on a GPU, too: rank 0 waits there for the begin and end of each message.
         """
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
@@ -382,64 +390,72 @@ class TimelineWindow:
         slack_s = _CLOCK_SLACK_S + self._watch.clock.error_s
         for step, messages in pairs:
             length_s = self._watch.clock.between(step.begin, step.exchange_end)
-            for first_s, last_s in (self._way(step, message, origin_s) for message in messages):
-                if first_s < -slack_s or last_s > length_s + slack_s:
-                    return None, "an operation seems to lie outside of its step: the clocks do not agree"
+            for message in messages:
+                begin_s, end_s = self._interval(step, message, origin_s)
+                if begin_s < -slack_s or end_s > length_s + slack_s:
+                    return None, "an operation is outside of its step: the clocks do not agree"
         return origin_s, ""
 
     def _message(self, step: WatchedStep, message: FusedMessage, origin_s: float | None) -> Message:
-        sizes, ready = self._watch.gradient_bytes, self._watch.ready_s(step)
+        sizes, ready_s = self._watch.gradient_bytes, self._watch.ready_s(step)
+        start_s = None
+        if origin_s is not None:
+            begin_s, _ = self._interval(step, message, origin_s)
+            start_s = max(0.0, begin_s)
         return Message(
             num_bytes=sum(sizes.get(name, 0) for name in message.tensors),
             num_tensors=len(message.tensors),
             method=message.method,
-            ready_s=max((ready[name] for name in message.tensors if name in ready), default=None),
-            start_s=None if origin_s is None else max(0.0, self._way(step, message, origin_s)[0]),
+            ready_s=max((ready_s[name] for name in message.tensors if name in ready_s), default=None),
+            start_s=start_s,
             exchange_s=(message.end_us - message.begin_us) / 1e6,
         )
 
-    def _way(self, step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
-        """Begin and end of an operation, seconds after the start of the backward pass (monotonic clock)."""
+    def _interval(self, step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
+        """Returns begin and end of an operation, in seconds after the start of the backward pass."""
         begin_s = self._watch.clock.monotonic_ns(step.begin) / 1e9
         return origin_s + message.begin_us / 1e6 - begin_s, origin_s + message.end_us / 1e6 - begin_s
 
 
 def _epoch_offset_ns() -> int:
-    """Wall clock less monotonic clock, nanoseconds; from the closest of some pairs of readings."""
-    pairs = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
-    first, wall, last = min(pairs, key=lambda pair: pair[2] - pair[0])
-    return wall - (first + last) // 2
+    """Returns wall clock minus monotonic clock in nanoseconds, from the closest of five pairs of readings."""
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall - (before + after) // 2
 
 
 def _threads() -> dict[int, tuple[int, int]]:
-    """Of each thread of this process the nanoseconds that it ran, and how often it gave the core up to wait, which
-    yielding is not (proc(5), schedstat and status); none where the kernel does not say.
+    """Returns each thread's run time in nanoseconds and its voluntary context switches, by thread number.
+
+    Only waiting counts as a voluntary switch, yielding does not (proc(5), schedstat and status). Empty if the kernel
+    has no such files.
     """
-    found = {}
-    tasks = Path("/proc/self/task")
-    for task in tasks.iterdir() if tasks.is_dir() else ():
+    threads = {}
+    for task in Path("/proc/self/task").glob("*"):
         try:
             ran_ns = int((task / "schedstat").read_text().split()[0])
             waits = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)
         except (OSError, ValueError, IndexError):
             continue
         if waits is not None:
-            found[int(task.name)] = (ran_ns, int(waits[1]))
-    return found
+            threads[int(task.name)] = (ran_ns, int(waits[1]))
+    return threads
 
 
-def _spinning_thread(known: set[int]) -> int | None:
-    """The new thread that computes and never waits though there is nothing to do; None if all of them wait. Horovod's
-    other threads wait in every cycle, on a crowded machine too.
+def _spinning_thread(old_threads: set[int]) -> int | None:
+    """Returns the one new thread that computes and never waits while there is no work; None if there is no such.
+
+    Horovod's other threads wait in every cycle, on a crowded machine too.
     """
     before = _threads()
-    time.sleep(_LOOK_S)
-    spinning = [
-        number
-        for number, (ran_ns, waits) in _threads().items()
-        if number not in known
-        and (was := before.get(number)) is not None
-        and waits == was[1]
-        and ran_ns - was[0] > _SPINS * _LOOK_S * 1e9
-    ]
-    return spinning[0] if len(spinning) == 1 else None
+    time.sleep(_SPIN_CHECK_S)
+    spinning = []
+    for number, (ran_ns, waits) in _threads().items():
+        if number in old_threads or number not in before:
+            continue
+        ran_before_ns, waits_before = before[number]
+        if waits == waits_before and ran_ns - ran_before_ns > _MIN_SPIN_SHARE * _SPIN_CHECK_S * 1e9:
+            spinning.append(number)
+    if len(spinning) != 1:
+        return None
+    return spinning[0]

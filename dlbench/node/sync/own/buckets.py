@@ -1,14 +1,14 @@
-"""Which gradients travel in one message, the memory they travel in, and the thread that sends them.
+"""Buckets: the gradients of one message, their buffer, and the thread that exchanges messages.
 
 A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and from then on
-the parameter's `grad` is that part of the buffer: nothing is copied back. On a CPU that is done when autograd has just
-written the gradient; on a GPU for all of a bucket together, by two operations instead of one a gradient. (Making
-`grad` part of the buffer before the backward pass would cost more: the buffer had to be cleared first, and autograd had
-to add to it.)
+the parameter's `grad` is a view of the buffer: nothing is copied back. On a CPU that is done when autograd has just
+written the gradient; on a GPU for all of a bucket together, by two operations instead of one per gradient. (Making
+`grad` a view before the backward pass would cost more: the buffer would have to be cleared first, and autograd would
+add to it.)
 
-Wait-free back-propagation (Zhang et al., Poseidon, 2017): whoever finds a message complete hands it over and goes on;
+Wait-free back-propagation (Zhang et al., Poseidon, 2017): the backward pass hands over complete messages and continues;
 one thread exchanges. A message that is complete early waits for those before it, because all ranks must exchange in
-the same order. torch releases the interpreter's lock while autograd or a library works, so both run side by side.
+the same order. torch releases the GIL while autograd or a library works, so both run in parallel.
 """
 
 from __future__ import annotations
@@ -23,37 +23,41 @@ import torch
 from dlbench.errors import RunError
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.failures import passed_on
+from dlbench.units import counted
 
-ALIGNMENT = 16  # Elements; a buffer begins on a cache line of its own.
+ALIGNMENT = 16  # Elements; every buffer begins on a new cache line.
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The messages: this many of each, in this order."""
-    places = iter(order)
-    return [tuple(islice(places, count)) for count in counts]
+    """Splits parameter numbers into messages: the first `counts[0]` of them, then the next `counts[1]`, and so on."""
+    numbers = iter(order)
+    return [tuple(islice(numbers, count)) for count in counts]
 
 
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
-    """How many tensors make messages of at least this many bytes, each no longer than it must be; what is left over at
-    the end is the last. `sizes`: bytes of the tensors in the order in which they are ready.
+    """Returns numbers of tensors that make the shortest messages of at least `num_bytes`; the last may be smaller.
+
+    `sizes`: bytes of the tensors in the order in which they are ready.
     """
-    counts, count, held = [], 0, 0
+    counts, count, message_bytes = [], 0, 0
     for size in sizes:
         count += 1
-        held += size
-        if held >= num_bytes:
+        message_bytes += size
+        if message_bytes >= num_bytes:
             counts.append(count)
-            count = held = 0
-    return (*counts, count) if count else tuple(counts)
+            count = message_bytes = 0
+    if count:
+        counts.append(count)
+    return tuple(counts)
 
 
 def arena_elements(counts: Sequence[int], multiple: int) -> int:
-    """Elements that hold the buffers of tensors of this many elements, however they are put into messages."""
+    """Returns the elements of an arena for tensors of so many elements, however they are put into messages."""
     return sum(counts) + len(counts) * (multiple + ALIGNMENT)
 
 
 class Bucket:
-    """One message: its buffer, and each gradient's place in it."""
+    """One message: a buffer, and a view of it for each gradient."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
         """Takes its buffer from the start of `arena`, padded with zeros to `multiple` elements, for equal shares."""
@@ -80,8 +84,9 @@ class Bucket:
         return self.num_elements * self.vector.element_size()
 
     def take(self, place: int, scale: float) -> None:
-        """Copies a gradient in, times `scale`, and makes it part of the buffer; zeros where there is none. On a GPU
-        that is done when the last one is taken.
+        """Copies a gradient into the buffer, times `scale`, and makes it a view of it; zeros if there is none.
+
+        On a GPU that is done for all gradients together when the last one is taken.
         """
         self.missing -= 1
         if not self.takes_together:
@@ -105,7 +110,7 @@ class Bucket:
 
 
 class StepMessages:
-    """The messages of a step: the gradients of each, by number of the parameter, its buffer, and how it went."""
+    """The messages of a step: their gradients, by number of the parameter, their buffers, and how they were sent."""
 
     def __init__(
         self,
@@ -114,55 +119,57 @@ class StepMessages:
         numbers: Sequence[tuple[int, ...]],
         multiple: int,
     ) -> None:
-        """Lays the buffers into `arena` one after another; what was in it before is lost."""
-        self._named = named
+        """Places the buffers in `arena` one after another; its former content is lost."""
         self.numbers = numbers
         self.buckets: list[Bucket] = []
         self.place_of: dict[int, tuple[int, int]] = {}
-        """Message of each gradient, and its place in it."""
+        """Message of each gradient, and its position in the message."""
+        self.tensors: list[list[tuple[str, int]]] = []
+        """Name and number of elements of each gradient, message by message."""
         first = 0
         for message, members in enumerate(numbers):
-            bucket = Bucket([named[number][1] for number in members], multiple, arena[first:])
+            gradients = [named[number] for number in members]
+            bucket = Bucket([parameter for _, parameter in gradients], multiple, arena[first:])
             first += -(-bucket.vector.numel() // ALIGNMENT) * ALIGNMENT
             self.buckets.append(bucket)
             self.place_of |= {number: (message, place) for place, number in enumerate(members)}
+            self.tensors.append([(name, parameter.numel()) for name, parameter in gradients])
         self.num_bytes = [bucket.num_bytes for bucket in self.buckets]
-        self.forget_ways()
+        self.reset_methods()
 
-    def forget_ways(self) -> None:
-        """Begins to count anew how messages go: the measured steps begin."""
-        self.ways: list[Counter[str]] = [Counter() for _ in self.numbers]
-
-    @property
-    def all_ways(self) -> Counter[str]:
-        return sum(self.ways, Counter[str]())
+    def reset_methods(self) -> None:
+        """Resets the counts of methods by message, when the measured steps begin."""
+        self.methods: list[Counter[str]] = [Counter() for _ in self.numbers]
 
     @property
-    def tensors(self) -> list[list[tuple[str, int]]]:
-        """Name and number of elements of each gradient, message by message."""
-        return [[(self._named[n][0], self._named[n][1].numel()) for n in members] for members in self.numbers]
+    def all_methods(self) -> Counter[str]:
+        return sum(self.methods, Counter[str]())
 
     def describe(self, message: int) -> str:
         """Returns the words for a message in an error."""
         names = [name for name, _ in self.tensors[message]]
-        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        return f"message {message + 1} of {len(self.numbers)} ({len(names)} gradients, {some})"
+        range_text = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return f"message {message + 1} of {len(self.numbers)} ({counted(len(names), 'gradient')}, {range_text})"
 
 
 def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Proves that gradients fit the buffers. Raises `RunError`: a trained parameter is not in fp32."""
+    """Raises `RunError` if a trained parameter is not in fp32, so that gradients would not fit the buffers."""
     for name, parameter in named:
         if parameter.dtype != torch.float32:
             raise RunError(f"{name} is {parameter.dtype}: dlbench's own exchange holds gradients in fp32")
 
 
 class ExchangeThread:
-    """One thread, one step at a time: `begin`, `hand_over` for each message in any order, `wait`."""
+    """Exchanges the messages of a step on one thread: `begin`, `hand_over` for each message in any order, `wait`."""
 
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """`enter`: called first on the thread. `exchange`: called on it. `describe`: names a message in an error."""
+        """Starts the thread.
+
+        `enter`: called first on the thread. `exchange`: called on it for each message, by number. `describe`: returns
+        the words for a message in an error.
+        """
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()
@@ -172,7 +179,7 @@ class ExchangeThread:
         self._worker.put(enter)
 
     def begin(self) -> None:
-        """A step begins; the last one's messages are all through."""
+        """Begins a step, when all messages of the last step are exchanged."""
         self._handed.clear()
         self._next = 0
 
@@ -187,7 +194,7 @@ class ExchangeThread:
         self._worker.require_well()
 
     def stop(self) -> None:
-        """Ends the thread once it is through with the message it is at."""
+        """Ends the thread after the message that it is exchanging."""
         self._is_stopped = True
         self._worker.close()
 

@@ -1,18 +1,19 @@
-"""dlbench's own all-reduce as an engine: a library finds the ranks and carries messages, dlbench does the rest.
+"""dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest.
 
 Hooks on the parameters copy each gradient, divided by the number of ranks, into the buffer of its message as soon as
-autograd has it; a complete message goes to the communication thread. Messages are made of gradients in the order in
-which rank 0's first backward pass had them ready; before that, in reverse order of the parameters.
+autograd has computed it; a complete message goes to the communication thread. Messages are made of gradients in the
+order in which rank 0's first backward pass computed them; before that, in reverse order of the parameters.
 
-With fusion `own:mgwfbp` all gradients travel as one message (`own:single`) until the backward pass has been watched for
-a few steps: undisturbed by exchanges, as the model of MG-WFBP wants its times. A gradient's time is that of the slowest
-rank, as a collective ends for nobody before all are there.
+With fusion `own:mgwfbp` (MG-WFBP, Shi et al. 2019) all gradients are one message (`own:single`) until the backward pass
+has been timed for a few steps, so that exchanges do not disturb these times. A gradient's time is that of the slowest
+rank, because a collective ends on no rank before all have entered it.
 """
 
 from __future__ import annotations
 
 import enum
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,19 +39,19 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, OWN_SINGLE
 
 WATCHED_STEPS = MGWFBP_STEPS - 1
-"""Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
+"""Backward passes that own:mgwfbp times; the first pass, which initialises libraries, is not among them."""
 
 
 class Phase(enum.Enum):
-    """How far messages are arranged."""
+    """Progress of grouping gradients into messages."""
 
-    FIRST = enum.auto()  # The first backward pass: gradients go in reverse order of the parameters.
-    WATCHING = enum.auto()  # With MG-WFBP: the moments at which gradients are ready are noted.
-    ARRANGED = enum.auto()  # Messages stay as they are.
+    FIRST = enum.auto()  # The first backward pass: gradients in reverse order of the parameters.
+    WATCHING = enum.auto()  # With MG-WFBP: the passes that time when gradients are ready.
+    ARRANGED = enum.auto()  # Messages are final.
 
 
 class OwnExchange(EngineOverLibrary):
-    """A library serves all but gradients; these are exchanged step by step, by hooks and a thread."""
+    """Exchanges gradients by hooks and a thread; a library does everything else."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         if plan.sync.network is not None:
@@ -65,9 +66,9 @@ class OwnExchange(EngineOverLibrary):
         self._phase = Phase.FIRST
         self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
-        self._notes_gradients = True
-        self._taken: set[int] = set()
-        self._sequence: list[int] = []
+        self._times_gradients = True
+        self._taken: set[int] = set()  # Numbers of the gradients that this step has copied into their buckets.
+        self._sequence: list[int] = []  # These numbers in the order in which gradients were ready.
         self._fusion = plan.sync.fusion_in_force
         if self._fusion.rule == "mgwfbp":
             self._fusion = OWN_SINGLE
@@ -79,7 +80,7 @@ class OwnExchange(EngineOverLibrary):
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
-        """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
+        """Makes groups, times messages if that is needed, and broadcasts parameters; does not wrap the model."""
         self._named = named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         require_fp32(named)
         self._sizes = [p.numel() * p.element_size() for _, p in named]
@@ -99,9 +100,7 @@ class OwnExchange(EngineOverLibrary):
             self._route.wire.carrying = self._carrying
         order = range(len(named) - 1, -1, -1)
         self._arrange(order, self._counts(order))
-        self._thread = ExchangeThread(
-            self._clock.enter_thread, self._exchange, lambda message: self._messages.describe(message)
-        )
+        self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
         for number, (_, parameter) in enumerate(named):
             on_gradient = partial(self._on_gradient, number)
             parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
@@ -113,6 +112,9 @@ class OwnExchange(EngineOverLibrary):
         if self._fusion.bytes is None:
             return (len(order),)
         return at_least([self._sizes[n] for n in order], self._fusion.bytes)
+
+    def _describe(self, message: int) -> str:
+        return self._messages.describe(message)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
         self._messages = StepMessages(self._route.arena, self._named, split(order, counts), self._route.multiple)
@@ -134,15 +136,15 @@ class OwnExchange(EngineOverLibrary):
             bucket.missing = len(bucket.parameters)
         self._sequence = []
         self._taken.clear()
-        decides = self._plan.sync.fusion.rule == "mgwfbp" and self._phase is not Phase.ARRANGED
-        self._notes_gradients = self._clock.marks_are_free or self._is_watched or decides
+        is_deciding = self._plan.sync.fusion.rule == "mgwfbp" and self._phase is not Phase.ARRANGED
+        self._times_gradients = self._clock.marks_are_free or self._is_watched or is_deciding
         self._now = StepMoments(
             begin=self._clock.mark(),
             gradients=[None] * len(self._named),
             ready=[None] * count,
             start=[None] * count,
             end=[None] * count,
-            ways=[""] * count,
+            methods=[""] * count,
         )
         self._thread.begin()
 
@@ -155,19 +157,19 @@ class OwnExchange(EngineOverLibrary):
         assert now is not None
         if number in self._taken:
             raise RunError(
-                f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
-                "each once, use sync.fusion auto with the exchange of Horovod or DDP"
+                f"{self._named[number][0]}: its gradient was computed twice in one backward pass; dlbench's own "
+                "exchange sends each once, use sync.fusion auto with the exchange of Horovod or DDP"
             )
-        message, place = self._messages.place_of[number]
+        message, position = self._messages.place_of[number]
         bucket = self._messages.buckets[message]
-        bucket.take(place, 1 / self._place.size)
+        bucket.take(position, 1 / self._place.size)
         self._taken.add(number)
         self._sequence.append(number)
         is_last = len(self._sequence) == len(self._named)
-        if not (self._notes_gradients or is_last or bucket.missing == 0):
+        if not (self._times_gradients or is_last or bucket.missing == 0):
             return
         moment = self._clock.mark()
-        if self._notes_gradients:
+        if self._times_gradients:
             now.gradients[number] = moment
         if is_last:
             now.backward_end = moment
@@ -181,17 +183,17 @@ class OwnExchange(EngineOverLibrary):
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
             now.start[message] = self._clock.mark()
-            way = self._route.exchange(message, self._messages.buckets[message].vector)
-            self._messages.ways[message][way] += 1
-            now.ways[message] = way
+            method = self._route.exchange(message, self._messages.buckets[message].vector)
+            self._messages.methods[message][method] += 1
+            now.methods[message] = method
             now.end[message] = self._clock.mark()
 
     @contextmanager
     def _carrying(self) -> Iterator[None]:
         assert self._now is not None
-        out = self._clock.mark()
+        sent = self._clock.mark()
         yield
-        self._now.carried.append((out, self._clock.mark()))
+        self._now.carried.append((sent, self._clock.mark()))
 
     def finish_exchange(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros."""
@@ -212,7 +214,7 @@ class OwnExchange(EngineOverLibrary):
         self._steps += 1
 
     def watch(self, on: bool) -> None:
-        """Between it on and off the messages of every step are kept one by one."""
+        """Keeps the moments of every message while it is on."""
         self._is_watched = on
         if on:
             self._clock.anchor()
@@ -220,64 +222,71 @@ class OwnExchange(EngineOverLibrary):
             if self._watched:
                 self._clock.settle()
             self._moments = ExchangeMoments(clock=self._clock)
-            self._messages.forget_ways()
+            self._messages.reset_methods()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps, as they were arranged then; after `watch(False)`."""
+        """Returns the messages of the watched steps, as they were grouped then; after `watch(False)`."""
         moment_ns = self._clock.monotonic_ns
-        return [
-            MessageSpan(
-                step=number,
-                number=place,
-                ready_ns=moment_ns(step.ready[place]),
-                start_ns=moment_ns(step.start[place]),
-                end_ns=moment_ns(step.end[place]),
-                num_bytes=num_bytes,
-                num_tensors=num_tensors,
-                method=step.ways[place],
-            )
-            for number, (step, sizes) in enumerate(self._watched)
-            for place, (num_bytes, num_tensors) in enumerate(sizes)
-        ]
+        spans = []
+        for step_number, (step, sizes) in enumerate(self._watched):
+            for number, (num_bytes, num_tensors) in enumerate(sizes):
+                span = MessageSpan(
+                    step=step_number,
+                    number=number,
+                    ready_ns=moment_ns(step.ready[number]),
+                    start_ns=moment_ns(step.start[number]),
+                    end_ns=moment_ns(step.end[number]),
+                    num_bytes=num_bytes,
+                    num_tensors=num_tensors,
+                    method=step.methods[number],
+                )
+                spans.append(span)
+        return spans
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
-        """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
+        """Steps the optimizer, and regroups messages once the order of gradients or their times are known."""
         super().step(update)
         if self._phase is Phase.FIRST:
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
             self._phase = Phase.WATCHING if self._plan.sync.fusion.rule == "mgwfbp" else Phase.ARRANGED
         elif self._phase is Phase.WATCHING and self._steps == 1 + WATCHED_STEPS:
-            # Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank.
+            # The messages that end earliest in MG-WFBP's model, from the median times of the slowest rank.
             assert self._route.line is not None
             self._clock.settle()
-            everyone = self.gather(gradient_times(self._moments.steps, self._clock))
-            slowest = [max(times) for times in zip(*everyone, strict=True)]
-            order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
-            counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
+            by_rank = self.gather(gradient_times(self._moments.steps, self._clock))
+            slowest_s = [max(times) for times in zip(*by_rank, strict=True)]
+            order = _ascending(slowest_s)
+            counts = best_merge([self._sizes[n] for n in order], [slowest_s[n] for n in order], self._route.line)
             self._fusion = self._plan.sync.fusion
             self._arrange(*self._agreed([order, list(counts)]))
             self._phase = Phase.ARRANGED
 
     def _agreed(self, value: Any) -> Any:
-        """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
+        """Returns rank 0's value on all ranks: backward passes differ, and numbers may round differently."""
         return self.gather(value)[0]
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Counted in measured steps; the same on all ranks but for the times of single messages."""
+        """Returns the exchange counted in measured steps; only times of single messages differ between ranks."""
         self._clock.settle()
-        own = self._moments.sums() if self._moments.steps else None
-        found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
         route, window = self._route, len(self._moments.steps)
-        known = [times for times, _ in found if times is not None]
+        local_sums = self._moments.sums() if window else {}
+        by_rank: list[tuple[dict[str, float], int]] = self.gather((local_sums, route.wire.overflows))
+        times: dict[str, list[float]] = defaultdict(list)
+        for sums, _ in by_rank:
+            for key, seconds in sums.items():
+                times[key].append(seconds)
         # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
         sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._messages.buckets]
-        # Of measured steps; of watched ones where marks are not free.
-        ready = gradient_times(self._moments.steps, self._clock)
-        ready = ready or gradient_times([step for step, _ in self._watched], self._clock)
-        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
-        gradients = [GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order]
+        # Times of measured steps, or of watched steps if marks are too expensive for others.
+        ready_s = gradient_times(self._moments.steps, self._clock)
+        if not ready_s:
+            ready_s = gradient_times([step for step, _ in self._watched], self._clock)
+        gradients = [
+            GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready_s[n])
+            for n in _ascending(ready_s)
+        ]
         return ExchangeResult(
             carrier=route.carrier,
             by="dlbench",
@@ -289,8 +298,8 @@ class OwnExchange(EngineOverLibrary):
             messages=self._messages_sent(),
             bytes_inside=sum(inside for inside, _ in sent),
             bytes_across=sum(across for _, across in sent),
-            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
-            wire_overflows=min(count for _, count in found),
+            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
+            wire_overflows=min(count for _, count in by_rank),
             density=route.wire.density,
             dense_switches=route.wire.dense_switches,
             window_steps=window,
@@ -305,26 +314,32 @@ class OwnExchange(EngineOverLibrary):
 
     def settings(self) -> list[Setting]:
         sync, route, sizes = self._plan.sync, self._route, self._messages.num_bytes
-        how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
-        group = f"ranks of the group that rank 0 exchanged in; {self._ways_text}"
+        fusion_text = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
+        wire_text = f"format given to {route.carrier}; {self._methods_text}"
+        group_text = f"ranks of the group in which rank 0 exchanged; {self._methods_text}"
         return super().settings() + settings_of(
-            ("sync.exchange", sync.exchange, self._exchange_used, self._ways_text),
-            ("sync.fusion", str(sync.fusion_in_force), self._fusion_as_counted(), how),
-            ("sync.wire", sync.wire, self._wire_used, f"what was handed to {route.carrier}; {self._ways_text}"),
-            ("sync.group_size", sync.group_size, route.group_size, group),
+            ("sync.exchange", sync.exchange, self._exchange_used, self._methods_text),
+            ("sync.fusion", str(sync.fusion_in_force), self._fusion_as_counted(), fusion_text),
+            ("sync.wire", sync.wire, self._wire_used, wire_text),
+            ("sync.group_size", sync.group_size, route.group_size, group_text),
         )
 
     def _fusion_as_counted(self) -> str:
         counts, sizes = [len(numbers) for numbers in self._messages.numbers], self._messages.num_bytes
-        agrees = {"none": set(counts) == {1}, "single": len(counts) == 1}
-        if agrees.get(self._fusion.rule, all(size >= (self._fusion.bytes or 0) for size in sizes[:-1])):
+        if self._fusion.rule == "none":
+            agrees = set(counts) == {1}
+        elif self._fusion.rule == "single":
+            agrees = len(counts) == 1
+        else:
+            agrees = all(size >= (self._fusion.bytes or 0) for size in sizes[:-1])
+        if agrees:
             return str(self._fusion)
         return f"{len(counts)} messages"
 
     @property
     def _exchange_used(self) -> str:
-        """By what messages went: hybrid only if some went one way and some the other."""
-        dense = {way for way in self._messages.all_ways if way != "sparse"}
+        """The method of dense messages; hybrid only if some were flat and some hierarchical."""
+        dense = {method for method in self._messages.all_methods if method != "sparse"}
         if dense == {"flat", "hierarchical"}:
             return "hybrid"
         return next(iter(dense), "flat")
@@ -332,37 +347,42 @@ class OwnExchange(EngineOverLibrary):
     @property
     def _wire_used(self) -> str:
         """The format of messages; topk only if some message was sparse."""
-        wire = self._route.wire.name
-        return "fp32" if wire == "topk" and self._messages.all_ways and not self._messages.all_ways["sparse"] else wire
+        methods = self._messages.all_methods
+        if self._route.wire.name == "topk" and methods and not methods["sparse"]:
+            return "fp32"
+        return self._route.wire.name
 
     @property
-    def _ways_text(self) -> str:
-        total = sum(self._messages.all_ways.values())
-        parts = ", ".join(f"{count} {way}" for way, count in sorted(self._messages.all_ways.items()))
-        return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
+    def _methods_text(self) -> str:
+        methods = self._messages.all_methods
+        if not methods:
+            return "no message in a measured step"
+        parts = ", ".join(f"{count} {method}" for method, count in sorted(methods.items()))
+        return f"{methods.total()} messages in measured steps: {parts}"
 
     def _messages_sent(self) -> tuple[Message, ...]:
-        times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages.numbers]
-        method, width = self._route.method, self._route.wire.bytes_per_element
-        return tuple(
-            Message(
+        messages, method, width = self._messages, self._route.method, self._route.wire.bytes_per_element
+        times: list[dict[str, float]] = self._moments.messages() or [{}] * len(messages.numbers)
+        sent = []
+        for number, members in enumerate(messages.numbers):
+            num_bytes = messages.num_bytes[number]
+            most_common, _ = next(iter(messages.methods[number].most_common(1)), (method.name_for(num_bytes), 0))
+            message = Message(
                 num_bytes=num_bytes,
-                num_tensors=len(numbers),
-                method=ways.most_common(1)[0][0] if ways else method.way(num_bytes),
-                chunks=method.chunks(int(bucket.vector.numel() * width)),
-                **time,
+                num_tensors=len(members),
+                method=most_common,
+                chunks=method.chunks(int(messages.buckets[number].vector.numel() * width)),
+                **times[number],
             )
-            for numbers, num_bytes, ways, bucket, time in zip(
-                self._messages.numbers,
-                self._messages.num_bytes,
-                self._messages.ways,
-                self._messages.buckets,
-                times,
-                strict=True,
-            )
-        )
+            sent.append(message)
+        return tuple(sent)
 
     def stop(self) -> None:
         if self._thread is not None:
             self._thread.stop()
         super().stop()
+
+
+def _ascending(times_s: Sequence[float]) -> list[int]:
+    """Returns the numbers of gradients in the order of their times; equal times in the order of numbers."""
+    return sorted(range(len(times_s)), key=times_s.__getitem__)

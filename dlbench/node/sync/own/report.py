@@ -1,7 +1,8 @@
-"""What dlbench's own all-reduce did: moments of the last steps, settings in force, and the result of a run."""
+"""Moments of the last steps of dlbench's own all-reduce, and the times computed from them."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -10,87 +11,103 @@ from typing import Any
 
 from dlbench.node.sync.timing import Clock
 
-WINDOW_STEPS = 200  # Steps kept; enough for medians, and a long run does not fill the memory.
+WINDOW_STEPS = 200  # Number of last steps kept: enough for medians, and a long run does not fill the memory.
 
 
 @dataclass(kw_only=True)
 class StepMoments:
-    """One step, as marks of a `Clock`."""
+    """The moments of one step, marks of a `Clock`; lists by message are in the order of sending."""
 
     begin: Any  # Start of the backward pass.
-    gradients: list[Any]  # Ready, by number of the parameter; all None where they were not noted.
-    ready: list[Any]  # Last gradient of each message, by message; in the order of sending, as all that follows.
+    gradients: list[Any]  # When each gradient was ready, by number of the parameter; all None if not recorded.
+    ready: list[Any]  # When the last gradient of each message was ready.
     start: list[Any]
     end: list[Any]
-    ways: list[str] = field(default_factory=list)  # How each message went.
+    methods: list[str] = field(default_factory=list)  # Method of each message, e.g. flat.
     carried: list[tuple[Any, Any]] = field(default_factory=list)
-    """When each message went to the carrier and came back; empty where gradients travel as they are."""
-    backward_end: Any = None  # Last gradient of all.
+    """When each message was given to the carrier and came back; empty for fp32, which needs no packing."""
+    backward_end: Any = None  # When the last gradient of all was ready.
 
     @property
     def has_gradients(self) -> bool:
         return all(mark is not None for mark in self.gradients)
 
+    def gradient_times(self, clock: Clock) -> list[float]:
+        return [clock.between(self.begin, mark) for mark in self.gradients]
+
     def marks(self) -> list[Any]:
-        """All moments, each once: the last gradient's is also that of its message and of the backward pass."""
-        found = (self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end)
-        found = (*found, *(mark for pair in self.carried for mark in pair))
-        return list({id(mark): mark for mark in found if mark is not None}.values())
+        """Returns all marks once: the last gradient's mark is also that of its message and of the backward pass."""
+        marks = [self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end]
+        marks += itertools.chain.from_iterable(self.carried)
+        return list({id(mark): mark for mark in marks if mark is not None}.values())
 
 
 def gradient_times(steps: Iterable[StepMoments], clock: Clock) -> list[float]:
-    """For each parameter the median time at which its gradient was ready, seconds; empty where it was never noted."""
-    rows = [[clock.between(s.begin, mark) for mark in s.gradients] for s in steps if s.has_gradients]
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
+    """Returns the median time at which each parameter's gradient was ready, in seconds; empty if never recorded."""
+    times_by_step = [step.gradient_times(clock) for step in steps if step.has_gradients]
+    return [statistics.median(times) for times in zip(*times_by_step, strict=True)]
 
 
 @dataclass(kw_only=True)
 class ExchangeMoments:
-    """The kept steps of one plan of messages."""
+    """The last steps with one grouping of gradients into messages."""
 
     clock: Clock
     steps: deque[StepMoments] = field(default_factory=deque)
 
     def add(self, step: StepMoments) -> None:
-        """Keeps one more step; the oldest makes room, and what it noted can be used again."""
+        """Adds a step and drops the oldest of `WINDOW_STEPS`, whose marks can be used again."""
         if len(self.steps) == WINDOW_STEPS:
             oldest = self.steps.popleft()
-            if not oldest.has_gradients:  # a watched step is kept elsewhere, too
+            if not oldest.has_gradients:  # the engine keeps watched steps, too
                 self.clock.give_back(oldest.marks())
         self.steps.append(step)
 
     def messages(self) -> list[dict[str, float]]:
-        """Medians of each message, fields of `Message`: seconds after the start of the backward pass, and its own."""
+        """Returns medians of each message, in seconds, as fields of `Message`; none before the first step."""
+        if not self.steps:
+            return []
         between = self.clock.between
-        return [
-            {
-                "ready_s": statistics.median(between(s.begin, s.ready[number]) for s in self.steps),
-                "start_s": statistics.median(between(s.begin, s.start[number]) for s in self.steps),
-                "exchange_s": statistics.median(between(s.start[number], s.end[number]) for s in self.steps),
+        messages = []
+        for number in range(len(self.steps[0].ready)):
+            ready_s = [between(step.begin, step.ready[number]) for step in self.steps]
+            start_s = [between(step.begin, step.start[number]) for step in self.steps]
+            exchange_s = [between(step.start[number], step.end[number]) for step in self.steps]
+            medians = {
+                "ready_s": statistics.median(ready_s),
+                "start_s": statistics.median(start_s),
+                "exchange_s": statistics.median(exchange_s),
             }
-            for number in range(len(self.steps[0].ready))
-        ]
+            messages.append(medians)
+        return messages
 
     def sums(self) -> dict[str, float]:
-        """Medians over steps, fields of `ExchangeResult`, seconds: communication, its parts after the backward pass
-        (exposed) and within (hidden), and the backward pass; of it packing and merging, where messages are packed.
-        """
-        total, exposed, backward, *apart = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
-        # Of medians, not the median of differences: so that the two parts make the whole.
-        found = {"communication_s": total, "exposed_s": exposed, "hidden_s": total - exposed}
-        return {**found, "backward_s": backward, **dict(zip(("packing_s", "merging_s"), apart, strict=False))}
+        """Returns medians over steps, in seconds, as fields of `ExchangeResult`.
 
-    def _step(self, step: StepMoments) -> tuple[float, ...]:
-        """Communication, exposed part, backward pass, and where there are any packing and merging. One thread
-        exchanges, so messages do not overlap each other.
+        Communication, its parts after the backward pass (exposed) and within it (hidden), the backward pass, and
+        packing and merging if messages are packed.
         """
+        times_of_steps = [self._step(step) for step in self.steps]
+        times = {}
+        for key in times_of_steps[0]:
+            times[key] = statistics.median(step_times[key] for step_times in times_of_steps)
+        # The difference of medians, not the median of differences: exposed and hidden part add up to the total.
+        times["hidden_s"] = times["communication_s"] - times["exposed_s"]
+        return times
+
+    def _step(self, step: StepMoments) -> dict[str, float]:
+        """Returns the times of one step. One thread exchanges, so messages do not overlap each other."""
         between = self.clock.between
-        backward = between(step.begin, step.backward_end)
-        total = exposed = 0.0
+        backward_s = between(step.begin, step.backward_end)
+        total_s = exposed_s = 0.0
         for start, end in zip(step.start, step.end, strict=True):
-            first, last = between(step.begin, start), between(step.begin, end)
-            total += last - first
-            exposed += max(0.0, last - max(first, backward))
-        packing = [between(start, out) for start, (out, _) in zip(step.start, step.carried, strict=False)]
-        merging = [between(back, end) for end, (_, back) in zip(step.end, step.carried, strict=False)]
-        return total, exposed, backward, *([sum(packing), sum(merging)] if step.carried else [])
+            start_s, end_s = between(step.begin, start), between(step.begin, end)
+            total_s += end_s - start_s
+            exposed_s += max(0.0, end_s - max(start_s, backward_s))
+        times = {"communication_s": total_s, "exposed_s": exposed_s, "backward_s": backward_s}
+        if step.carried:
+            times["packing_s"] = times["merging_s"] = 0.0
+            for start, end, (sent, received) in zip(step.start, step.end, step.carried, strict=False):
+                times["packing_s"] += between(start, sent)
+                times["merging_s"] += between(received, end)
+        return times

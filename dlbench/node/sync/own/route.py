@@ -1,13 +1,12 @@
-"""By which groups, method and format the gradients of a run travel, and what a message costs by them.
+"""The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message.
 
-A message is summed over all ranks flat, in two levels, through leaders, or by size one way or the other. In what
-follows g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. Every rank ends with
-the same bits: each element is summed by one rank (or, in an all-reduce, by the library in one order) and then only
-copied.
+A message is all-reduced flat, hierarchically in two levels, through leaders, or, in hybrid, by its size. Below, g is
+the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. All ranks end with equal bits:
+each element is summed by one rank (or, in an all-reduce, by the library in one order) and then copied.
 
-Bytes are those of the ring and of the least that a reduce, a scatter or a broadcast can send, as means over ranks; a
-library may send more. Ranks lie in blocks, so a flat ring crosses from group to group m times and g - 1 of g ranks send
-inside theirs.
+Bytes are means over ranks, by the formula of the ring and the minimum of a reduce, scatter or broadcast; a library may
+send more. Groups are blocks of neighbouring ranks, so a flat ring crosses between groups m times, and g - 1 of g ranks
+send inside theirs.
 """
 
 from __future__ import annotations
@@ -38,54 +37,56 @@ from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 
-CALIBRATION_S = 2.0  # For all lines of a run together; it is spent once, before training.
+CALIBRATION_S = 2.0  # Time limit for all lines of a run together; spent once, before training.
 
 SMALLEST_BYTES = 4096
-_FEWER = 4  # Times fewer messages where the device came to them before all were queued; some may be tens of calls.
-REPEATS = 5  # Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample.
+_FEWER = 4
+"""Divisor of a sample's messages if the device began before all were queued; a message may be tens of calls."""
+REPEATS = 5
+"""Timed samples of a size, after two messages that are not used: one is cold, one tells how many make a sample."""
 ELEMENT_BYTES = 4
 
 _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
-"""By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""
+"""The algorithm of `dlbench comm` that predicts each method; libraries sum by a ring (Gloo) or as fast (MPI)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a message goes through."""
+    """Groups, method and format by which the messages of a run are exchanged."""
 
     world: RankGroup
     method: Method
     wire: WireFormat
-    carrier: str  # Who moves the bytes, in words.
+    carrier: str  # Library that sends the bytes, e.g. gloo.
     group_size: int
-    multiple: int  # Of which the elements of a message must be a multiple.
-    line: LineCost | None  # What a message of gradients costs; None where nothing asks for it.
+    multiple: int  # The number of elements of a message must be a multiple of this.
+    line: LineCost | None  # Cost of a message of gradients; None unless own:mgwfbp needs it.
     costs: tuple[LineCost, ...]  # All lines given or measured.
-    arena: torch.Tensor  # Room for the buffers of messages, fp32, one-dimensional.
+    arena: torch.Tensor  # Memory for the buffers of messages, fp32, one-dimensional.
 
     def exchange(self, number: int, vector: torch.Tensor) -> str:
-        """The message of this number becomes the sum over ranks; returns how it went: sparse, or as the method says."""
+        """Replaces message `number` by the sum over ranks; returns `sparse`, or the name of the method that ran."""
         return _exchange(self.wire, self.method, self.world, number, vector)
 
     @property
     def threshold_bytes(self) -> int | None:
-        """From which size hybrid is flat, bytes; None for other exchanges."""
+        """The size in bytes from which hybrid is flat; None for other exchanges."""
         return self.method.threshold_bytes if isinstance(self.method, Hybrid) else None
 
 
 def _exchange(wire: WireFormat, method: Method, world: RankGroup, number: int, vector: torch.Tensor) -> str:
-    ways: list[str] = []
+    method_names = ["sparse"]  # of a message that makes no dense sum
 
     def dense(tensor: torch.Tensor) -> None:
-        ways.append(method.sum(tensor))
+        method_names.append(method.sum(tensor))
 
     wire.exchange(number, vector, dense, world)
-    return ways[-1] if ways else "sparse"
+    return method_names[-1]
 
 
 @dataclass(kw_only=True)
 class RouteBuilder:
-    """Makes the groups, finds the threshold of hybrid and the cost line of own:mgwfbp."""
+    """Makes the groups, and determines the threshold of hybrid and the cost line of own:mgwfbp."""
 
     plan: RunPlan
     place: RankPlace
@@ -93,36 +94,41 @@ class RouteBuilder:
     communicators: Communicators
     clock: Clock
     gather: Callable[[Any], list[Any]]  # `Engine.gather`.
-    tensor_elements: Sequence[int]  # Of each gradient.
+    tensor_elements: Sequence[int]  # Number of elements of each gradient.
 
     def __post_init__(self) -> None:
         self._gradient_bytes = ELEMENT_BYTES * sum(self.tensor_elements)
-        self._who = GroupRanks(size=self.place.size, group_size=self.plan.group_size)
         self._layout = Layout(ranks=self.place.size, group_size=self.plan.group_size)
         self._is_grouped = self.plan.sync.exchange in GROUPED
         self._multiple = self.plan.group_size if self._is_grouped else 1
+        self._carrier = self.communicators.carrier
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
         """Returns the route; all ranks call it together."""
-        sync = self.plan.sync
-        carrier = self.communicators.carrier
-        groups = make_groups(self.communicators, self._who) if self._is_grouped else None
-        world = make_world(self.communicators, self._who) if groups is None else groups.world
-        elements = max(
-            arena_elements(self.tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
-        )
+        group_ranks = GroupRanks(size=self.place.size, group_size=self.plan.group_size)
+        groups: RankGroups | None = None
+        if self._is_grouped:
+            groups = make_groups(self.communicators, group_ranks)
+            self._world = groups.world
+        else:
+            self._world = make_world(self.communicators, group_ranks)
+        largest_timed = sizes_up_to(self._gradient_bytes, self._multiple)[-1]
+        elements = max(arena_elements(self.tensor_elements, self._multiple), largest_timed)
         self._arena = torch.zeros(elements, dtype=torch.float32, device=self.device)
-        method = self._method(world, groups, carrier)
+        method = self._method(groups)
         wire = self.plan.sync.wire
+        line = None
+        if self.plan.sync.fusion.rule == "mgwfbp":
+            line = self._line(method, wire)
         return Route(
-            world=world,
+            world=self._world,
             method=method,
             wire=self._wire(wire),
-            carrier=carrier,
+            carrier=self._carrier,
             group_size=self.plan.group_size,
             multiple=self._multiple,
-            line=self._line(method, wire, world, carrier) if sync.fusion.rule == "mgwfbp" else None,
+            line=line,
             costs=tuple(self._costs),
             arena=self._arena,
         )
@@ -130,70 +136,67 @@ class RouteBuilder:
     def _wire(self, name: Wire) -> WireFormat:
         return build_wire(name, density=self.plan.sync.topk_density, world_size=self.place.size)
 
-    def _method(self, world: RankGroup, groups: RankGroups | None, carrier: str) -> Method:
-        flat = Flat(world, self.plan.group_size)
+    def _method(self, groups: RankGroups | None) -> Method:
+        flat = Flat(self._world, self.plan.group_size)
         if groups is None:
             return flat
         sync = self.plan.sync
         if sync.exchange == "leader":
             return Leader(groups, reduce_is_sum=self.communicators.reduce_is_sum)
-        hierarchical = Hierarchical(groups, partial(level_chunks, self.plan.engine.name, carrier, self._layout))
+        hierarchical = Hierarchical(groups, partial(level_chunks, self.plan.engine.name, self._carrier, self._layout))
         if sync.exchange == "hierarchical":
             return hierarchical
         if sync.hybrid_threshold_bytes is not None:
             return Hybrid(flat, hierarchical, sync.hybrid_threshold_bytes)
-        # The method sees what is on the wire, in whatever format, so the lines are those of plain sums.
-        lines = [self._line(method, "fp32", world, carrier) for method in (flat, hierarchical)]
-        threshold = hybrid_threshold(*lines)
-        # Where flat never gets cheaper, every message is below the threshold.
-        if threshold is None:
-            threshold = self._gradient_bytes + ELEMENT_BYTES * self._multiple + 1
-        return Hybrid(flat, hierarchical, threshold)
+        # The method gets vectors in their wire format, so the lines are those of plain sums.
+        threshold_bytes = hybrid_threshold(self._line(flat, "fp32"), self._line(hierarchical, "fp32"))
+        if threshold_bytes is None:  # flat never gets cheaper, so every message is below the threshold
+            threshold_bytes = self._gradient_bytes + ELEMENT_BYTES * self._multiple + 1
+        return Hybrid(flat, hierarchical, threshold_bytes)
 
-    def _line(self, method: Method, wire: Wire, world: RankGroup, carrier: str) -> LineCost:
-        """Seconds by bytes of gradients, as `sync.network` says or as timed now."""
-        name = f"{carrier} {method.name}" + ("" if wire == "fp32" else f" {wire}")
+    def _line(self, method: Method, wire: Wire) -> LineCost:
+        """Returns seconds by bytes of gradients, from `sync.network` or timed now."""
+        name = f"{self._carrier} {method.name}"
+        if wire != "fp32":
+            name += f" {wire}"
         counts = sizes_up_to(self._gradient_bytes, self._multiple)
         if self.plan.sync.network is not None:
-            line = self._given(name, method, wire, carrier, counts)
+            line = self._predicted_line(name, method, wire, counts, self.plan.sync.network)
         else:
-            sync, num_lines = self.plan.sync, 0
-            if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
-                num_lines += 2
-            if sync.fusion.rule == "mgwfbp":
-                num_lines += 1
             probe = self._wire(wire)
             probe.reset([[(f"calibration {count}", count)] for count in counts])
-            line = calibrate(
-                name,
-                lambda number, vector: _exchange(probe, method, world, number, vector),
-                counts,
-                world=world,
+            calibration = Calibration(
+                exchange=partial(_exchange, probe, method, self._world),
+                world=self._world,
                 clock=self.clock,
                 arena=self._arena,
-                budget_s=CALIBRATION_S / num_lines,
                 gather=self.gather,
             )
+            line = calibration.measure(name, counts, CALIBRATION_S / self._num_lines)
         self._costs.append(line)
         return line
 
-    def _given(self, name: str, method: Method, wire: Wire, carrier: str, counts: list[int]) -> LineCost:
-        """The line by `sync.network`, for messages `width` times as long as the gradients in them."""
-        assert self.plan.sync.network is not None
+    @property
+    def _num_lines(self) -> int:
+        """Number of lines that the plan needs."""
+        sync, num_lines = self.plan.sync, 0
+        if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
+            num_lines += 2
+        if sync.fusion.rule == "mgwfbp":
+            num_lines += 1
+        return num_lines
+
+    def _predicted_line(self, name: str, method: Method, wire: Wire, counts: list[int], network: str) -> LineCost:
+        """Returns the line by `sync.network`; a message has `width` bytes per byte of gradients."""
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
         sizes = [count * ELEMENT_BYTES for count in counts]
-        lines = {
-            part.name: given_line(
-                self.plan.sync.network,
-                f"{carrier} {part.name}",
-                part.name,
-                self._layout,
-                largest_bytes=sizes[-1],
-                chunks=part.chunks,
+        lines = {}
+        for part in method.parts:
+            part_name = f"{self._carrier} {part.name}"
+            lines[part.name] = given_line(
+                network, part_name, part.name, self._layout, largest_bytes=sizes[-1], chunks=part.chunks
             )
-            for part in (method.parts if isinstance(method, Hybrid) else (method,))
-        }
-        seconds = [lines[method.way(size * width)].time(size * width) for size in sizes]
+        seconds = [lines[method.name_for(size * width)].time(size * width) for size in sizes]
         return fit_line(name, self.place.size, sizes, seconds)
 
 
@@ -201,21 +204,28 @@ Sent = tuple[float, float]  # Bytes that a rank sends inside its group and to ot
 
 
 class Method:
-    """One way to sum a message over all ranks."""
+    """A method to sum a message over all ranks."""
 
     name: str
 
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that messages may use, depending on their size."""
+        return (self,)
+
     def sum(self, vector: torch.Tensor) -> str:
-        """`vector` becomes the sum over all ranks, in place. Returns how it went: flat, hierarchical or leader.
-        `vector`: (n,), floating; n must be a multiple of the group size where the method has groups.
+        """Replaces `vector` by the sum over all ranks; returns the method that ran: flat, hierarchical or leader.
+
+        `vector`: shape (n,), floating; n must be a multiple of the group size if the method has groups.
         """
         raise NotImplementedError
 
-    def way(self, num_bytes: float) -> str:
+    def name_for(self, num_bytes: float) -> str:
+        """Returns the method of a message of `num_bytes` on the wire."""
         return self.name
 
     def chunks(self, num_bytes: int) -> int | None:
-        """In how many chunks a message of so many bytes on the wire goes; None: as a whole."""
+        """Returns the number of chunks of a message of `num_bytes` on the wire; None: the method makes no chunks."""
         return None
 
     def sent(self, num_bytes: float) -> Sent:
@@ -243,9 +253,9 @@ class Flat(Method):
 class Hierarchical(Method):
     """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
 
-    2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
-    torus all-reduce on GPUs). A message goes in chunks: while the shares of one travel across groups, the next is
-    scattered and the one before gathered.
+    A rank sends 2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across (the 2D form; Horovod's hierarchical and
+    torus all-reduce on GPUs). A message is sent in chunks: while the shares of one are all-reduced across groups, the
+    next is scattered and the previous one gathered.
     """
 
     name = "hierarchical"
@@ -257,16 +267,16 @@ class Hierarchical(Method):
     def sum(self, vector: torch.Tensor) -> str:
         inside, across = self._groups.inside, self._groups.across
         size = len(inside.ranks)
-        under_way: list[tuple[Callable[[], object], torch.Tensor, torch.Tensor]] = []
+        in_flight: list[tuple[Callable[[], object], torch.Tensor, torch.Tensor]] = []
         chunks = self._chunks(vector.numel() * vector.element_size())
         for chunk in range(chunks):
             first, count = (size * shares for shares in block(vector.numel() // size, chunks, chunk))
             part = vector[first : first + count]
             share = inside.reduce_scatter(part)
-            under_way.append((across.begin_sum(share), share, part))
+            in_flight.append((across.begin_sum(share), share, part))
             if chunk:
-                self._gather(*under_way.pop(0))
-        self._gather(*under_way.pop())
+                self._gather(*in_flight.pop(0))
+        self._gather(*in_flight.pop())
         return self.name
 
     def _gather(self, wait: Callable[[], object], share: torch.Tensor, part: torch.Tensor) -> None:
@@ -282,16 +292,17 @@ class Hierarchical(Method):
 
 
 class Leader(Method):
-    """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
-    broadcast. 2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
+    """Grouped all-reduce (Jia et al. 2018, arXiv 1807.11205): reduce to group leaders, ring of leaders, broadcast.
+
+    A group sends 2 (g - 1) n bytes inside, and each leader 2 (m - 1) / m n across.
     """
 
     name = "leader"
 
     def __init__(self, groups: RankGroups, *, reduce_is_sum: bool) -> None:
-        """`reduce_is_sum`: the library has no reduce and sums on every rank of the group instead."""
+        """Takes the groups; `reduce_is_sum`: the library has no reduce and sums on every rank of the group instead."""
         self._groups = groups
-        self._reduce_share = 2.0 if reduce_is_sum else 1.0
+        self._reduce_rounds = 2.0 if reduce_is_sum else 1.0
 
     def sum(self, vector: torch.Tensor) -> str:
         groups = self._groups
@@ -303,135 +314,146 @@ class Leader(Method):
 
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
-        inside = (self._reduce_share + 1) * (g - 1) / g * num_bytes
+        inside = (self._reduce_rounds + 1) * (g - 1) / g * num_bytes
         return inside, 2 * (m - 1) / m * num_bytes / g
 
 
 class Hybrid(Method):
-    """Small messages hierarchical, where start-ups decide, large ones flat (Jia et al. 2018, hybrid all-reduce)."""
+    """Hierarchical for small messages, where start-ups dominate, flat for large ones (Jia et al. 2018)."""
 
     name = "hybrid"
 
     def __init__(self, flat: Flat, hierarchical: Hierarchical, threshold_bytes: int) -> None:
-        self.parts = (flat, hierarchical)
+        self._flat, self._hierarchical = flat, hierarchical
         self.threshold_bytes = threshold_bytes
 
-    def sum(self, vector: torch.Tensor) -> str:
-        return self._chosen(vector.numel() * vector.element_size()).sum(vector)
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        return self._flat, self._hierarchical
 
-    def way(self, num_bytes: float) -> str:
-        return self._chosen(num_bytes).name
+    def sum(self, vector: torch.Tensor) -> str:
+        return self._for_size(vector.numel() * vector.element_size()).sum(vector)
+
+    def name_for(self, num_bytes: float) -> str:
+        return self._for_size(num_bytes).name
 
     def chunks(self, num_bytes: int) -> int | None:
-        return self._chosen(num_bytes).chunks(num_bytes)
+        return self._for_size(num_bytes).chunks(num_bytes)
 
     def sent(self, num_bytes: float) -> Sent:
-        return self._chosen(num_bytes).sent(num_bytes)
+        return self._for_size(num_bytes).sent(num_bytes)
 
-    def _chosen(self, num_bytes: float) -> Method:
-        flat, hierarchical = self.parts
-        return hierarchical if num_bytes < self.threshold_bytes else flat
+    def _for_size(self, num_bytes: float) -> Method:
+        if num_bytes < self.threshold_bytes:
+            return self._hierarchical
+        return self._flat
 
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
-    """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
-    At least two, as a line needs.
+    """Returns the elements of the vectors to time: from 4 KiB to the largest by factors of four.
+
+    Each is a multiple of `multiple`. There are at least two, as a line needs.
     """
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * 4 < largest_bytes:
         sizes.append(sizes[-1] * 4)
-    sizes.append(max(largest_bytes, sizes[-1] * 4 if len(sizes) == 1 else 0))
+    if len(sizes) == 1:
+        largest_bytes = max(largest_bytes, SMALLEST_BYTES * 4)
+    sizes.append(largest_bytes)
     return sorted({-(-size // (ELEMENT_BYTES * multiple)) * multiple for size in sizes})
 
 
-def calibrate(
-    name: str,
-    exchange: Callable[[int, torch.Tensor], object],
-    counts: list[int],
-    *,
-    world: RankGroup,
-    clock: Clock,
-    arena: torch.Tensor,
-    budget_s: float,
-    gather: Callable[[Any], list[Any]],
-) -> LineCost:
-    """The cost line of an exchange, the same on all ranks.
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Measures the cost line of an exchange, the same on all ranks.
 
-    A time is that of the slowest rank, from a start in step; of the repeats of a size the median. Ranks do not leave
-    that start at once: short messages are timed several back to back, each in a place of the arena of its own. On a GPU
-    the stream is held back until all are queued; where so many are too many for that, fewer are taken. Larger sizes are
-    left out once rank 0 has used the budget; two sizes are always timed.
+    The time of a size is the median over its repeats of the slowest rank's time from a common start. Ranks do not leave
+    a barrier at the same moment, so several short messages are timed back to back, in different parts of the arena. On
+    a GPU the stream is held until all are queued; if they are too many for that, fewer are sent.
     """
-    began = time.monotonic()
-    timed: list[list[float]] = []
-    late_sizes: list[int] = []
-    flag = torch.zeros(1, device=arena.device)
-    in_stream = None if clock.marks_are_free else StreamTimer(clock, lambda: world.sum(flag))
-    for number, count in enumerate(counts):
 
-        def sample(messages: int, number: int = number, count: int = count) -> tuple[float, bool]:
-            vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
-            _any(world, arena.device, False)
-            clock.settle()
-            return _time_of_one(partial(exchange, number), vectors, in_stream, number)
+    exchange: Callable[[int, torch.Tensor], object]  # Sums a vector over ranks; takes the number of its size, too.
+    world: RankGroup
+    clock: Clock
+    arena: torch.Tensor
+    gather: Callable[[Any], list[Any]]  # `Engine.gather`.
 
-        # The last rank to start waits for nobody: its time is the message's.
-        single = min(gather([sample(1), sample(1)][1][0]))
-        most = min(len(arena) // count, math.inf if in_stream is None else MOST_QUEUED)
-        messages = int(min(most, max(1, math.ceil(LEAST_SAMPLE_S / max(single, 1e-9)))))
-        while True:
-            samples = [sample(messages) for _ in range(REPEATS)]
-            is_late = in_stream is not None and _any(world, arena.device, any(late for _, late in samples))
-            if not is_late or messages == 1:
+    def measure(self, name: str, counts: Sequence[int], budget_s: float) -> LineCost:
+        """Returns the line `name` from messages of `counts` elements.
+
+        Larger sizes are left out once rank 0 has used `budget_s`; two sizes are always timed.
+        """
+        began = time.monotonic()
+        flag = torch.zeros(1, device=self.arena.device)
+        stream_timer = None
+        if not self.clock.marks_are_free:
+            stream_timer = StreamTimer(self.clock, partial(self.world.sum, flag))
+        times_s: list[list[float]] = []  # of the repeats of each size
+        late_sizes: list[int] = []
+        for number, count in enumerate(counts):
+            repeats_s, is_late = self._time_size(number, count, stream_timer)
+            times_s.append(repeats_s)
+            if is_late:
+                late_sizes.append(count * ELEMENT_BYTES)
+            is_over = self.world.index == 0 and time.monotonic() - began > budget_s
+            if self._on_any_rank(is_over) and number > 0:
                 break
+        sizes = [count * ELEMENT_BYTES for count in counts[: len(times_s)]]
+        medians_s = [
+            statistics.median(map(max, zip(*repeats_by_rank, strict=True)))
+            for repeats_by_rank in zip(*self.gather(times_s), strict=True)
+        ]
+        # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
+        line = fit_line(name, len(self.world.ranks), sizes, medians_s)
+        line = line.model_copy(update={"launch_bound": tuple(late_sizes)})
+        return LineCost.model_validate(self.gather(line.model_dump(mode="json"))[0])
+
+    def _time_size(self, number: int, count: int, stream_timer: StreamTimer | None) -> tuple[list[float], bool]:
+        """Returns the seconds of a message in each repeat, and whether the device began before all were queued."""
+        most = len(self.arena) // count
+        if stream_timer is not None:
+            most = min(most, MOST_QUEUED)
+        self._sample(number, count, 1, stream_timer)
+        # The last rank to start waits for nobody: its time is the message's.
+        single_s = min(self.gather(self._sample(number, count, 1, stream_timer)[0]))
+        messages = min(most, max(1, math.ceil(LEAST_SAMPLE_S / max(single_s, 1e-9))))
+        while True:
+            samples = [self._sample(number, count, messages, stream_timer) for _ in range(REPEATS)]
+            is_late = stream_timer is not None and self._on_any_rank(any(late for _, late in samples))
+            if not is_late or messages == 1:
+                return [seconds for seconds, _ in samples], is_late
             messages = max(1, messages // _FEWER)
-        timed.append([seconds for seconds, _ in samples])
-        late_sizes += [count * ELEMENT_BYTES] * is_late
-        is_over = world.index == 0 and time.monotonic() - began > budget_s
-        if _any(world, arena.device, is_over) and number > 0:
-            break
-    everyone = gather(timed)
-    slowest = [
-        statistics.median(max(repeat) for repeat in zip(*(times[size] for times in everyone), strict=True))
-        for size in range(len(timed))
-    ]
-    sizes = [count * ELEMENT_BYTES for count in counts[: len(timed)]]
-    # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
-    line = fit_line(name, len(world.ranks), sizes, slowest).model_copy(update={"launch_bound": tuple(late_sizes)})
-    return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
 
+    def _sample(self, number: int, count: int, messages: int, stream_timer: StreamTimer | None) -> tuple[float, bool]:
+        """Returns the mean seconds of messages sent back to back, and whether the device began too early."""
+        vectors = torch.split(
+            self.arena[: messages * count].normal_(), count
+        )  # new values: sums of sums would overflow
 
-def _time_of_one(
-    exchange: Callable[[torch.Tensor], object],
-    vectors: Sequence[torch.Tensor],
-    in_stream: StreamTimer | None,
-    number: int,
-) -> tuple[float, bool]:
-    """Returns the seconds of a message of several back to back, and whether the stream did not wait for all of them."""
+        def send() -> None:
+            for vector in vectors:
+                self.exchange(number, vector)
 
-    def send() -> None:
-        for vector in vectors:
-            exchange(vector)
+        self._on_any_rank(False)  # a barrier
+        self.clock.settle()
+        if stream_timer is not None:
+            seconds, is_late = stream_timer.time(send, messages, number)
+            return seconds / messages, is_late
+        start = time.monotonic()
+        send()
+        return (time.monotonic() - start) / messages, False
 
-    if in_stream is not None:
-        seconds, is_late = in_stream.time(send, len(vectors), number)
-        return seconds / len(vectors), is_late
-    start = time.monotonic()
-    send()
-    return (time.monotonic() - start) / len(vectors), False
-
-
-def _any(world: RankGroup, device: torch.device, here: bool) -> bool:
-    """Whether it is so on any rank; all ranks leave together."""
-    flag = torch.full((1,), float(here), device=device)
-    world.sum(flag)
-    return flag.item() > 0
+    def _on_any_rank(self, condition: bool) -> bool:
+        """Returns whether the condition holds on any rank; all ranks leave together."""
+        flag = torch.full((1,), float(condition), device=self.arena.device)
+        self.world.sum(flag)
+        return flag.item() > 0
 
 
 def given_line(
     path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int | None]
 ) -> LineCost:
-    """The line of an exchange: of its name and rank count if the file has it, else through predictions."""
+    """Returns the line of this name and rank count from a network file, or one fitted to its predictions."""
     network = read_network(Path(path))
     for line in network.collectives:
         if line.name == name and line.ranks == layout.ranks:
