@@ -322,7 +322,7 @@ def test_too_little_is_refused() -> None:
     alone = {"collective": "allreduce", "algorithm": "ring", "layout": Layout(ranks=1, group_size=1)}
     with pytest.raises(UserError, match="of a single rank"):
         fitted([Observation(**{**vars(point), **alone}) for point in points])
-    with pytest.raises(UserError, match="two sizes or more, here are 1"):
+    with pytest.raises(UserError, match="at least two sizes; got 1"):
         fit_line("test", 2, [8, 8], [1.0, 1.0])
     with pytest.raises(UserError, match="must be positive"):
         fit_line("test", 2, [8, 16], [1.0, 0.0])

@@ -265,7 +265,7 @@ def test_what_to_try_follows_from_what_readers_do(tmp_path: Path, fetch_s: float
     verdict = report.groups[0].of(LostPercent).diagnosed.points[-1].verdict
     assert verdict.name == "input-bound"
     assert words in verdict.experiments[0].text
-    assert "of their time in" in verdict.experiments[0].text
+    assert "% of their time " in verdict.experiments[0].text
     assert any("dlbench io sample --preset tiny" in one.text and "--tiers" in one.text for one in verdict.experiments)
 
 
