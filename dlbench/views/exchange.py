@@ -74,7 +74,7 @@ def _count_column(title: str, name: str | None = None, missing: str = NOT_MEASUR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ExchangeConfig:
     """The exchange that ran, which may differ from the one that was requested."""
 
     carrier: str  # The library or transport, e.g. `gloo`.
@@ -91,7 +91,7 @@ class ExchangePoint:
 
     ranks: int
     nodes: int
-    ways: tuple[Way, ...]  # One, unless runs of equal settings ran differently.
+    ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
     """Messages of gradients per step; None if none was recorded."""
     num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
@@ -130,11 +130,11 @@ class ExchangePoint:
 
 
 @dataclass(frozen=True)
-class WayRow:
+class ConfigRow:
     """One exchange that ran at a point."""
 
     point: ExchangePoint
-    way: Way
+    config: ExchangeConfig
 
     @property
     def num_runs(self) -> int:
@@ -142,7 +142,7 @@ class WayRow:
 
     @property
     def is_first(self) -> bool:
-        return self.way is self.point.ways[0]
+        return self.config is self.point.ways[0]
 
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
@@ -180,7 +180,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
+        ways=tuple(dict.fromkeys(_config(run, result) for run, result in recorded)),
         num_messages=median(lambda result: float(len(result.of_gradients)) or None, "messages"),
         num_others=median(lambda result: float(len(result.messages) - len(result.of_gradients)) or None, "messages"),
         message_bytes=median(_gradient_bytes, "bytes"),
@@ -239,8 +239,8 @@ def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
     return of_known(mean_estimate, shares, "fraction")
 
 
-def _way(run: Run, result: ExchangeResult) -> Way:
-    return Way(
+def _config(run: Run, result: ExchangeResult) -> ExchangeConfig:
+    return ExchangeConfig(
         carrier=result.carrier,
         by="dlbench" if result.by == "dlbench" else run.plan.engine_title,
         exchange=result.exchange,
@@ -250,7 +250,7 @@ def _way(run: Run, result: ExchangeResult) -> Way:
     )
 
 
-def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
+def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
     """Returns the table of exchanges that ran: for people a line for each, for programs a row for each point."""
     titles = {}
     if not any(point.num_others for point in points):
@@ -260,22 +260,22 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
     if any(point.wire_overflows for point in points):
         titles["wire_overflows"] = "Overflows"
 
-    def of_way(name: str, title: str) -> Column[WayRow]:
+    def of_config(name: str, title: str) -> Column[ConfigRow]:
         """Returns a column of the exchange; programs get all exchanges of the point."""
         return Column(
             name,
             title,
-            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row.point.ways)),
-            lambda row: str(getattr(row.way, name)),
+            lambda row: " | ".join(dict.fromkeys(getattr(config, name) for config in row.point.ways)),
+            lambda row: str(getattr(row.config, name)),
         )
 
     of_point = functools.partial(columns_of, ExchangePoint, of="point")
     of_model = functools.partial(columns_of, ExchangeBound, of="point.prediction")
-    columns: tuple[Column[WayRow], ...] = (
+    columns: tuple[Column[ConfigRow], ...] = (
         *of_point(*place_columns()),
-        *(of_way("carrier", "Carried by"), of_way("by", "Grouped by"), of_way("exchange", "Exchange")),
-        *(of_way("fusion", "Fusion"), of_way("wire", "Wire")),
-        Column("", "Groups", "way.groups"),
+        *(of_config("carrier", "Carried by"), of_config("by", "Grouped by"), of_config("exchange", "Exchange")),
+        *(of_config("fusion", "Fusion"), of_config("wire", "Wire")),
+        Column("", "Groups", "config.groups"),
         *of_point("num_messages", "num_others", "message_bytes", "bytes_inside", "bytes_across"),
         *of_point("communication", "exposed", "hidden", "backward", "hidden_share", "exposed_share"),
         *of_point("density", "efficiency"),
@@ -285,9 +285,9 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
         *of_point("why_not_predicted=why"),
         Column("runs", "", "num_runs"),
     )
-    rows: list[WayRow] = []
+    rows: list[ConfigRow] = []
     for point in points:
-        rows += [WayRow(point, way) for way in point.ways]
+        rows += [ConfigRow(point, config) for config in point.ways]
     return Sheet(
         name="exchange",
         title="Exchange that ran",
