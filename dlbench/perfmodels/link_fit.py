@@ -281,7 +281,6 @@ def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
 
 
 def _moved(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
-    """Returns the fit after searching each break again while the others stay."""
     best = fit
     for level in LEVELS:
         for size in fit.structure.breaks(level):

@@ -123,7 +123,6 @@ class PointCost:
 
     @property
     def node_hours_per_result(self) -> float | None:
-        """Node-hours of all runs over the number of runs with figures."""
         if self.node_hours is None or not self.results:
             return None
         return self.node_hours / self.results
@@ -237,7 +236,6 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
 
 
 def _configuration(job_run: _JobRun) -> tuple[str, int, int]:
-    """Returns the label of a run's configuration, its ranks and its nodes."""
     plan = job_run.run.plan
     label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
     return label, plan.layout.ranks, plan.layout.nodes
@@ -274,7 +272,6 @@ def recorded_text(parts: Sequence[CostPart]) -> str:
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
-    """Returns the sum of the values; None if one is None, or there are none."""
     numbers = [value for value in values if value is not None]
     if not numbers or len(numbers) < len(values):
         return None

@@ -198,7 +198,6 @@ def _kind(
 
 
 def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
-    """Returns the row that says why a kind was not measured."""
     reasons = tuple(reason for name, reason in point.why if name == kind)
     return KindEnergy(
         ranks=point.ranks,

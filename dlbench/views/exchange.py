@@ -63,7 +63,6 @@ SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 def _count_cell(count: Estimate) -> Cell | Estimate:
-    """Returns a count, with an interval only if runs differ."""
     if count.low == count.high:
         return Cell(value_text(count), number=count.value)
     return count

@@ -84,7 +84,6 @@ def short_names(groups: Sequence[ReportGroup]) -> list[str]:
 
 
 def _name(group: ReportGroup, of_workload: Sequence[ReportGroup]) -> str:
-    """Returns the short name of a group among those of the same workload, itself included."""
     num_by_setting = Counter(chain.from_iterable(member.settings for member in of_workload))
     settings = [f"{key}={value}" for key, value in group.settings if num_by_setting[key, value] < len(of_workload)]
     same_name = [member for member in of_workload if member.settings == group.settings]

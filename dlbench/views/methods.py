@@ -9,8 +9,8 @@ from dlbench.views.model import ReportGroup
 
 _METHODS = {
     "Runs that count": "Only runs whose sanity checks passed (finite loss, equal parameters on all ranks, equal work) "
-    "and whose step files are complete. All other runs are listed with the reason and have no figures. Warm-up steps are "
-    "recorded but not used.",
+    "and whose step files are complete. All other runs are listed with the reason and have no figures. Warm-up steps "
+    "are recorded but not used.",
     "Throughput": "Samples of all measured steps of all ranks, divided by the longest measured time of any rank.",
     "Step time": "The time of a step is that of its slowest rank. A run's step time is the median over its measured "
     "steps; p95 is their 95th percentile.",

@@ -252,13 +252,11 @@ def _ranks(run: Run) -> Sequence[RankResult]:
 
 
 def _highest_of_ranks(run: Run, name: str) -> int | None:
-    """Returns the highest value of a field of the ranks' results."""
     values = [getattr(rank, name) for rank in _ranks(run)]
     return max((value for value in values if value is not None), default=None)
 
 
 def _highest_sample(reading: MachineReading | None, pattern: str) -> float | None:
-    """Returns the highest sample of all nodes' fields whose names match the pattern."""
     if reading is None:
         return None
     samples: list[float] = []
@@ -328,7 +326,6 @@ def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
 
 
 def _larger_batches(group: scaling.Group, batch: int) -> str:
-    """Returns the command that tries larger batches with the other settings of the group's runs."""
     plan = group.sample.plan
     series = plan.series
     chosen = {**plan.overrides, **series.axes}

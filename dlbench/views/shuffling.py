@@ -219,7 +219,6 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
 
 
 def _shuffling(group: scaling.Group) -> tuple[str, str]:
-    """Returns the shuffling and the partition of a group; the latter is empty with global shuffling."""
     data = group.sample.plan.workload.data
     if data.shuffle == "global":
         return data.shuffle, ""
@@ -231,7 +230,6 @@ def _is_global(group: scaling.Group) -> bool:
 
 
 def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
-    """Sorts global shuffling first, then local, then partial by the exchanged share."""
     data = group.sample.plan.workload.data
     kind = {"global": 0, "local": 1}.get(data.shuffle, 2)
     return kind, data.exchanged_share, data.partition, data.staging, group.id

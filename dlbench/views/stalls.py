@@ -367,7 +367,6 @@ def _part(part: StallPart, whole_is: Tier) -> str:
 
 
 def _remarks(point: Stalls) -> Iterator[str]:
-    """Yields remarks on the figures of a point."""
     first = next((part.seconds for part in point.parts if part.seconds is not None), None)
     if first is not None and not first.is_confident:
         unit = "sessions" if (first.sessions or 1) > 1 else "repeats"

@@ -308,7 +308,6 @@ def _listing_words(supply: Supply) -> Iterator[str]:
 
 
 def _needs_sheets(io: Io) -> Iterator[Sheet[Any]]:
-    """Yields the needs of one accelerator and, if the readers have figures, the number that can be fed."""
     yield Sheet(
         name="io-needs",
         title=_NEEDS_TITLE,
@@ -356,7 +355,6 @@ def _rate_column(name: str, title: str, path: str) -> Column[Need]:
 
 
 def _need_words(io: Io) -> Iterator[str]:
-    """Yields remarks on the figures of accelerators."""
     if any(need.fed for need in io.needs):
         yield "By fetching alone: the number if preparing took no time, roughly the number / Fetching."
     for need in io.needs:

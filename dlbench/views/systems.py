@@ -194,7 +194,6 @@ def _placement(run: Run) -> str:
 
 
 def _nccl(run: Run) -> str:
-    """Returns what NCCL chose; empty if it is not recorded."""
     nccl = run.record.nccl if run.record is not None else None
     if nccl is None:
         return ""

@@ -66,8 +66,7 @@ class NodeMeans:
     num_gpus: int = field(metadata=column(name="gpus"))  # Sampled GPUs of the ranks, or all if these are not known.
     gpu_power_w: float | None = field(metadata=column())  # Sum over its GPUs; None if one does not report its power.
     num_power: int  # GPUs that report their power.
-    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))
-    """Mean over its GPUs."""
+    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
     """Share of the time in which a kernel ran (1), mean over its GPUs."""
     sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))
@@ -110,7 +109,6 @@ class NodeMeans:
 
     @property
     def title(self) -> str:
-        """Its rank count and host."""
         return f"{place_of(self)}, {self.host[:MAX_HOST] or f'node {self.node_rank}'}"
 
 
@@ -393,7 +391,6 @@ def not_sampled(group: ReportGroup) -> str:
 
 
 def _headline(telemetry: Telemetry, *, on_gpu: bool) -> str:
-    """Returns how busy the nodes of the largest rank count are, and whether a clock was throttled."""
     nodes = telemetry.nodes
     at_largest = [node for node in nodes if node.place == nodes[-1].place]
     throttling = "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU with readable clocks"

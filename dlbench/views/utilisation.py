@@ -430,7 +430,6 @@ def _sheet(utilisation: Utilisation) -> Sheet[UtilisationPoint]:
 
 
 def _unit(utilisation: Utilisation) -> tuple[str, float]:
-    """Returns the unit for people, and its value per TFLOP/s."""
     largest = max((point.achieved.value for point in utilisation.points if point.achieved), default=1.0)
     if largest >= 1:
         return "TFLOP/s", 1.0

@@ -271,7 +271,6 @@ def _measured_points(groups: Sequence[Group], table: RunTable) -> Iterator[Metho
 
 
 def _failed_points(sample: Run, table: RunTable) -> Iterator[MethodPoint]:
-    """Yields a point for each run of the set that did not fit."""
     subject = planned_id(_without_method(sample))
     for item in table.without:
         is_too_large = ended_without_memory(item.why) or "does not fit" in item.why
@@ -389,7 +388,6 @@ def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
 
 
 def _with_plan(point: MethodPoint, results: Sequence[MemoryResult]) -> MethodPoint:
-    """Returns the point with the prediction of its plan, and the excess over it."""
     first = results[0]
     peak_error = None
     if point.device_peak:
@@ -446,7 +444,6 @@ def _outside_passes_s(run: Run) -> float | None:
 
 
 def _predicted_step_s(run: Run) -> float | None:
-    """Returns the predicted passes of a step plus the time outside them in the run's warm-up, in seconds."""
     result = _memory(run)
     if result is None:
         return None
@@ -548,7 +545,6 @@ class _Side:
     capacities: frozenset[int]  # Capacities of plans in bytes.
 
     def fits(self, limit: int) -> bool | None:
-        """Returns whether the peak is within a limit; None if it is not known."""
         if self.peak is None:
             return None
         if self.peak.value <= limit:

@@ -148,7 +148,6 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
 
 
 def _throughput_chart(comparison: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
-    """Draws the throughput of points that have one; all are at one rank count."""
     import altair as alt
 
     rows: Rows = []
@@ -253,7 +252,6 @@ def _section(comparison: MethodComparison, number: int) -> Section:
 
 
 def _headline(comparison: MethodComparison) -> str:
-    """Returns the gain of a plan at the largest rank count and batch, or the errors of predictions."""
     gain = max(comparison.gains, key=attrgetter("ranks", "batch"), default=None)
     if gain is not None:
         return f"{gain.planned}: {times_value(gain.ratio)} the throughput of {gain.over}, batch {gain.batch}"
