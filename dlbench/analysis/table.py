@@ -195,7 +195,7 @@ def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun
             },
             causes=causes_of(run, steps) if with_causes else None,
             digest=digest_of(run, steps) if with_digests else None,
-            damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
+            damaged=damaged_traces(run.folder.path, run.plan.run_id, every_block=False),
         )
     except IncompleteDataError as error:
         return error

@@ -137,7 +137,7 @@ def sheet_of(rows: Sequence[Cost], num_bytes: int) -> Sheet[Cost]:
         title=f"Cost of each algorithm, n = {format_bytes(num_bytes)}",
         columns=drop_empty_columns(COSTS, rows),
         rows=rows,
-        caption="Over ideal: measured (or else predicted) time over a lower bound for any algorithm.",
+        caption=f"At n = {format_bytes(num_bytes)}. Over ideal: measured or predicted time over a lower bound.",
         is_shown=lambda priced: priced.num_bytes == num_bytes,
         in_terminal=True,
     )

@@ -83,22 +83,11 @@ RUN_COLUMNS: tuple[Column[RunRow], ...] = columns_of(
     *("finished", "failure_reason", "warnings"),
     titles={"repeat": "Repeat"},
 )
-
-
-def _line_rate_text(line: LineCost) -> str:
-    return per_byte_text(line.per_byte_s)
-
-
 LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
     LineCost,
     *("name", "ranks"),
     Column("alpha_s", "Start-up", attrgetter("startup_s"), unit="s"),
-    Column(
-        "s_per_byte",
-        "Asymptotic algbw, GB/s",
-        attrgetter("per_byte_s"),
-        _line_rate_text,
-    ),
+    Column("s_per_byte", "Asymptotic algbw, GB/s", "per_byte_s", lambda line: per_byte_text(line.per_byte_s)),
     titles={"name": "Collective", "ranks": "Ranks"},
 )
 
@@ -112,15 +101,11 @@ def _per_byte_cell(beta: Estimate) -> Cell:
     return Cell(per_byte_text(beta.value), f"[{per_byte_text(beta.high)}, {fastest}]")
 
 
-def _level_title(name: str) -> str:
-    return LEVEL_TITLES.get(name, name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MessageCost:
     """The cost of messages of some sizes on one level, or of a reduced byte."""
 
-    name: str = field(metadata=column("Level", text=_level_title))
+    name: str = field(metadata=column("Level", text=lambda name: LEVEL_TITLES.get(name, name)))
     messages: str = field(metadata=column("Messages", ""))
     up_to_bytes: int | None = None
     links: int | None = None
@@ -233,7 +218,6 @@ def _group(group: GroupReport) -> Section:
 
 
 def _sections(group: GroupReport) -> Iterator[Section]:
-    """Yields the algorithm to use, rate and time over size, all times and costs, and points without a figure."""
     last = group.best[-1]
     yield Section(
         id=f"choice-{group.id}",
@@ -268,38 +252,31 @@ def _sections(group: GroupReport) -> Iterator[Section]:
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
-    """Returns time and rates of the fastest series of each size; without the carrier if all have the same."""
+    """Returns time and rates of the fastest series of each size, as nccl-tests print them, and its lead.
+
+    Rates have no interval of their own, as that of the time says the same.
+    """
     short = group.short_titles
-
-    def fastest(best: Best) -> str:
-        return short[best.title]
-
-    def second(best: Best) -> str | None:
-        return short.get(best.second)
-
-    algbw: list[Column[Best]] = []
+    columns: list[Column[Best]] = [
+        Column("", "Size", "num_bytes", unit="bytes", is_brief=True),
+        Column("", "Fastest", lambda best: short[best.title], is_brief=True),
+        Column("", "Time, median", "time", is_brief=True),
+        Column("", "algbw, GB/s", lambda best: value_text(rate(best.time, best.num_bytes))),
+        Column("", "Next", lambda best: short.get(best.second)),
+        Column("", "Lead", "lead", lambda best: times_cell(best.lead), is_brief=True),
+        Column("", "Clear", "is_clear", _clear_text, is_brief=True),
+    ]
     if group.rate_name == "busbw":
-        algbw.append(Column("", "algbw, GB/s", _algbw))
-    columns: tuple[Column[Best], ...] = (
-        Column("", "Size", attrgetter("num_bytes"), unit="bytes", is_brief=True),
-        Column("", "Fastest", fastest, is_brief=True),
-        Column("", "Time, median", attrgetter("time"), is_brief=True),
-        *algbw,
-        Column("", f"{group.rate_name}, GB/s", attrgetter("rate"), is_brief=True),
-        Column("", "Minimum", attrgetter("minimum_s"), unit="s"),
-        Column("", "Next", second),
-        Column("", "Lead", attrgetter("lead"), _lead_cell, is_brief=True),
-        Column("", "Clear", attrgetter("is_clear"), _clear_text, is_brief=True),
+        columns.insert(4, Column("", "busbw, GB/s", lambda best: value_text(best.rate), is_brief=True))
+    intervals = dict.fromkeys(basis_text(best.time) for best in group.best)
+    return Sheet(
+        name="fastest",
+        title="Fastest by size",
+        columns=tuple(columns),
+        rows=group.best,
+        caption=f"Intervals: {', '.join(intervals)}.",
+        in_terminal=True,
     )
-    return Sheet(name="fastest", title="Fastest by size", columns=columns, rows=group.best, in_terminal=True)
-
-
-def _algbw(best: Best) -> Estimate:
-    return rate(best.time, best.num_bytes)
-
-
-def _lead_cell(best: Best) -> Cell:
-    return times_cell(best.lead)
 
 
 def _clear_text(best: Best) -> str:
@@ -338,26 +315,23 @@ def _sheet_by_size(
 ) -> Sheet[Measurement]:
     """Returns a table with a line per size and a column per series.
 
-    A page folds it, as charts show its numbers, and the terminal leaves it out: the fastest of each size stand above.
+    A page folds it, as charts show its numbers, and the terminal leaves it out.
     """
     short = group.short_titles
-
-    def series_title(point: Measurement) -> str:
-        return short[point.series.title]
-
     return Sheet(
         name=name,
         title=title,
         columns=(),
         rows=group.points,
         order=attrgetter("num_bytes"),
-        pivot=Pivot(corner="Size", down=_size_text, across=series_title, cell=cell),
+        pivot=Pivot(
+            corner="Size",
+            down=lambda point: format_bytes(point.num_bytes),
+            across=lambda point: short[point.series.title],
+            cell=cell,
+        ),
         is_folded=True,
     )
-
-
-def _size_text(point: Measurement) -> str:
-    return format_bytes(point.num_bytes)
 
 
 def size_charts(group: MeasuredGroup) -> list[Chart]:
@@ -370,7 +344,6 @@ def size_charts(group: MeasuredGroup) -> list[Chart]:
 
 
 def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: str, table: Sheet[Measurement]) -> Chart:
-    """Returns a chart of one field of the points of a group over size."""
     short = group.short_titles
     colours = {series: RANK_COLOURS[number % len(RANK_COLOURS)] for number, series in enumerate(short.values())}
     sizes = sorted({point.num_bytes for point in group.points})
@@ -407,7 +380,6 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
 
 
 def _pairs(group: PairsReport) -> Section:
-    """Returns the findings on pairs of ranks, charts over size, the numbers, and the costs of a message."""
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
     charts: Callable[[], Sequence[Chart]] = no_charts
     if len(group.series) <= MOST_DRAWN:
@@ -434,7 +406,6 @@ def _pairs(group: PairsReport) -> Section:
 
 
 def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
-    """Returns the costs by pairs and those fitted to collectives, for people only."""
     costs = [
         MessageCost(name=level.level, messages="pairs, ping-pong", alpha=level.alpha, beta=level.beta)
         for level in group.costs
@@ -512,7 +483,6 @@ def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> E
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:
-    """Yields the series that were not fitted, all runs, those without figures, and the environment."""
     if report.unfitted:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)

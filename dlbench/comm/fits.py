@@ -326,7 +326,6 @@ def fit_of(
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[list[PredictionErrors], list[FitError]]:
-    """Returns errors over all points, over large ones and by algorithm; and those by algorithm for the file."""
     everything, large = list[float](), list[float]()
     by_algorithm: dict[tuple[str, str], list[float]] = {}
     for observation, seconds in predictions:

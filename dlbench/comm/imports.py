@@ -96,7 +96,6 @@ def import_tables(paths: Sequence[Path], *, system: str, fitted: str, options: I
 
 
 def _layouts(all_series: Sequence[OutputSeries], options: ImportOptions) -> dict[OutputSeries, Layout]:
-    """Returns the layout of each series of a collective."""
     collectives = [series for series in all_series if series.measures in ALGORITHMS]
     without_ranks = [series for series in collectives if not series.ranks]
     for series, count in _option_values("--ranks", options.ranks, without_ranks).items():
@@ -200,7 +199,6 @@ def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
 
 
 def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:
-    """Yields a line through the times of each rank count, of its layout with the most nodes."""
     carrier = measured[0][0].carrier
     name = f"{carrier} {collective} library"
     if collective == "allreduce":
@@ -222,7 +220,6 @@ def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> I
 def _with_bandwidth(
     network: NetworkModel, measured: Measured, levels: Mapping[OutputSeries, LevelName]
 ) -> NetworkModel:
-    """Returns the network with the rates of osu_bw for large messages."""
     for series, _ in measured:
         name = levels[series]
         level = network.levels.get(name)

@@ -126,7 +126,6 @@ def _percentile_99(times_s: Sequence[float]) -> float:
 
 
 def _factor(congested: Points, alone: Points, statistic: Callable[..., Any]) -> Estimate:
-    """Returns the ratio of a statistic of the operations' times with congestors to that without."""
     slow = {key: float(statistic(point.times_s)) for key, point in congested.items()}
     fast = {key: float(statistic(point.times_s)) for key, point in alone.items()}
     return ratio_estimate(slow, fast)
@@ -152,7 +151,6 @@ def _costs(figures: Sequence[PairFigure]) -> Iterator[LevelCosts]:
 
 
 def _words(group: CollectiveGroup, ends: Sequence[PairFigure]) -> Iterator[str]:
-    """Yields the slowest pair of each level, then the pair that congestors slow down most."""
     by_time = sorted(ends, key=attrgetter("at.time.value"))
     for level in dict.fromkeys(figure.level for figure in ends):
         slowest = {figure.way: figure for figure in by_time if figure.level == level}

@@ -162,7 +162,6 @@ def layout_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
 
 
 def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -> tuple[str, ...]:
-    """Returns what is extrapolated, and the error of the fit at the largest rank count when that is left out."""
     lines = [f"{series.name}: {series.beyond}" for series in prediction.series if series.beyond]
     if not prediction.extrapolated and not lines:
         return ()
@@ -184,7 +183,6 @@ def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -
 
 
 def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
-    """Returns the fusion size and the time of all gradients with it, or why none is recommended."""
     if prediction.fusion_bytes is None:
         return ""
     size = _about(prediction.fusion_bytes)
@@ -211,7 +209,6 @@ def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
 
 
 def _about(num_bytes: float) -> str:
-    """Returns a computed number of bytes with three digits."""
     if not math.isfinite(num_bytes):
         return "no size"
     value, unit = format_bytes(num_bytes).split(" ")

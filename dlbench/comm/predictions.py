@@ -256,7 +256,6 @@ def _standing(all_series: Sequence[PredictedSeries], index: int, size: int) -> S
 
 
 def _beyond(fitted: FittedRange | None, layout: Layout, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Returns in words the counts and sizes that are outside of the fitted ones."""
     if fitted is None:
         return ("the file does not contain the points that its costs were fitted to",)
     counts: list[tuple[str, int, tuple[int, ...]]] = [
@@ -332,7 +331,6 @@ def _line_series(line: LineCost, request: PredictionRequest) -> PredictedSeries:
 
 
 def _series(name: str, prices: Sequence[Price], request: PredictionRequest) -> PredictedSeries:
-    """Returns a series by the prices of all sizes, and last of all gradients if they are given."""
     of_sizes = prices[: len(request.sizes)]
     workload = next(iter(prices[len(of_sizes) :]), None)
     return PredictedSeries(

@@ -1,8 +1,8 @@
-"""Runs as metrics for monitoring: a file for Prometheus' textfile collector.
+"""Exports runs as metrics for monitoring: a file for Prometheus' textfile collector.
 
-The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
-reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Labels hold what
-distinguishes the points of a report, and nothing that grows with every run.
+The text is valid OpenMetrics 1.0 and Prometheus' older text format, which is all that node_exporter's textfile
+collector reads: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Labels distinguish the
+points of a report, and have no values that grow with every run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate
 from dlbench.units import printable
 
 LABELS = ("system", "workload", "preset", "engine", "precision", "scaling", "ranks", "nodes", "commit", "group")
-"""Of every point: `commit` is the tag that its runs share, `group` the report's name for runs that are comparable."""
+"""Labels of every point: `commit` is the tag that its runs share, `group` the report's name of comparable runs."""
 
 FIGURES: Mapping[str, tuple[str, str, str]] = {
     "throughput": ("dlbench_throughput{}_", "samples_per_second", "Samples of all ranks per second of training"),
@@ -31,58 +31,63 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
     "step": ("dlbench_step{}_", "seconds", "Median step of the slowest rank"),
     "energy_per_sample": ("dlbench_energy_per_sample{}_", "joules", "Energy of the computing devices per sample"),
 }
-"""Figure of a point, as report.json calls it -> its metric, whose unit comes last, with {} for the interval's end."""
+"""Figures of a point by their names in report.json: metric with {} for the end of the interval, unit, description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoredPoint:
-    """One rank and node count of comparable runs."""
+    """A point of a report: one rank and node count of comparable runs."""
 
     labels: Mapping[str, str]
     run_ids: tuple[str, ...]
-    finished: float  # End of its newest run, seconds since 1970; -inf where none says.
-    figures: Mapping[str, Estimate]  # By name of `FIGURES`; without energy where a run has none.
+    finished: float  # End of its newest run, seconds since 1970; -inf if no run has one.
+    figures: Mapping[str, Estimate]  # By name of `FIGURES`; energy only if all runs have it.
 
 
 def monitored_points(table: RunTable) -> tuple[MonitoredPoint, ...]:
-    """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
-    energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
-    found = []
+    """Returns the points with figures in the report's order, without control runs and sides of pairs."""
+    energies: Mapping[str, Mapping[str, float]] = {}
+    if table.runs:
+        energies = metrics_by_run(table, wanted=("energy_per_sample_j",))
+    points = []
     for group in groups(table):
         if group.sample.plan.series.variant != "plain" or group.sample.plan.series.side:
             continue
         for point in group.points:
             runs = [table.runs[run_id] for run_id in point.run_ids]
             commits = {run.plan.tags.get("commit", "") for run in runs}
-            known = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
-            known["commit"] = commits.pop() if len(commits) == 1 else ""
+            description = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
+            description["commit"] = commits.pop() if len(commits) == 1 else ""
             figures = {"throughput": point.throughput, "efficiency": point.efficiency, "step": point.step}
-            joules = {table.keys[one]: energies[one].get("energy_per_sample_j", 0.0) for one in point.run_ids}
+            joules = {table.keys[run_id]: energies[run_id].get("energy_per_sample_j", 0.0) for run_id in point.run_ids}
             if all(joules.values()):
                 figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
-            ends = [circumstances_of(run).moment for run in runs]
-            labels = {name: known[name] for name in LABELS}
-            found.append(MonitoredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
-    return tuple(found)
+            finished = max(circumstances_of(run).moment for run in runs)
+            labels = {name: description[name] for name in LABELS}
+            points.append(MonitoredPoint(labels=labels, run_ids=point.run_ids, finished=finished, figures=figures))
+    return tuple(points)
 
 
 def to_openmetrics(runs: Sequence[Run], table: RunTable) -> str:
-    """Returns the text, every metric with its help; a metric that no point has is not there. `table`: of all `runs`."""
+    """Returns the text, every metric with its help, without metrics that no point has. `table`: of all `runs`."""
     points = monitored_points(table)
     lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
-    for figure, (name, unit, about) in FIGURES.items():
-        having = [(one.labels, one.figures[figure]) for one in points if figure in one.figures]
-        lines += _gauge(f"{name.format('')}{unit}", unit, about, [(labels, one.value) for labels, one in having])
+    for figure, (name, unit, description) in FIGURES.items():
+        estimates = [(point.labels, point.figures[figure]) for point in points if figure in point.figures]
+        values = [(labels, estimate.value) for labels, estimate in estimates]
+        lines += _gauge(f"{name.format('')}{unit}", unit, description, values)
         for end in ("low", "high"):
-            # Of an interval of a level; what two or three runs happened to give is none.
-            ends = [(labels, getattr(one, end)) for labels, one in having if one.is_confident]
-            lines += _gauge(f"{name.format(f'_{end}')}{unit}", unit, f"{about}, {end} end of the interval", ends)
-    counts = [(one.labels, len(one.run_ids)) for one in points]
+            # Only confidence intervals; the range of two or three runs is none.
+            ends = [(labels, getattr(estimate, end)) for labels, estimate in estimates if estimate.is_confident]
+            lines += _gauge(f"{name.format(f'_{end}')}{unit}", unit, f"{description}, {end} end of the interval", ends)
+    counts = [(point.labels, len(point.run_ids)) for point in points]
     lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval", counts)
-    ends = [(one.labels, one.finished) for one in points if math.isfinite(one.finished)]
+    ends = [(point.labels, point.finished) for point in points if math.isfinite(point.finished)]
     lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
-    without = {id(item.run): item.state for item in table.without}
-    states = Counter((run.plan.system.name, run.plan.workload.name, without.get(id(run), "valid")) for run in runs)
+    invalid_states = {id(item.run): item.state for item in table.without}
+    states = Counter(
+        (run.plan.system.name, run.plan.workload.name, invalid_states.get(id(run), "valid")) for run in runs
+    )
     counts = [
         ({"system": system, "workload": workload, "state": state}, count)
         for (system, workload, state), count in sorted(states.items())
@@ -91,14 +96,16 @@ def to_openmetrics(runs: Sequence[Run], table: RunTable) -> str:
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _gauge(name: str, unit: str, about: str, values: Sequence[tuple[Mapping[str, str], float]]) -> list[str]:
+def _gauge(name: str, unit: str, description: str, values: Sequence[tuple[Mapping[str, str], float]]) -> list[str]:
     if not values:
         return []
-    head = [f"# HELP {name} {about}.", f"# TYPE {name} gauge", *([f"# UNIT {name} {unit}"] if unit else [])]
-    return head + [
-        f"{name}{{{','.join(f'{key}={_quoted(text)}' for key, text in labels.items())}}} {value!r}"
-        for labels, value in values
-    ]
+    lines = [f"# HELP {name} {description}.", f"# TYPE {name} gauge"]
+    if unit:
+        lines.append(f"# UNIT {name} {unit}")
+    for labels, value in values:
+        label_text = ",".join(f"{key}={_quoted(text)}" for key, text in labels.items())
+        lines.append(f"{name}{{{label_text}}} {value!r}")
+    return lines
 
 
 def _quoted(text: str) -> str:

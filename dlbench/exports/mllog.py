@@ -1,8 +1,8 @@
-"""A run as lines of MLPerf logging: one line an event, `:::MLLOG {...}`, for tools that read such logs.
+"""Exports a run as MLPerf logging: one line `:::MLLOG {...}` per event, for tools that read such logs.
 
-Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); each network names its own
-(`Model.mlperf`). Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and what only a
-person can know (organisation, whether caches were cleared) is stated by that person or said to be unknown.
+Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); each network names its rule set
+(`Model.mlperf`). Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and facts that
+only a person can know (organisation, whether caches were cleared) are stated by that person or logged as unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlbench.specs.workload import MlperfRules
 
 NOTICE = "MLPerf-derived workload, not an MLPerf result"
 NOT_STATED = "not stated"
-TOKEN = ":::MLLOG "  # noqa: S105  # the mark of such a line, no password
+TOKEN = ":::MLLOG "  # noqa: S105  # the prefix of a line, no password
 
 Status = Literal["research", "preview", "onprem", "cloud"]
 Value = str | int | float | bool | list[float] | dict[str, float] | None
@@ -30,16 +30,16 @@ Value = str | int | float | bool | list[float] | dict[str, float] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What only the person who exports can know."""
+    """Facts that only the person who exports can know."""
 
     org: str = NOT_STATED
     platform: str | None = None  # None: the title of the plan's system.
-    status: Status = "research"  # How available the system is, in MLPerf's words; research claims least.
+    status: Status = "research"  # Availability of the system, in MLPerf's words; research claims least.
     cache_cleared: bool = False  # Whether caches were cleared before the run; dlbench clears none.
 
 
 def rules_of(run: Run) -> MlperfRules:
-    """The rule set of the run's network. Raises UserError: MLPerf has none for it."""
+    """Returns the rule set of the run's network; raises `UserError` if MLPerf has none for it."""
     rules = run.plan.workload.model.mlperf
     if rules is None:
         raise UserError(f"{run.plan.workload.name}: no rule set of MLPerf has this network")
@@ -47,55 +47,58 @@ def rules_of(run: Run) -> MlperfRules:
 
 
 def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
-    """The log of a run with a record, ASCII, a newline behind each line.
+    """Returns the log of a run with a record, in ASCII, with a newline after each line.
 
-    What holds for the whole run comes first, at the time of the first event, then the events in their order.
-    `throughput`: samples per second over the measured steps, all ranks; None where it is not known.
+    Facts of the whole run come first, at the time of the first event, then the events in their order. `throughput`:
+    samples per second over the measured steps, all ranks; None if it is not known.
     """
     assert run.record is not None
-    lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
-    begin = run.record.events[0].time_ms if run.record.events else _milliseconds(run.record.started)
-    end = run.record.events[-1].time_ms if run.record.events else _milliseconds(run.record.finished)
-    text = [_line(begin, key, value, metadata) for key, value, metadata in lines]
-    text += [_event(event, run.record) for event in run.record.events]
+    events = run.record.events
+    if events:
+        begin_ms, end_ms = events[0].time_ms, events[-1].time_ms
+    else:
+        begin_ms, end_ms = _milliseconds(run.record.started), _milliseconds(run.record.finished)
+    rows = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
+    lines = [_line(begin_ms, key, value, metadata) for key, value, metadata in rows]
+    lines += [_event(event, run.record) for event in events]
     if throughput is not None:
         files = "rank-*.steps" if run.folder.rank_steps(0).exists() else "node-*.steps"
         metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": files}
-        text.append(_line(end, "tracked_stats", {"throughput": throughput}, metadata))
-    return "".join(f"{TOKEN}{line}\n" for line in text)
+        lines.append(_line(end_ms, "tracked_stats", {"throughput": throughput}, metadata))
+    return "".join(f"{TOKEN}{line}\n" for line in lines)
 
 
 def obstacles(run: Run) -> list[str]:
-    """Why the checker will not accept the log, in words; empty if nothing is known to stand in its way."""
+    """Returns the reasons why the checker will not accept the log; empty if none is known."""
     record = run.record
     assert record is not None
     rules = rules_of(run)
     if record.quality is None and not any(event.key == rules.quality_key for event in record.events):
         return ["the run measured speed and evaluated nothing (measure.until: steps)"]
-    found = []
-    seen = {event.key for event in record.events}
-    wanted = ("init_start", "init_stop", "run_start", "epoch_start", "epoch_stop", "eval_start", "eval_stop")
-    missing = [key for key in (*wanted, rules.quality_key, "run_stop") if key not in seen]
+    reasons = []
+    keys = {event.key for event in record.events}
+    required = ("init_start", "init_stop", "run_start", "epoch_start", "epoch_stop", "eval_start", "eval_stop")
+    missing = [key for key in (*required, rules.quality_key, "run_stop") if key not in keys]
     if missing:
-        found.append(f"events are missing: {', '.join(missing)}")
-    times = {event.key: event.time_ms for event in reversed(record.events)}
-    init_min = (times.get("init_stop", 0) - times.get("init_start", 0)) / 60_000
+        reasons.append(f"events are missing: {', '.join(missing)}")
+    first_times_ms = {event.key: event.time_ms for event in reversed(record.events)}
+    init_min = (first_times_ms.get("init_stop", 0) - first_times_ms.get("init_start", 0)) / 60_000
     if not missing and init_min >= rules.init_min:
-        found.append(f"init_start to init_stop took {init_min:.1f} min, {rules.init_min} are allowed")
+        reasons.append(f"init_start to init_stop took {init_min:.1f} min, {rules.init_min} are allowed")
     if rules.most_error is not None:
         errors = [e.value for e in record.events if e.key == rules.quality_key and isinstance(e.value, int | float)]
         if not any(0 < error <= rules.most_error for error in errors):
             best = f"{min(errors):.4g}" if errors else "none"
-            found.append(f"no eval_error is at most {rules.most_error}; the best is {best}")
+            reasons.append(f"no eval_error is at most {rules.most_error}; the best is {best}")
     if _train_samples(record) is None:
-        found.append("the number of training samples is not recorded")
-    return found
+        reasons.append("the number of training samples is not recorded")
+    return reasons
 
 
 Row = tuple[str, Value, dict[str, Value]]  # Key, value, metadata.
 
 _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
-"""Settings that the run found out; all others are planned."""
+"""Settings that the run recorded; all others are planned."""
 
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
@@ -116,18 +119,29 @@ def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
     yield "submission_benchmark", rules.benchmark, {"note": NOTICE}
     # Never "closed": the networks are dlbench's own implementations, and presets may change them.
     yield "submission_division", "open", {"note": NOTICE}
-    yield "submission_org", statement.org, {} if statement.org == NOT_STATED else stated
-    platform = run.plan.system.title if statement.platform is None else statement.platform
-    yield "submission_platform", platform, {"file": "plan.json"} if statement.platform is None else stated
-    least: dict[str, Value] = {"note": "the default; no status was stated"}
-    yield "submission_status", statement.status, least if statement.status == "research" else stated
-    uncleared: dict[str, Value] = {"note": "dlbench clears no cache; none was stated to be cleared"}
-    yield "cache_clear", statement.cache_cleared, stated if statement.cache_cleared else uncleared
+    if statement.org == NOT_STATED:
+        yield "submission_org", statement.org, {}
+    else:
+        yield "submission_org", statement.org, stated
+    if statement.platform is None:
+        yield "submission_platform", run.plan.system.title, {"file": "plan.json"}
+    else:
+        yield "submission_platform", statement.platform, stated
+    if statement.status == "research":
+        yield "submission_status", statement.status, {"note": "the default; no status was stated"}
+    else:
+        yield "submission_status", statement.status, stated
+    if statement.cache_cleared:
+        yield "cache_clear", True, stated
+    else:
+        yield "cache_clear", False, {"note": "dlbench clears no cache; none was stated to be cleared"}
 
 
 def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     train = plan.workload.train
-    evaluations = record.quality.evaluations if record.quality is not None else ()
+    eval_samples: int | None = None
+    if record.quality is not None and record.quality.evaluations:
+        eval_samples = record.quality.evaluations[-1].eval_samples
     samples = _train_samples(record)
     values: dict[str, Value] = {
         "seed": train.seed,
@@ -137,7 +151,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
         "accelerators_per_node": accelerators_per_node(plan, record),
         "number_of_ranks": plan.layout.ranks,
         "train_samples": samples,
-        "eval_samples": (evaluations[-1].eval_samples if evaluations else None),
+        "eval_samples": eval_samples,
     }
     values["dropout"] = getattr(plan.workload.model, "dropout", None)
     # As training counted them: the schedule's samples, or the whole batches of the data.
@@ -152,7 +166,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     values |= _optimiser(recipe.optimizer, plan.global_batch)
     values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
-        if value is not None:  # what is not known is left out
+        if value is not None:  # unknown settings are left out
             yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
 
 
@@ -180,7 +194,7 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
 def _schedule(
     optimizer: OptimizerSpec, schedule: ScheduleSpec, global_batch: int, steps_per_epoch: float | None
 ) -> dict[str, Value]:
-    """Warm-up and decay in the keys of CosmoFlow's reference, whose warm-up factor is peak over first rate."""
+    """Returns warm-up and decay in the keys of CosmoFlow's reference; the warm-up factor is peak over first rate."""
     peak = optimizer.peak(global_batch)
     epochs = schedule.warmup_epochs
     if epochs is None and (steps_per_epoch is not None or schedule.warmup_steps == 0):
@@ -206,7 +220,7 @@ def _schedule(
 
 
 def accelerators_per_node(plan: RunPlan, record: Record) -> int:
-    """GPUs per node that ranks computed on: every rank has one of its own, or none has."""
+    """Returns the GPUs per node that ranks computed on: every rank has its own, or no rank has one."""
     on_gpu = sum(rank.device.startswith("cuda") for rank in record.ranks)
     return on_gpu // plan.layout.nodes
 
@@ -214,8 +228,8 @@ def accelerators_per_node(plan: RunPlan, record: Record) -> int:
 def _train_samples(record: Record) -> int | None:
     if record.quality is not None:
         return record.quality.train_samples
-    known = record.data.get("num_samples")
-    return known if isinstance(known, int) else None
+    num_samples = record.data.get("num_samples")
+    return num_samples if isinstance(num_samples, int) else None
 
 
 def _event(event: Event, record: Record) -> str:
@@ -225,7 +239,9 @@ def _event(event: Event, record: Record) -> str:
     if epoch is None and event.samples is not None and samples and event.key.startswith(("epoch_", "eval_")):
         epoch = event.samples / samples
     if epoch is not None:
-        metadata["epoch_num"] = int(epoch) if epoch == int(epoch) else epoch
+        if epoch == int(epoch):
+            epoch = int(epoch)
+        metadata["epoch_num"] = epoch
     metadata |= {"samples_count": event.samples, "step_num": event.step, "status": event.status}
     return _line(event.time_ms, event.key, event.value, metadata)
 
@@ -242,14 +258,13 @@ def _line(time_ms: int, key: str, value: Value, metadata: Mapping[str, Value]) -
         "event_type": kind,
         "key": key,
         "value": value,
-        "metadata": {name: held for name, held in metadata.items() if held is not None},
+        "metadata": {name: entry for name, entry in metadata.items() if entry is not None},
     }
     return json.dumps(content, allow_nan=False)
 
 
 def _milliseconds(utc: str) -> int:
-    """ISO 8601 as milliseconds since 1970."""
     try:
         return round(datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp() * 1000)
     except ValueError:
-        raise IncompleteDataError(f"record.json: damaged: {utc[:80]!r} is no time in ISO 8601") from None
+        raise IncompleteDataError(f"record.json: damaged: {utc[:80]!r} is not a time in ISO 8601") from None

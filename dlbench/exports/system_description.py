@@ -1,7 +1,7 @@
-"""A run's machine in the 33 fields of an MLPerf system description; what nobody recorded is said to be so.
+"""Exports a run's machine as the 33 fields of an MLPerf system description; unrecorded ones are marked.
 
 The fields are those that mlperf_logging.system_desc_checker (4.1.68) requires; all are texts, because it joins them.
-Figures of a node are those of rank 0's node; where other nodes differ, `hw_notes` says it.
+Figures of a node are those of rank 0's node; `hw_notes` says whether other nodes differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlbench.units import format_bytes
 NOT_RECORDED = "not recorded"
 NO_ACCELERATOR = "none: ranks computed on the CPU"
 
-STATUS_WORDS = {  # The words of MLPerf's system descriptions for those of its logs.
+STATUS_WORDS = {  # Words of MLPerf's system descriptions by those of its logs.
     "research": "Research, Development, or Internal (RDI)",
     "preview": "Preview",
     "onprem": "Available on-premise",
@@ -34,7 +34,7 @@ _ACCELERATOR_FIELDS = (
     "accelerator_interconnect",
     "accelerator_interconnect_topology",
 )
-_NEVER_RECORDED = (  # What `dlbench.machine.environment` does not read: a person may fill it in.
+_NEVER_RECORDED = (  # Fields that `dlbench.machine.environment` does not read: a person may fill them in.
     "host_processors_per_node",
     "host_processor_core_count",
     "host_processor_frequency",
@@ -50,43 +50,45 @@ _NEVER_RECORDED = (  # What `dlbench.machine.environment` does not read: a perso
 
 
 def to_system_description(run: Run, statement: Statement) -> str:
-    """The description of the machine of a run with a record, as JSON, the fields by name."""
+    """Returns the description of the machine of a run with a record as JSON, sorted by field."""
     return json.dumps(system_fields(run, statement), indent=2) + "\n"
 
 
 def system_fields(run: Run, statement: Statement) -> dict[str, str]:
-    """Name and text of every field, for a run with a record."""
+    """Returns the text of every field by name, for a run with a record."""
     assert run.record is not None
     plan, record = run.plan, run.record
     environment = record.environment
     gpus = accelerators_per_node(plan, record)
     fields = dict.fromkeys(_NEVER_RECORDED, NOT_RECORDED)
-    fields |= dict.fromkeys(_ACCELERATOR_FIELDS, NOT_RECORDED if gpus else NO_ACCELERATOR)
+    fields |= dict.fromkeys(_ACCELERATOR_FIELDS, NO_ACCELERATOR)
     if gpus:
+        fields |= dict.fromkeys(_ACCELERATOR_FIELDS, NOT_RECORDED)
         # `cuda:0 (NVIDIA A100)` on one rank and `cuda:1 (NVIDIA A100)` on another -> `NVIDIA A100`.
         devices = {rank.device for rank in record.ranks}
         names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", device) for device in devices}
         fields["accelerator_model_name"] = ", ".join(sorted(names))
-    others = "all ranks recorded the same environment"
+    differences = "all ranks recorded the same environment"
     if record.environment_differences:
-        others = f"other ranks recorded differences: {'; '.join(record.environment_differences)}"
-    memory = environment.get("memory.bytes", "")
-    torch = environment.get("package.torch")
+        differences = f"other ranks recorded differences: {'; '.join(record.environment_differences)}"
+    memory = NOT_RECORDED
+    if environment.get("memory.bytes", "").isdecimal():
+        memory = format_bytes(int(environment["memory.bytes"]))
     fields |= {
         "submitter": statement.org,
         "division": "open",
         "status": STATUS_WORDS[statement.status],
-        "system_name": plan.system.title if statement.platform is None else statement.platform,
+        "system_name": statement.platform if statement.platform is not None else plan.system.title,
         "number_of_nodes": str(plan.layout.nodes),
         "accelerators_per_node": str(gpus),
         "host_processor_model_name": environment.get("cpu.model", NOT_RECORDED),
-        # What the operating system counts are threads of cores, as a virtual machine's CPUs are.
+        # The operating system counts hardware threads, like the CPUs of a virtual machine.
         "host_processor_vcpu_count": environment.get("cpu.cores", NOT_RECORDED),
-        "host_memory_capacity": format_bytes(int(memory)) if memory.isdecimal() else NOT_RECORDED,
-        "framework": f"PyTorch {torch}" if torch else "PyTorch, version not recorded",
+        "host_memory_capacity": memory,
+        "framework": _named("PyTorch", environment.get("package.torch")) or "PyTorch, version not recorded",
         "other_software_stack": _software(run, record),
         "operating_system": _joined((environment.get("os"), _named("kernel", environment.get("kernel")))),
-        "hw_notes": f"host fields are those of rank 0's node; {others}",
+        "hw_notes": f"host fields are those of rank 0's node; {differences}",
         "sw_notes": f"{NOTICE}; run {plan.run_id}, workload {plan.workload.name}, preset {plan.workload.preset}",
     }
     return dict(sorted(fields.items()))
@@ -111,7 +113,9 @@ def _software(run: Run, record: Record) -> str:
 
 
 def _named(name: str, value: str | None) -> str | None:
-    return f"{name} {value}" if value else None
+    if not value:
+        return None
+    return f"{name} {value}"
 
 
 def _joined(parts: tuple[str | None, ...]) -> str:

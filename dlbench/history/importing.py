@@ -159,7 +159,7 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
     """Copies a run to its temporary folder, unless it is there; returns an outcome if it cannot be imported."""
     candidate, entry, target = chosen
-    damaged = damaged_traces(candidate.folder.path, entry.run_id, whole=True)
+    damaged = damaged_traces(candidate.folder.path, entry.run_id, every_block=True)
     if damaged:
         return candidate.damaged(damaged[0])
     if candidate.staged:

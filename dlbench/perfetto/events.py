@@ -1,8 +1,9 @@
-"""Rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open.
 
-The format is described in the Trace Event Format document of the Chromium project; that slices of a thread must nest,
-and what else Perfetto drops, in its documentation ("other formats"). Counters that only grow (bytes, throttled seconds)
-become rates between two readings. What was not read is a gap and never a zero, and so is a rate whose counter fell.
+The format is described in the Trace Event Format document of the Chromium project; which events Perfetto drops, such as
+slices of a thread that do not nest, in its documentation ("other formats"). Counters that only grow (bytes, throttled
+seconds) become rates between two readings. Missing readings are gaps and never zeros, as are rates of counters that
+fell.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dlbench.records.throttle_reasons import clock_reason_names
 
 _COMPUTE = thread_id(COMPUTE_THREAD)
 LATE = "waited_for_launches_us_at_most"
-"""Argument of a phase of a GPU: how long the device may have waited for the host's kernel launches in it."""
-PHASE_NAMES = tuple("exchange after backward" if phase == "exchange" else phase for phase in PHASES)
-"""What the phases of a step are called in a trace."""
-_PARTED = ("input", "h2d", "forward", "backward")
+"""Argument of a phase on a GPU: the longest time that the device may have waited for the host's kernel launches."""
+PHASE_NAMES = tuple(phase.replace("exchange", "exchange after backward") for phase in PHASES)
+"""Names of the phases of a step in a trace."""
+_PARTED = ("input", "h2d", "forward", "backward")  # Phases that run once per pass of gradient accumulation.
 
 _LARGEST_MASK = float(1 << 53)
 
-_WORDS = {  # What people call a field, without the device before it.
+_WORDS = {  # Words for a field, without the device before it.
     "power_w": "power",
     "sm_clock_hz": "SM clock",
     "sm_clock_max_hz": "highest SM clock",
@@ -57,12 +58,12 @@ _WORDS = {  # What people call a field, without the device before it.
     "cgroup.memory_bytes": "cgroup memory",
 }
 
-_WAYS = ("received", "sent", "read", "written")  # Of bytes that are counted.
+_DIRECTIONS = ("received", "sent", "read", "written")  # Directions in which bytes are counted.
 
-# The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
+# Suffix of a field's name, unit (which viewers show after the name), factor, whether it only grows; the first match.
 _UNITS: tuple[tuple[str, str, float, bool], ...] = (
     ("load_1min", "average (1 min)", 1.0, False),
-    *((f"{way}_bytes", "MB/s", 1e-6, True) for way in _WAYS),
+    *((f"{direction}_bytes", "MB/s", 1e-6, True) for direction in _DIRECTIONS),
     ("throttled_s", "%", 100.0, True),
     ("_bytes_per_s", "MB/s", 1e-6, False),
     ("_bytes", "GB", 1e-9, False),
@@ -77,17 +78,17 @@ REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
 
 
 def quoted(text: str) -> str:
-    """A name as JSON text; no escapes beyond those of quotes and backslashes, which Perfetto would show as they are."""
+    """Returns a name as JSON text; only quotes and backslashes are escaped, as Perfetto shows other escapes."""
     return json.dumps(clean(text), ensure_ascii=False)
 
 
 def dumped(content: Any) -> str:
-    """Facts as JSON text that can be written as UTF-8, whatever a host or a path is called."""
+    """Returns facts as JSON text that can be written as UTF-8, whatever the names of hosts and paths are."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode("utf-8")
 
 
 def process_events(pid: int, name: str, order: int) -> str:
-    """Name and place of a process."""
+    """Returns events for the name and the position of a process."""
     return (
         f'{{"ph":"M","pid":{pid},"name":"process_name","args":{{"name":{quoted(name)}}}}},\n'
         f'{{"ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{order}}}}},\n'
@@ -95,8 +96,8 @@ def process_events(pid: int, name: str, order: int) -> str:
 
 
 def thread_events(pid: int, tid: int, name: str | None = None) -> str:
-    """Name and place of a thread."""
-    text = quoted(thread_name(tid) if name is None else name)
+    """Returns events for the name and the position of a thread."""
+    text = quoted(name or thread_name(tid))
     return (
         f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{text}}}}},\n'
         f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_sort_index","args":{{"sort_index":{tid}}}}},\n'
@@ -104,7 +105,7 @@ def thread_events(pid: int, tid: int, name: str | None = None) -> str:
 
 
 class StepEvents:
-    """Steps and phases of one rank as text; `parts` are the forward and backward passes of a step."""
+    """Writes steps and phases of one rank; `parts` is the number of forward and backward passes of a step."""
 
     def __init__(self, pid: int, parts: int) -> None:
         head = f'{{"ph":"X","pid":{pid},"tid":{_COMPUTE},'
@@ -113,68 +114,72 @@ class StepEvents:
             f'{head}"cat":"step","name":"step %d",{tail}}}}},\n',
             f'{head}"cat":"step","name":"step %d (warm-up)",{tail},"warm-up":true}}}},\n',
         ]
-        self._phases = [
-            f'{head}"cat":"phase","name":"{name}",{tail}'
-            + (f',"is":"sum of {parts} parts"' if parts > 1 and phase in _PARTED else "")
-            + "}},\n"
-            for name, phase in zip(PHASE_NAMES, PHASES, strict=True)
-        ]
-        self._late = [
-            text.removesuffix("}},\n") + f',"{LATE}":%.3f}}}},\n' if phase in LAUNCHED else text
-            for text, phase in zip(self._phases, PHASES, strict=True)
-        ]
+        self._phases = []  # Templates of phases.
+        self._launched_phases = []  # The same with the time of kernel launches.
+        for name, phase in zip(PHASE_NAMES, PHASES, strict=True):
+            text = f'{head}"cat":"phase","name":"{name}",{tail}'
+            if parts > 1 and phase in _PARTED:
+                text += f',"is":"sum of {parts} parts"'
+            self._phases.append(f"{text}}}}},\n")
+            if phase in LAUNCHED:
+                text += f',"{LATE}":%.3f'
+            self._launched_phases.append(f"{text}}}}},\n")
         self._templates: dict[tuple[int, bool], tuple[str, list[int]]] = {}
 
     def text(self, rows: StepRows) -> tuple[str, int]:
-        """Events of these steps, and how many; a phase without time is none."""
-        took = np.diff(rows.edges, axis=1)
+        """Returns the events of these steps, and their number; a phase without time has no event."""
+        durations = np.diff(rows.edges, axis=1)
         bits = 1 << np.arange(len(PHASES))
-        patterns = ((took[:, :-1] > 0) * bits).sum(axis=1) * 2 + rows.warmup
+        patterns = ((durations[:, :-1] > 0) * bits).sum(axis=1) * 2 + rows.warmup
         changes = np.flatnonzero(np.diff(patterns)) + 1
         texts, count = [], 0
         for begin, end in zip([0, *changes.tolist()], [*changes.tolist(), len(patterns)], strict=True):
             if begin == end:
                 continue
-            template, places = self._template(int(patterns[begin]), has_launches=rows.launch is not None)
-            count += (end - begin) * (1 + len(places))
-            # The numbers of the template, one step a row.
+            template, phase_numbers = self._template(int(patterns[begin]), has_launches=rows.launch is not None)
+            count += (end - begin) * (1 + len(phase_numbers))
+            # The numbers of the template, one row per step.
             steps, edges = rows.steps[begin:end], rows.edges[begin:end] / 1000
             columns = [steps, edges[:, 0], (rows.edges[begin:end, -1] - rows.edges[begin:end, 0]) / 1000, steps]
-            for place in places:
-                columns += [edges[:, place], took[begin:end, place] / 1000, steps]
-                if rows.launch is not None and PHASES[place] in LAUNCHED:
-                    columns.append(rows.launch[begin:end, LAUNCHED.index(PHASES[place])] / 1000)
+            for number in phase_numbers:
+                columns += [edges[:, number], durations[begin:end, number] / 1000, steps]
+                if rows.launch is not None and PHASES[number] in LAUNCHED:
+                    columns.append(rows.launch[begin:end, LAUNCHED.index(PHASES[number])] / 1000)
             texts.append(template * (end - begin) % tuple(np.stack(columns, axis=1).ravel().tolist()))
         return "".join(texts), count
 
     def _template(self, pattern: int, *, has_launches: bool) -> tuple[str, list[int]]:
+        """Returns the template of a step, and the numbers of its phases; `pattern`: their bits, then warm-up."""
         key = pattern, has_launches
         if key not in self._templates:
-            places = [n for n in range(len(PHASES)) if pattern >> (n + 1) & 1]
-            phases = self._late if has_launches else self._phases
-            self._templates[key] = self._step[pattern & 1] + "".join(phases[n] for n in places), places
+            phase_numbers = [n for n in range(len(PHASES)) if pattern >> (n + 1) & 1]
+            phases = self._launched_phases if has_launches else self._phases
+            text = self._step[pattern & 1] + "".join(phases[n] for n in phase_numbers)
+            self._templates[key] = text, phase_numbers
         return self._templates[key]
 
 
-def span_events(pid: int, spans: SpanRows, kept: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:
-    """Events of the spans that are kept: text, how many, thread."""
+def span_events(pid: int, spans: SpanRows, is_shown: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yields events of the shown spans: text, number of events, thread."""
     names = [quoted(name) for name in spans.names]
-    where = kept.nonzero()[0]
-    fields = spans.rows[where]
+    (indices,) = is_shown.nonzero()
+    fields = spans.rows[indices]
     for tid, lane, start, end, ready, number, name, step, num_bytes, track in zip(
-        spans.threads[where].tolist(),
+        spans.threads[indices].tolist(),
         fields["lane"].tolist(),
-        spans.start[where].tolist(),
-        spans.end[where].tolist(),
-        spans.ready[where].tolist(),
-        (where + spans.number).tolist(),
+        spans.start[indices].tolist(),
+        spans.end[indices].tolist(),
+        spans.ready[indices].tolist(),
+        (indices + spans.number).tolist(),
         fields["name"].tolist(),
         fields["step"].tolist(),
         fields["num_bytes"].tolist(),
         fields["track"].tolist(),
         strict=True,
     ):
-        args = [f'"step":{step}'] if step >= 0 else []
+        args = []
+        if step >= 0:
+            args.append(f'"step":{step}')
         if num_bytes >= 0:
             args.append(f'"bytes":{num_bytes}')
         if tid >> 24 == EXCHANGE_THREAD:
@@ -191,10 +196,7 @@ def span_events(pid: int, spans: SpanRows, kept: np.ndarray[Any, Any]) -> Iterat
 
 
 def _message(pid: int, number: int, name: str, times: tuple[int, int, int], args: str) -> tuple[str, int]:
-    """A message: from its readiness to its end, within that its wait and itself.
-
-    All are called "exchange" outside, so that Perfetto draws them in one row.
-    """
+    """Returns a message's wait and exchange in a slice; all are named "exchange", so that Perfetto draws one row."""
     ready, start, end = (time / 1000 for time in times)
     head = f'"cat":"exchange","id2":{{"local":"0x{number:x}"}},"pid":{pid},"tid":{thread_id(EXCHANGE_THREAD)}'
     text = f'{{"ph":"b",{head},"name":"exchange","ts":{ready:.3f},"args":{{{args}}}}},\n'
@@ -209,7 +211,7 @@ def _message(pid: int, number: int, name: str, times: tuple[int, int, int], args
 
 
 def counter_events(pid: int, counter: Counter, time: Times, value: Values) -> str:
-    """Events of one counter."""
+    """Returns the events of one counter."""
     name, unit = (quoted(text).replace("%", "%%") for text in (counter.name, counter.unit))
     template = f'{{"ph":"C","pid":{pid},"name":{name},"ts":%.3f,"args":{{{unit}:%.6g}}}},\n'
     numbers = np.stack([time / 1000, value], axis=1)
@@ -217,7 +219,7 @@ def counter_events(pid: int, counter: Counter, time: Times, value: Values) -> st
 
 
 def reason_event(pid: int, gpu: int, begin: int, end: int, mask: int, samples: int) -> str:
-    """An interval in which the same reasons held a GPU's clock."""
+    """Returns the event of an interval with the same reasons for a GPU's clock."""
     head = f'"pid":{pid},"tid":{thread_id(COMPUTE_THREAD, gpu)},"cat":"clock reasons"'
     return (
         f'{{"ph":"X",{head},"name":{quoted(" + ".join(clock_reason_names(mask)))},"ts":{begin / 1000:.3f},'
@@ -226,91 +228,102 @@ def reason_event(pid: int, gpu: int, begin: int, end: int, mask: int, samples: i
 
 
 def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
-    """Something to read at the beginning of the trace."""
+    """Returns an event with a note at the beginning of the trace."""
     tid = thread_id(COMPUTE_THREAD)
     return f'{{"ph":"i","s":"t","pid":{pid},"tid":{tid},"ts":0,"name":{quoted(name)},"args":{dumped(args)}}},\n'
 
 
 @dataclass(kw_only=True)
 class Counter:
-    """How some fields of one node are shown."""
+    """A counter of a trace, made of one or more fields of a node."""
 
-    columns: tuple[str, ...]  # One field; of several the mean is shown.
+    columns: tuple[str, ...]  # Names of the fields; several are averaged.
     name: str
     unit: str
     factor: float = 1.0
-    is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
+    is_growing: bool = False  # Shown as the rate of growth between readings.
     _last: tuple[int, float] | None = None
 
     def points(self, rows: SampledRows) -> tuple[Times, Values]:
-        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
-        columns = np.stack([rows.values[name] for name in self.columns])
-        known = np.isfinite(columns)
-        count = known.sum(axis=0)
-        total = np.where(known, columns, 0.0).sum(axis=0)
-        there = count > 0
-        time, value = rows.time[there], total[there] / count[there]
+        """Returns times and values of the events, in order; a rate has the time of the beginning of its interval."""
+        readings = np.stack([rows.values[name] for name in self.columns])
+        is_read = np.isfinite(readings)
+        count = is_read.sum(axis=0)
+        total = np.where(is_read, readings, 0.0).sum(axis=0)
+        has_value = count > 0
+        time, value = rows.time[has_value], total[has_value] / count[has_value]
         if not self.is_growing:
             return time, value * self.factor
         if self._last is not None:
             time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
         if len(time):
             self._last = int(time[-1]), float(value[-1])
-        seconds, grown = np.diff(time) / 1e9, np.diff(value)
-        good = (seconds > 0) & (grown >= 0)
-        return time[:-1][good], grown[good] / seconds[good] * self.factor
+        seconds, growth = np.diff(time) / 1e9, np.diff(value)
+        is_valid = (seconds > 0) & (growth >= 0)
+        return time[:-1][is_valid], growth[is_valid] / seconds[is_valid] * self.factor
 
 
 def counters_of(columns: Sequence[str]) -> list[Counter]:
-    """Returns a node's counters but of energy, in the order of its fields; of its cores the mean."""
+    """Returns a node's counters without energy, in the order of its fields; cores are averaged."""
+    counters = []
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
-    result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
+    if busy:
+        counters.append(Counter(columns=busy, name="CPU busy", unit="%", factor=100.0))
     for column in columns:
         if REASONS.fullmatch(column) or column.endswith("_j") or column in busy:
             continue
-        known = next(((unit, factor, grows) for end, unit, factor, grows in _UNITS if column.endswith(end)), None)
-        unit, factor, grows = known or ("value", 1.0, False)
-        result.append(Counter(columns=(column,), name=_title(column), unit=unit, factor=factor, is_growing=grows))
-    return result
+        counter = Counter(columns=(column,), name=_title(column), unit="value")
+        for suffix, unit, factor, is_growing in _UNITS:
+            if column.endswith(suffix):
+                counter.unit, counter.factor, counter.is_growing = unit, factor, is_growing
+                break
+        counters.append(counter)
+    return counters
 
 
 def _title(column: str) -> str:
-    room, _, rest = column.partition(".")
-    if room == "gpu":
-        number, _, what = rest.partition(".")
-        return clean(f"gpu {number} {_WORDS.get(what, what.replace('_', ' '))}")
-    if room == "host":
-        for way in _WAYS:
-            if rest.endswith(f".{way}_bytes"):
-                return clean(f"{rest.removesuffix(f'.{way}_bytes').replace('.', ' ')} {way}")
-        return clean(_WORDS.get(rest, rest.replace("_", " ").replace(".", " ")))
+    source, _, field = column.partition(".")
+    if source == "gpu":
+        number, _, field = field.partition(".")
+        return clean(f"gpu {number} {_WORDS.get(field, field.replace('_', ' '))}")
+    if source == "host":
+        for direction in _DIRECTIONS:
+            if field.endswith(f".{direction}_bytes"):
+                return clean(f"{field.removesuffix(f'.{direction}_bytes').replace('.', ' ')} {direction}")
+        return clean(_WORDS.get(field, field.replace("_", " ").replace(".", " ")))
     return clean(column)
 
 
 @dataclass(kw_only=True)
 class HeldClock:
-    """Clock reasons of one GPU as intervals: a mask holds from the sample that showed it to the next that was read."""
+    """Clock reasons of one GPU as intervals: a mask is valid from its sample to the next one that was read."""
 
     column: str
     gpu: int
     _mask: int = 0
-    _since: int = -1
-    _seen: int = -1
+    _begin: int = -1  # Time of the first sample of the mask, nanoseconds on the axis.
+    _last: int = -1  # Time of its last sample.
     _samples: int = 0
 
     def intervals(self, rows: SampledRows) -> Iterator[tuple[int, int, int, int]]:
-        """Beginning, end (nanoseconds on the axis), mask and number of samples of what has ended."""
+        """Yields intervals that have ended: begin, end (nanoseconds on the axis), mask, number of samples."""
         for time, value in zip(rows.time.tolist(), rows.values[self.column].tolist(), strict=True):
-            if not 0 <= value < _LARGEST_MASK:  # NaN too: not read
+            if not 0 <= value < _LARGEST_MASK:  # also NaN: not read
                 continue
             if self._samples and int(value) == self._mask:
-                self._seen, self._samples = time, self._samples + 1
+                self._last, self._samples = time, self._samples + 1
                 continue
             if self._samples and self._mask:
-                yield self._since, time, self._mask, self._samples
-            self._mask, self._since, self._seen, self._samples = int(value), time, time, 1
+                yield self._begin, time, self._mask, self._samples
+            self._mask, self._begin, self._last, self._samples = int(value), time, time, 1
 
-    def rest(self) -> Iterator[tuple[int, int, int, int]]:
-        """What still held at the last sample; it ends there."""
+    def last_interval(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yields the interval of the last sample, which ends there."""
         if self._samples and self._mask:
-            yield self._since, self._seen, self._mask, self._samples
+            yield self._begin, self._last, self._mask, self._samples
+
+
+def held_clocks_of(columns: Sequence[str]) -> list[HeldClock]:
+    """Returns the clock reasons of a node's GPUs, in the order of its fields."""
+    matches = filter(None, map(REASONS.fullmatch, columns))
+    return [HeldClock(column=match[0], gpu=int(match[1])) for match in matches]

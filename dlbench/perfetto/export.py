@@ -1,7 +1,4 @@
-"""A run as one file that Perfetto opens: ranks and nodes written one after the other.
-
-Memory does not grow with the run.
-"""
+"""Writes a run as one file that Perfetto opens, one rank and node after the other, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dlbench.perfetto.events import (
-    REASONS,
-    HeldClock,
     StepEvents,
     counter_events,
     counters_of,
     dumped,
+    held_clocks_of,
     note_event,
     process_events,
     reason_event,
@@ -29,16 +25,13 @@ from dlbench.perfetto.spans import COMPUTE_THREAD, span_rows, thread_id
 from dlbench.records.files import large_result
 from dlbench.records.rows.samples import SamplesReader
 
-# Measured on generated runs: higher levels take longer than making the text and save little.
-_LEVEL = 2
+_LEVEL = 2  # Compression; on generated runs higher levels took longer than making the text and saved little.
 
 
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
-    """Writes the trace, compressed where the name ends in `.gz`; as a whole or not at all.
-
-    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added.
-    """
-    with large_result(output, "a trace", _LEVEL if output.suffix.lower() == ".gz" else None) as file:
+    """Writes the trace, gzipped if the name ends in `.gz`, completely or not at all; `facts` are its metadata."""
+    level = _LEVEL if output.suffix.lower() == ".gz" else None
+    with large_result(output, "a trace", level) as file:
         sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for rank in run.ranks:
@@ -46,7 +39,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
         for node in run.nodes:
             _write_node(run, node, sink, notes)
         content = {**facts, "events": notes.num_events, "notes": notes.sentences, "problems": list(notes.problems)}
-        # The facts as events, because viewers do not show `otherData`; the last event of the file.
+        # The facts are events, too, because viewers do not show `otherData`; the last events of the file.
         pid = run.node_pid(len(run.clocks))
         sink.write(process_events(pid, f"about this trace of {run.run_id}", -1))
         sink.write(thread_events(pid, thread_id(COMPUTE_THREAD), "notes"))
@@ -60,7 +53,6 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
-    has_spans = run.has_spans_of(rank, notes)
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     for rows in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
@@ -70,12 +62,12 @@ def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)) if has_spans else ():
-        kept = spans.shown(run.steps, run.window)
-        for text, count, tid in span_events(pid, spans, kept):
-            sink.write(text)
-            notes.num_events += count
-            threads.add(tid)
+    if run.has_spans_of(rank, notes):
+        for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)):
+            for text, count, tid in span_events(pid, spans, spans.shown(run.steps, run.window)):
+                sink.write(text)
+                notes.num_events += count
+                threads.add(tid)
     for tid in sorted(threads):
         sink.write(thread_events(pid, tid))
     if run.folder.profile(rank).exists():
@@ -88,33 +80,32 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
         return
     sink.write(process_events(pid, f"node {clock.host}{clock.unknown}", pid))
     columns = list(notes.guarded(_columns(run, node)))
-    counters = counters_of(columns)
-    reasons = [(name, REASONS.fullmatch(name)) for name in columns]
-    clocks = [HeldClock(column=name, gpu=int(match[1])) for name, match in reasons if match]
+    if not columns:
+        return
+    counters, held_clocks = counters_of(columns), held_clocks_of(columns)
     low, high = run.window or (-1 << 62, 1 << 62)
-    threads: set[int] = set()
+    gpus: set[int] = set()
 
-    def held(gpu: int, interval: tuple[int, int, int, int]) -> None:
-        begin, end, mask, samples = interval
+    def write_reason(gpu: int, begin: int, end: int, mask: int, samples: int) -> None:
         if end >= low and begin <= high:
             sink.write(reason_event(pid, gpu, begin, end, mask, samples))
             notes.num_events += 1
-            threads.add(gpu)
+            gpus.add(gpu)
 
-    for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
+    for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)):
         for counter in counters:
             time, value = counter.points(rows)
             within = (time >= low) & (time <= high)
             sink.write(counter_events(pid, counter, time[within], value[within]))
             notes.num_events += int(within.sum())
-        for gpu in clocks:
-            for interval in gpu.intervals(rows):
-                held(gpu.gpu, interval)
-    for gpu in clocks:
-        for interval in gpu.rest():
-            held(gpu.gpu, interval)
-    for number in sorted(threads):
-        sink.write(thread_events(pid, thread_id(COMPUTE_THREAD, number), f"clock reasons of gpu {number}"))
+        for held_clock in held_clocks:
+            for interval in held_clock.intervals(rows):
+                write_reason(held_clock.gpu, *interval)
+    for held_clock in held_clocks:
+        for interval in held_clock.last_interval():
+            write_reason(held_clock.gpu, *interval)
+    for gpu in sorted(gpus):
+        sink.write(thread_events(pid, thread_id(COMPUTE_THREAD, gpu), f"clock reasons of gpu {gpu}"))
 
 
 def _columns(run: TraceRun, node: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
@@ -48,7 +49,7 @@ def costs(
     quality, watts = ingredients.quality, ingredients.node_watts
     if quality is not None and why_no_epochs(quality) is not None:
         quality = None
-    for target in sorted(targets, key=lambda target: target.ranks):
+    for target in sorted(targets, key=attrgetter("ranks")):
         if target.batch_per_rank is None or not target.drawn:
             continue
         batch = target.ranks * target.batch_per_rank

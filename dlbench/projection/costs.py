@@ -176,7 +176,6 @@ class Costs:
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
 
     def _total(self, price: Price, sizes: Sequence[float]) -> Array:
-        """Returns the time of all messages together, by draw of the network's costs."""
         total: Array = np.sum([self._rows(price(size)) for size in sizes], axis=0)
         return total
 
@@ -342,7 +341,6 @@ def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
 
 
 def _reordered(by_switch: Times, order: Order) -> Times:
-    """Returns leaf numbers of nodes in an order, given those in the order of switches."""
     share, seed = order
     rng = np.random.default_rng([SEED, 23, seed])
     moved = rng.permutation(len(by_switch))[: round(share * len(by_switch))]

@@ -176,7 +176,6 @@ def messages_of(
 def _fused(
     fusion: Fusion, sizes: Sequence[float], ready: Sequence[float], seconds: Callable[[float], float], ranks: int
 ) -> tuple[list[float], list[float]]:
-    """Returns sizes and ready times of the fused messages."""
     if fusion.rule == "single":
         return [sum(sizes)], [max(ready)]
     groups: Sequence[int]

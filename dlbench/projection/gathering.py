@@ -139,7 +139,6 @@ def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingr
 
 
 def _points(group: Group) -> tuple[int, list[Point], list[str]]:
-    """Returns the ranks of a full node, the points for a projection, and the points left out, in words."""
     last = group.points[-1]
     per_node = -(-last.ranks // last.nodes)
     if last.nodes == 1:

@@ -23,22 +23,20 @@ QUANTILES_OF_MAXIMA = 257
 class RunFigures(Spec):
     """One run: its mean step and the parts of it."""
 
-    run_id: str = Field(description="Id of the run, or any name that no other run of the point has.")
-    session: str = Field("", description="Session of the machine in which it ran; equal ones are drawn together.")
+    run_id: str = Field(description="Id of the run, unique in its point.")
+    session: str = Field("", description="Session of the machine; runs of a session are drawn together.")
     step_s: float = Field(
         ge=1e-9, le=1e6, description="Mean step: longest measured time of a rank over its steps, seconds."
     )
     parts: dict[str, NonNegative] = Field(
         default_factory=dict,
-        description="Seconds per step of each cause of the account (compute, exchange, straggler, gather, input, host, "
-        "launch, throttling, memory, rest), which sum to the mean step, and of forward, backward, optimizer, wait and "
-        "copy, which causes consist of; empty: not known.",
+        description="Seconds of each cause (they sum to the step) and of forward, backward, optimizer, wait, copy.",
     )
     own_work_s: Positive | None = Field(
-        None, description="Step less exchange phase, seconds: mean over steps, median over ranks."
+        None, description="Step minus exchange phase, seconds: mean over steps, median over ranks."
     )
     communication_s: NonNegative | None = Field(
-        None, description="Time in which a message was under way, without waiting for other ranks, seconds per step."
+        None, description="Time of messages without waiting for other ranks, seconds per step."
     )
 
     @model_validator(mode="after")
@@ -64,22 +62,19 @@ class PointFigures(Spec):
     batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
     strategy: str = Field("", description="Strategy: data, zero-1, fsdp, ...; empty: not known.")
     memory_bytes: NonNegative | None = Field(
-        None,
-        description="Memory of the rank with the most, at the peak of a step, bytes, median over runs; null: unknown.",
+        None, description="Peak memory of the rank with the most, bytes, median over runs; null: unknown."
     )
     sent_bytes: NonNegative | None = Field(
-        None, description="Bytes that a rank sends in a step, median over runs; null: not known."
+        None, description="Bytes that a rank sends in a step, median over runs; null: unknown."
     )
     cpu_s: NonNegative | None = Field(
-        None, description="CPU time of a rank in a step, seconds, mean over ranks and runs; null: not measured."
+        None, description="CPU time of a rank in a step, seconds, mean; null: not measured."
     )
     core_use: NonNegative | None = Field(
-        None, description="Share of the time of a node's cores that processes used; null: not measured."
+        None, description="Share of time in which a node's cores were used; null: not measured."
     )
     leaves: tuple[CountOrZero, ...] | None = Field(
-        None,
-        description="Number of the leaf switch above each node, in the order of ranks, of the run in the middle; null: "
-        "not recorded.",
+        None, description="Index of the leaf switch of each node, of the median run; null: not recorded."
     )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 

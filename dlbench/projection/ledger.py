@@ -156,7 +156,6 @@ def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def _read(roots: Sequence[Path]) -> tuple[dict[str, tuple[RecordedProjection, bytes]], tuple[str, ...]]:
-    """Returns projections with their bytes by name of the file, which begins with their time; and problems."""
     files: dict[str, tuple[RecordedProjection, bytes]] = {}
     problems: list[str] = []
     for folder in (root / FOLDER for root in roots):

@@ -196,50 +196,32 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
 
         return estimate
 
-    def main_value(target: Target) -> str:
-        return value_text(_main(target, name))
+    def throughput(target: Target) -> str | None:
+        return None if target.throughput is None else format_number(target.throughput.median)
 
     def interval(target: Target, level: Literal[80, 95]) -> str | None:
         return interval_text(_main(target, name, level)) or None
 
     return (
-        Column("ranks", "Ranks", attrgetter("ranks"), _ranks_text, is_brief=True),
+        Column("ranks", "Ranks", "ranks", lambda target: f"{target.ranks:,}", is_brief=True),
         *columns_of(Target, "nodes", "doublings", titles={"nodes": "Nodes"}),
         Column("efficiency", "", band("efficiency", "fraction"), has_interval=True),
-        Column("", name.capitalize(), main_value, is_brief=True),
+        Column("", name.capitalize(), lambda target: value_text(_main(target, name)), is_brief=True),
         Column("", "80 %", partial(interval, level=80), is_brief=True),
         Column("", "95 %", partial(interval, level=95), is_brief=True),
         Column("throughput_per_s", "", band("throughput", rate), has_interval=True),
-        Column("", rate, _throughput_text, is_brief=True),
+        Column("", rate, throughput, is_brief=True),
         Column("step_s", step_title, band("step", "s"), has_interval=True),
         Column("step_95_s", "", band("step", "s", 95), has_interval=True),
         Column("model_error", "Model error", band("model_error", "ratio"), _model_error_text, has_interval=True),
-        Column("largest_loss", "Largest loss", _largest_loss, is_brief=True),
-        Column("flags", "Flags", _flag_codes, is_brief=True),
+        Column("largest_loss", "Largest loss", lambda target: largest_loss(target) or None, is_brief=True),
+        Column("flags", "Flags", "flag_codes", is_brief=True),
     )
-
-
-def _ranks_text(target: Target) -> str:
-    return f"{target.ranks:,}"
-
-
-def _throughput_text(target: Target) -> str | None:
-    if target.throughput is None:
-        return None
-    return format_number(target.throughput.median)
 
 
 def _model_error_text(target: Target) -> str:
     low, high = target.model_error.middle(80)
     return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
-
-
-def _largest_loss(target: Target) -> str | None:
-    return largest_loss(target) or None
-
-
-def _flag_codes(target: Target) -> str | None:
-    return " ".join(flag.code for flag in target.flags) or None
 
 
 def largest_loss(target: Target) -> str:
@@ -424,7 +406,6 @@ def flag_lines(projection: Projection) -> list[str]:
 
 
 def _lines(texts: Iterable[tuple[str, str, int | None]]) -> list[str]:
-    """Returns a line for each code and text, with its rank counts (None: all)."""
     ranks_by_text: dict[tuple[str, str], list[int]] = {}
     for code, text, ranks in texts:
         counts = ranks_by_text.setdefault((code, text), [])

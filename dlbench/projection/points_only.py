@@ -111,7 +111,6 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
 
 
 def _steps(point: PointFigures) -> dict[tuple[str, str], float]:
-    """Returns mean steps, seconds, by session and run."""
     return {(run.session, run.run_id): run.step_s for run in point.runs}
 
 

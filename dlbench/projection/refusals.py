@@ -151,7 +151,6 @@ def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_
 
 
 def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Refused]:
-    """Yields the refusals for the model and for points."""
     first, anchor, per_node = ingredients.points[0].ranks, ingredients.anchor, ingredients.per_node
     if ingredients.is_crowded:
         yield refused("R4", None, what="ranks shared cores, so the points do not show the step of more ranks")
@@ -182,7 +181,6 @@ def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Ref
 
 
 def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
-    """Yields the refusals of too few points for a curve, and of too few runs for their scatter."""
     anchor, is_beyond = ingredients.anchor, ingredients.nodes_of(ranks) > 1
     points = usable_points(ingredients, ranks, least_runs=1)
     is_long_enough = len(points) >= MIN_POINTS
@@ -217,7 +215,6 @@ def _of_kind(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
 
 
 def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
-    """Yields the refusals of missing measurements that the model needs."""
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
     if len(anchor.runs) < LEAST_RUNS:
         yield refused("R1", None, ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)

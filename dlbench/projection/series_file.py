@@ -117,7 +117,6 @@ def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _used(where: str, header: list[str]) -> list[str]:
-    """Returns the columns of a header that are read."""
     used = ["ranks", "nodes", "run", "step_s"]
     if "samples_per_s" in header and "step_s" not in header:
         used[-1:] = ["samples_per_s", "batch_per_rank"]
@@ -133,7 +132,6 @@ def _used(where: str, header: list[str]) -> list[str]:
 
 
 def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:
-    """Returns the run of a row, with its step or the step by its throughput."""
     name = "step_s" if "step_s" in row else "samples_per_s"
     text = row[name]
     value = 0.0

@@ -128,7 +128,6 @@ def _system_flags(ingredients: Ingredients, other_system: Ingredients | None) ->
 def _changes(
     ingredients: Ingredients, other_system: Ingredients | None, method: ExchangeMethod | None
 ) -> tuple[str, ...]:
-    """Returns the settings that differ from those of the runs, in words."""
     changes = []
     if method is not None:
         exchange = f"exchange {method.exchange}"
@@ -555,7 +554,6 @@ def _target(
     parts: Mapping[str, Array],
     target_flags: tuple[Flag, ...],
 ) -> Target:
-    """Returns a target by the draws of its step."""
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
 
     def efficiency(count: int, batch_per_rank: int | None, first: Array | float, seconds: Array | float) -> Array:

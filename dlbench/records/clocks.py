@@ -1,9 +1,8 @@
-"""How the clock of one node stands to that of node 0: points of known offset, and the line through them.
+"""The clock of a node relative to node 0: measured offsets, and the line through them.
 
-All times are nanoseconds of CLOCK_MONOTONIC, which starts anywhere on each machine. Between two points the offset is
-interpolated, which takes up a constant drift; outside of them the nearest line goes on, as far as clocks drift at all.
-The error of a line grows with its length beyond the points, and without end where they are close: of two points whose
-bounds, divided by the time between them, exceed what a clock may drift, only the narrower one is used.
+Times are nanoseconds of CLOCK_MONOTONIC, whose zero differs between machines. Between two points the offset is
+interpolated; outside of them the nearest line continues, with a slope of at most `MAX_DRIFT_PPM`. Of two points that
+are too close for a slope (bounds over the time between them exceed the drift of clocks) the narrower one is used.
 """
 
 from __future__ import annotations
@@ -19,50 +18,43 @@ from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 
 MAX_DRIFT_PPM = 500  # Difference of the speed of two clocks, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
 
-# What the 8 bytes of a clock hold; more would be no time.
+# The range of an 8-byte clock.
 Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class ClockPoint(Spec):
-    """One estimate of the offset."""
+    """A measured offset."""
 
-    local_ns: Nanoseconds = Field(description="When, by the node's own clock.")
-    offset_ns: Nanoseconds = Field(description="Clock of node 0 less the node's own.")
-    bound_ns: CountOrZero = Field(
-        description="Largest possible error: half of the shortest round trip, and what clocks may drift apart in it."
-    )
-    num_exchanges: Count = Field(description="Round trips it was chosen from.")
+    local_ns: Nanoseconds = Field(description="Time by the node's clock.")
+    offset_ns: Nanoseconds = Field(description="Clock of node 0 minus the node's.")
+    bound_ns: CountOrZero = Field(description="Largest error: half of the shortest round trip, and drift in it.")
+    num_exchanges: Count = Field(description="Number of round trips.")
 
 
 class ClockLine(Spec):
-    """One node's clock."""
+    """The clock of a node."""
 
     node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")
-    points: tuple[ClockPoint, ...] = Field(
-        (),
-        description="Estimates in the order of time; none where nothing was exchanged. Node 0 has none and is exact.",
-    )
-    wall_offset_ns: Nanoseconds = Field(
-        description="Wall clock (since 1970) less the node's own clock, when it was read."
-    )
-    problem: str = Field("", description="Why there is no point, or only one; empty if all went well.")
+    points: tuple[ClockPoint, ...] = Field((), description="Offsets in the order of time; none on node 0.")
+    wall_offset_ns: Nanoseconds = Field(description="Wall clock (since 1970) minus the node's clock.")
+    problem: str = Field("", description="Why there is no point, or only one; empty: none.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         times = [point.local_ns for point in self.points]
-        if any(one >= other for one, other in pairwise(times)):
+        if any(earlier >= later for earlier, later in pairwise(times)):
             raise ValueError("points: must be in the order of time, no two at the same")
         return self
 
     @property
     def is_known(self) -> bool:
-        """Whether times of this node can be compared with those of node 0."""
+        """Returns whether times of this node can be compared with those of node 0."""
         return self.node_rank == 0 or bool(self.points)
 
     @cached_property
     def used_points(self) -> tuple[ClockPoint, ...]:
-        """Points that the line goes through: of those that are too close for a slope, the narrowest; none on node 0."""
+        """Returns the points of the line: of points too close for a slope only the narrowest; none on node 0."""
         used: list[ClockPoint] = []
         for point in self.points if self.node_rank else ():
             while used and _too_close(used[-1], point) and point.bound_ns < used[-1].bound_ns:
@@ -72,7 +64,7 @@ class ClockLine(Spec):
         return tuple(used)
 
     def offsets_at(self, local_ns: Times) -> Times:
-        """Returns what to add to local times, in an array of any shape, to have node 0's; 0 where nothing is known."""
+        """Returns what to add to local times, in an array of any shape, for those of node 0; 0 without points."""
         used = self.used_points
         if not used:
             return np.zeros_like(local_ns)
@@ -88,15 +80,14 @@ class ClockLine(Spec):
         return total
 
     def offset_at(self, local_ns: int) -> int:
-        """Returns what `offsets_at` says of one time."""
+        """Returns `offsets_at` of one time."""
         return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
 
     def bound_at(self, local_ns: int) -> int | None:
-        """Largest possible error of `offset_at`, nanoseconds; 0 on node 0, None where nothing is known.
+        """Returns the largest error of `offset_at`, nanoseconds; 0 on node 0, None without points.
 
-        It holds for a clock whose drift against node 0's is constant and at most `MAX_DRIFT_PPM`. Between two points
-        the error is a mean of theirs; outside of them the bound of the nearest grows by `MAX_DRIFT_PPM`: neither the
-        slope of two used points nor no slope at all is further from the truth. 1 more, as offsets are whole numbers.
+        It holds for a constant drift of at most `MAX_DRIFT_PPM`. Between two points the error is a mean of theirs;
+        outside of them the bound of the nearest grows by `MAX_DRIFT_PPM`. 1 is added, as offsets are whole numbers.
         """
         used = self.used_points
         if not used:
@@ -107,6 +98,6 @@ class ClockLine(Spec):
         return max(point.bound_ns for point in near) - (-outside * MAX_DRIFT_PPM // 1_000_000) + 1
 
 
-def _too_close(one: ClockPoint, other: ClockPoint) -> bool:
-    """Whether the slope between two points may be wrong by more than a clock drifts."""
-    return (one.bound_ns + other.bound_ns) * 1_000_000 > MAX_DRIFT_PPM * (other.local_ns - one.local_ns)
+def _too_close(first: ClockPoint, second: ClockPoint) -> bool:
+    """Returns whether the error of the slope between two points may exceed the drift of clocks."""
+    return (first.bound_ns + second.bound_ns) * 1_000_000 > MAX_DRIFT_PPM * (second.local_ns - first.local_ns)

@@ -1,4 +1,4 @@
-"""What a training run says of its gradient exchange: counted, not assumed."""
+"""The gradient exchange of a training run as it was measured. Part of `record.json`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dlbench.specs.comm import LineCost
 from dlbench.specs.sync import Fusion, read_fusion
 
 NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations", "updates")
-"""How methods end whose messages carry parameters or activations; local SGD's are `average every 8 updates`."""
+"""Ends of the names of methods that send parameters or activations; for local SGD `average every 8 updates`."""
 
 
 def carried(method: str) -> str:
-    """What one tensor of a message of this method is."""
+    """Returns the kind of tensor in a message of this method."""
     if not method.endswith(NOT_OF_GRADIENTS):
         return "gradient"
     return "parameter" if method.endswith(("broadcast", "all-gather")) else "tensor"
@@ -24,26 +24,20 @@ def carried(method: str) -> str:
 class Message(Spec):
     """One message of a step: a bucket of gradients, a fused buffer of the engine, parameters, or activations."""
 
-    num_bytes: CountOrZero = Field(
-        description="Bytes of gradients, parameters or activations in it, before any compression."
-    )
+    num_bytes: CountOrZero = Field(description="Bytes before any compression.")
     num_tensors: Count = Field(description="Tensors in it.")
     method: str = Field(
-        description="How it went: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 "
-        "updates: of parameters and optimizer state, not in each step."
+        description="Method: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 updates: "
+        "parameters and optimizer state, not in each step."
     )
-    chunks: Count | None = Field(
-        None, description="Chunks in which the levels of hierarchical sent it; null: another way, or an earlier record."
-    )
-    ready_s: NonNegative | None = Field(
-        None, description="When its last gradient was there, seconds after the start of the backward pass; median."
-    )
-    start_s: NonNegative | None = Field(None, description="When its exchange began, on the same clock; median.")
-    exchange_s: NonNegative | None = Field(None, description="How long its exchange took, seconds; median.")
+    chunks: Count | None = Field(None, description="Chunks of hierarchical; null: another method, or not recorded.")
+    ready_s: NonNegative | None = Field(None, description="Ready, seconds after the backward pass began; median.")
+    start_s: NonNegative | None = Field(None, description="Start of its exchange, on the same clock; median.")
+    exchange_s: NonNegative | None = Field(None, description="Duration of its exchange, seconds; median.")
 
 
 class GradientTime(Spec):
-    """When one gradient was ready."""
+    """The time when a gradient was ready."""
 
     name: str = Field(description="Name of the parameter.")
     num_bytes: Count = Field(description="Bytes of its gradient.")
@@ -51,56 +45,46 @@ class GradientTime(Spec):
 
 
 class AutotuneResult(Spec):
-    """What Horovod's autotuner did."""
+    """The result of Horovod's autotuner."""
 
     evaluations: CountOrZero = Field(description="Settings it tried (rows of its log).")
     planned_steps: Count = Field(description="Steps its search takes by its own settings.")
-    finished: Flag = Field(description="Whether it had settled before the measured steps.")
-    settled_step: CountOrZero | None = Field(None, description="Step of the run at which it settled.")
-    cost_s: NonNegative | None = Field(
-        None, description="Time of the steps until then beyond as many steps afterwards, seconds."
-    )
-    fusion_threshold_bytes: NonNegative | None = Field(None, description="What it chose.")
-    cycle_time_ms: NonNegative | None = Field(None, description="What it chose.")
-    score: NonNegative | None = Field(None, description="Its own score of that, bytes per microsecond.")
+    finished: Flag = Field(description="Whether it ended before the measured steps.")
+    settled_step: CountOrZero | None = Field(None, description="Step at which it ended.")
+    cost_s: NonNegative | None = Field(None, description="Additional time of the steps until then, seconds.")
+    fusion_threshold_bytes: NonNegative | None = Field(None, description="Chosen threshold.")
+    cycle_time_ms: NonNegative | None = Field(None, description="Chosen cycle time.")
+    score: NonNegative | None = Field(None, description="Its score of that, bytes per microsecond.")
 
 
 class ExchangeResult(Spec):
-    """The exchange of one run as rank 0 counted it, per step, unless a field says otherwise."""
+    """The exchange of a run, counted by rank 0, per step unless a field names another unit."""
 
-    carrier: str = Field(description="Who moved the bytes: gloo, mpi, nccl, ...")
-    by: Literal["backend", "dlbench"] = Field(
-        description="Who grouped gradients and chose the exchange; backend: Horovod or PyTorch DDP."
-    )
-    exchange: str = Field(description="flat, hierarchical, leader, hybrid, ... as it ran.")
-    fusion: str = Field(description="As it ran.")
-    wire: str = Field(description="As it ran.")
+    carrier: str = Field(description="Library that sends the bytes: gloo, mpi, nccl, ...")
+    by: Literal["backend", "dlbench"] = Field(description="Who fuses and sends; backend: Horovod or PyTorch DDP.")
+    exchange: str = Field(description="Exchange in force: flat, hierarchical, leader, hybrid, ...")
+    fusion: str = Field(description="Fusion in force.")
+    wire: str = Field(description="Wire format in force.")
     group_size: Ranks = Field(description="Ranks of a group.")
     num_groups: Ranks = Field(description="Groups.")
     messages: tuple[Message, ...] = Field((), description="Messages of a step, in the order of sending.")
-    bytes_inside: NonNegative | None = Field(
-        None, description="Bytes that a rank sends inside its group, by the algorithm; mean over ranks; null: unknown."
-    )
-    bytes_across: NonNegative | None = Field(None, description="The same to other groups.")
+    bytes_inside: NonNegative | None = Field(None, description="Bytes that a rank sends in its group, mean over ranks.")
+    bytes_across: NonNegative | None = Field(None, description="Bytes that a rank sends to other groups, mean.")
     communication_s: NonNegative | None = Field(
-        None, description="Time in which at least one message was under way; median over steps, mean over ranks."
+        None, description="Time with at least one message in flight; median over steps, mean over ranks."
     )
-    exposed_s: NonNegative | None = Field(None, description="The part of it after the backward pass.")
-    hidden_s: NonNegative | None = Field(None, description="The part of it within the backward pass.")
-    backward_s: NonNegative | None = Field(None, description="The backward pass, same steps.")
+    exposed_s: NonNegative | None = Field(None, description="The part of communication_s after the backward pass.")
+    hidden_s: NonNegative | None = Field(None, description="The part of communication_s within the backward pass.")
+    backward_s: NonNegative | None = Field(None, description="The backward pass of the same steps.")
     packing_s: NonNegative | None = Field(
-        None,
-        description="The part of communication_s before messages went to the carrier: choosing the largest entries, or "
-        "casting; null: gradients travelled as they are, or a library packed them.",
+        None, description="The part of communication_s for compressing or casting; null: none, or by the library."
     )
-    merging_s: NonNegative | None = Field(
-        None, description="The part behind the carrier: adding what came, or casting back; the rest is the wire's."
-    )
+    merging_s: NonNegative | None = Field(None, description="The part of communication_s for adding or casting back.")
     wire_overflows: CountOrZero = Field(0, description="Messages of the whole run whose fp16 sum was not finite.")
     density: NonNegative | None = Field(None, description="Mean share of entries in the sum of sparse messages.")
     dense_switches: CountOrZero = Field(0, description="Sparse messages of the whole run that were sent dense.")
-    window_steps: CountOrZero = Field(0, description="Steps that were watched for these figures.")
-    evidence: str = Field(description="How all this is known.")
+    window_steps: CountOrZero = Field(0, description="Steps in which these figures were measured.")
+    evidence: str = Field(description="Source of these figures.")
     gradients: tuple[GradientTime, ...] = Field((), description="Gradients in the order in which they were ready.")
     costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
     hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
@@ -108,7 +92,7 @@ class ExchangeResult(Spec):
 
     @property
     def fusion_rule(self) -> Fusion | None:
-        """Returns `fusion` as plans know it; None for what no plan can ask for, e.g. messages by blocks of FSDP."""
+        """Returns `fusion` as a setting of plans; None if it is none, e.g. messages by blocks of FSDP."""
         try:
             return read_fusion(self.fusion)
         except ValueError:
@@ -116,54 +100,52 @@ class ExchangeResult(Spec):
 
     @property
     def of_gradients(self) -> tuple[Message, ...]:
-        """The messages that carry gradients, and neither parameters nor activations."""
-        return tuple(one for one in self.messages if not one.method.endswith(NOT_OF_GRADIENTS))
+        """Returns the messages of gradients, without those of parameters and activations."""
+        return tuple(message for message in self.messages if not message.method.endswith(NOT_OF_GRADIENTS))
 
     @property
     def chunks(self) -> dict[float, int]:
-        """Chunks of a message of gradients, by its bytes; empty: it went another way, or they were not recorded."""
-        return {float(one.num_bytes): one.chunks for one in self.of_gradients if one.chunks is not None}
+        """Returns the chunks of messages of gradients, by bytes; empty: another method, or not recorded."""
+        return {float(message.num_bytes): message.chunks for message in self.of_gradients if message.chunks is not None}
 
     @property
     def chunks_are_guessed(self) -> bool:
-        """Whether an earlier dlbench cut messages for its levels and did not record in how many chunks."""
+        """Returns whether an earlier dlbench did not record the chunks of hierarchical messages."""
         is_cut = self.by == "dlbench" and self.exchange == "hierarchical"
-        return is_cut and any(one.chunks is None for one in self.of_gradients)
+        return is_cut and any(message.chunks is None for message in self.of_gradients)
 
     @property
     def sent_bytes(self) -> float | None:
-        """Bytes that a rank sends in a step; None: unknown."""
-        sent = [one for one in (self.bytes_inside, self.bytes_across) if one is not None]
+        """Returns the bytes that a rank sends in a step; None: unknown."""
+        sent = [num_bytes for num_bytes in (self.bytes_inside, self.bytes_across) if num_bytes is not None]
         return sum(sent) if sent else None
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether ranks averaged parameters, not gradients, from some update on (local SGD)."""
+        """Returns whether ranks averaged parameters instead of gradients (local SGD)."""
         return any(message.method.startswith("average every") for message in self.messages)
 
 
 class NcclTransport(Spec):
-    """What NCCL said of itself while it started, by its own log (NCCL_DEBUG=INFO), ranks together."""
+    """NCCL's transports by its log (NCCL_DEBUG=INFO), all ranks together."""
 
     version: str | None = Field(None, description="NCCL's version.")
     network: str | None = Field(None, description="Network module in use, e.g. IB, Socket, AWS Libfabric.")
     plugin: str | None = Field(None, description="Network plugin that was loaded; null: none.")
-    channels: dict[str, Count] = Field(
-        default_factory=dict, description="Connections by way, e.g. P2P/CUMEM, SHM/direct/direct, NET/IB/GDRDMA."
-    )
-    collective_channels: CountOrZero | None = Field(None, description="Channels for collectives per rank; the most.")
-    nvls_channels: CountOrZero | None = Field(None, description="Channels of NVLink SHARP per rank; the most.")
-    nvls: Flag = Field(False, description="Whether the switch can add and multicast (NVLink SHARP).")
+    channels: dict[str, Count] = Field(default_factory=dict, description="Connections by transport, e.g. P2P/CUMEM.")
+    collective_channels: CountOrZero | None = Field(None, description="Channels for collectives per rank, maximum.")
+    nvls_channels: CountOrZero | None = Field(None, description="Channels of NVLink SHARP per rank, maximum.")
+    nvls: Flag = Field(False, description="Whether NVLink SHARP is available.")
     rings: CountOrZero = Field(0, description="Rings of the largest communicator.")
     trees: CountOrZero = Field(0, description="Trees of the largest communicator.")
     warnings: tuple[str, ...] = Field((), description="NCCL's warnings, each once.")
     adapters: dict[str, str] = Field(
         default_factory=dict,
-        description="Adapters of fast networks that nodes have, whether NCCL used them or not: name and kind "
-        "(InfiniBand, RoCE, EFA, Omni-Path, Slingshot, RDMA), by /sys.",
+        description="Fast network adapters of nodes by /sys, used or not: name and kind (InfiniBand, RoCE, EFA, "
+        "Omni-Path, Slingshot, RDMA).",
     )
 
     @property
     def has_peer_access(self) -> bool:
-        """Whether GPUs of a node were reached directly."""
-        return any(way.startswith("P2P") for way in self.channels)
+        """Returns whether GPUs of a node have peer access."""
+        return any(connection.startswith("P2P") for connection in self.channels)

@@ -1,4 +1,4 @@
-"""Files that are never half there: written under a temporary name next to the target, synced, renamed."""
+"""Writes files atomically: under a temporary name next to the target, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Folder(Protocol):
 
 
 class Named:
-    """An attribute of a folder's class: where its file, or folder, of that name is."""
+    """An attribute of a folder's class: the path of its file or folder of that name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class Named:
 
 
 class Numbered:
-    """Such an attribute of the files of ranks or nodes: a function of the number, which `name` formats."""
+    """An attribute of a folder's class: a function that returns the path of a rank's or node's file by its number."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> No
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     folder = None
     try:
-        # Everything else is relative to it: a link that is put in its place meanwhile leads nowhere.
+        # Everything else is relative to this descriptor, so a link that replaces the folder has no effect.
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
             file.write(data)
@@ -71,14 +71,14 @@ def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> No
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
+    """Writes to a path of a user by `write_atomic`; devices and pipes (`-o /dev/null`, `-o >(less)`) are not replaced.
 
-    A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
+    For a link (`/dev/stdout`), its target is replaced.
     """
     if is_stream(path):
         data = content.encode("utf-8") if isinstance(content, str) else content
         try:
-            # Not blocking: a pipe without a reader would be waited for.
+            # Not blocking, as a pipe may have no reader.
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
                 mode = os.fstat(stream.fileno()).st_mode
                 if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
@@ -88,16 +88,17 @@ def write_result(path: Path, content: bytes | str) -> None:
         except OSError as error:
             raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
     else:
-        write_atomic(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        write_atomic(target, content)
 
 
 @contextmanager
-def large_result(path: Path, what: str, level: int | None) -> Iterator[IO[bytes]]:
-    """A file `-o`, to be written piece by piece, that is there as a whole or not at all; `level`: of gzip, or None."""
+def large_result(path: Path, content_name: str, level: int | None) -> Iterator[IO[bytes]]:
+    """Opens a file `-o` to be written in pieces; it appears complete or not at all. `level`: level of gzip, or None."""
     import gzip
 
     if is_stream(path):
-        raise UserError(f"-o {path}: is a device or a pipe; {what} needs a file of its own")
+        raise UserError(f"-o {path}: is a device or a pipe; {content_name} needs a file of its own")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
@@ -119,7 +120,7 @@ def large_result(path: Path, what: str, level: int | None) -> Iterator[IO[bytes]
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a loss of power. Raises `OSError`: the file system refuses."""
+    """Syncs the names in a folder to disk. Raises `OSError`: the file system refuses."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -128,7 +129,7 @@ def sync_folder(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
+    """Returns whether the path, with links followed, is neither a regular file nor a folder but exists."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -137,7 +138,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
+    """Writes JSON by `write_atomic`; NaN and infinity are refused, as JSON has none.
 
     Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``. Raises RunError: as
     `write_atomic`; or ValueError: a number is not finite.

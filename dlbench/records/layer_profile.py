@@ -1,4 +1,4 @@
-"""The layers of a paced network from a run that computed: when its gradients were ready, what its passes took."""
+"""Makes the layers of a paced network from a run: ready times of its gradients, times of its passes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # imported where a run is read: `dlbench run` asks this of ev
 
 
 def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
-    """The plan with the layers of the run that `model.layers_from` names, and what they are, in a sentence.
+    """Returns the plan with the layers of the run of `model.layers_from`, and a note on them; other plans as they are.
 
-    Every other plan as it is, and None. Raises UserError: there is no such run, or its record has no profile.
+    Raises UserError: there is no such run, or its record has no profile.
     """
     model = plan.workload.model
     if not isinstance(model, PacedModel) or model.layers_from is None:
@@ -33,43 +33,44 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     except DlbenchError as error:
-        raise UserError(f"{key}: holds no run whose layers could be taken: {error}") from None
-    own = run.plan.workload.train.batch_per_rank
-    forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
+        raise UserError(f"{key}: has no run with a profile of layers: {error}") from None
+    run_batch = run.plan.workload.train.batch_per_rank
+    forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(one.backward_s for one in layers)
     note = (
         f"model.layers_from: {len(layers)} gradients of {run.plan.run_id}, "
-        f"{format_bytes(sum(one.bytes for one in layers))}; at its batch of {own} forward took "
-        f"{format_seconds(forward_s * own)} and backward {format_seconds(backward_s * own)}"
+        f"{format_bytes(sum(layer.bytes for layer in layers))}; at its batch of {run_batch} forward took "
+        f"{format_seconds(forward_s * run_batch)} and backward {format_seconds(backward_s * run_batch)}"
     )
-    if (batch := plan.workload.train.batch_per_rank) != own:
-        note += f"; at {batch} they take {batch / own:.3g} times as long: --set train.batch_per_rank={own} repeats it"
-    taken = model.model_copy(update={"layers": layers, "layers_from": run.plan.run_id})
-    workload = plan.workload.model_copy(update={"model": taken})
+    batch = plan.workload.train.batch_per_rank
+    if batch != run_batch:
+        factor = f"{batch / run_batch:.3g}"
+        note += f"; at {batch} they take {factor} times as long: --set train.batch_per_rank={run_batch} repeats it"
+    with_layers_of_run = model.model_copy(update={"layers": layers, "layers_from": run.plan.run_id})
+    workload = plan.workload.model_copy(update={"model": with_layers_of_run})
     return plan.model_copy(update={"workload": workload}), note
 
 
 def _layers(run: Run) -> tuple[PacedLayer, ...]:
-    """In the order of the forward pass; a layer's share of the forward pass is that of the backward pass."""
     record, train = run.record, run.plan.workload.train
     exchange = record.exchange if record is not None and record.state == "valid" else None
     if record is None or exchange is None:
-        why = f"its run is {run.state}" if run.state != "valid" else "one rank exchanges nothing"
+        why = "a run of one rank has no exchange" if run.state == "valid" else f"its run is {run.state}"
         raise UserError(f"no profile of gradients: {why}; name a valid run of two ranks or more")
     if not exchange.gradients:
         raise UserError(
-            "no profile of gradients: none was watched; record one with a measure.warmup_steps of 10 or more"
+            "no profile of gradients: it was not recorded; record one with measure.warmup_steps of 10 or more"
         )
-    gradients = sorted(exchange.gradients, key=lambda one: one.ready_s)
-    ready = [0.0, *(one.ready_s for one in gradients)]
-    ready[-1] = max(ready[-1], exchange.backward_s or 0.0)  # what backward does after its last gradient delays it here
+    gradients = sorted(exchange.gradients, key=lambda gradient: gradient.ready_s)
+    ready = [0.0, *(gradient.ready_s for gradient in gradients)]
+    ready[-1] = max(ready[-1], exchange.backward_s or 0.0)  # The rest of the backward pass belongs to the last.
     passes = [after - before for before, after in pairwise(ready)]
     from dlbench.records.rows.steps import read_steps
 
     steps = read_steps(run.folder.steps(0)).measured
-    # Gradients are ready in the last part of a batch; the forward phase is that of all parts.
+    # Ready times are of the last micro-batch, the forward phase is of all of them.
     part = train.batch_per_rank / train.gradient_accumulation
     per_backward = float(np.median(steps["forward_ns"])) / 1e9 / train.batch_per_rank / (ready[-1] or 1.0)
     return tuple(
-        PacedLayer(bytes=one.num_bytes, forward_s=spent * per_backward, backward_s=spent / part)
-        for one, spent in reversed(list(zip(gradients, passes, strict=True)))
+        PacedLayer(bytes=gradient.num_bytes, forward_s=spent * per_backward, backward_s=spent / part)
+        for gradient, spent in reversed(list(zip(gradients, passes, strict=True)))
     )

@@ -1,4 +1,4 @@
-"""What a run says of its activations: planned, held, moved and recomputed. Part of `record.json`."""
+"""Activations of a run: planned, in memory, transferred and recomputed. Part of `record.json`."""
 
 from __future__ import annotations
 
@@ -11,74 +11,72 @@ from dlbench.specs.out_of_core import BlockPlan, Chain, Recompute, Swap, Transfe
 
 
 class RankMemory(Spec):
-    """What one rank held, moved and waited for in its measured steps."""
+    """Memory, transfers and waits of a rank in its measured steps."""
 
     rank: RankNumber = Field(description="The rank, from 0.")
-    steps: CountOrZero = Field(description="Measured steps that it counted.")
+    steps: CountOrZero = Field(description="Number of measured steps.")
     activation_peak_bytes: CountOrZero | None = Field(
-        description="The most that activations of the chain took, by our own count; null where nothing was counted."
+        description="Peak of the chain's activations, counted by dlbench; null: not counted."
     )
-    over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
+    over_budget_bytes: CountOrZero = Field(description="Largest excess over the plan.")
     device_peak_bytes: CountOrZero | None = Field(
-        description="Peak of a step: of the measured ones what torch allocated (GPU); of the run's first step alone "
-        "(warm-up) live tensors by torch's profiler, with parameters and optimizer state (CPU: freed memory stays with "
-        "the process, whose resident peak is `peak_resident_bytes`). Earlier records of a CPU: what became resident."
+        description="Peak of a step: allocated by torch (GPU); live tensors in the first step (CPU)."
     )
     device_reserved_bytes: CountOrZero | None = Field(
-        None,
-        description="What torch's allocator took from the GPU at most, what lies free between tensors included, since "
-        "peaks began; null on a CPU.",
+        None, description="Peak of memory reserved by torch's allocator; null on a CPU."
     )
-    swapped_out_bytes: CountOrZero = Field(description="Bytes that left the device, all measured steps.")
-    swapped_in_bytes: CountOrZero = Field(description="Bytes that came back.")
-    room_wait_s: NonNegative = Field(description="Forward passes waited for room, all measured steps, seconds.")
-    swap_wait_s: NonNegative = Field(description="Backward passes waited for tensors to come back, seconds.")
-    recompute_s: NonNegative = Field(description="Recomputing, seconds.")
+    swapped_out_bytes: CountOrZero = Field(description="Bytes swapped out, all measured steps.")
+    swapped_in_bytes: CountOrZero = Field(description="Bytes swapped in, all measured steps.")
+    room_wait_s: NonNegative = Field(
+        description="Waits of forward passes for free memory, all measured steps, seconds."
+    )
+    swap_wait_s: NonNegative = Field(description="Waits of backward passes for swapped tensors, seconds.")
+    recompute_s: NonNegative = Field(description="Recomputation, seconds.")
 
 
 class HostUpdate(Spec):
     """The update of parameters by the host (`train.optimizer_state host`)."""
 
-    update_s: NonNegative = Field(description="Computing of the updates on the host, all measured steps, rank 0, s.")
-    wait_s: NonNegative = Field(description="Forward passes waited for updated parameters, seconds.")
-    copied_bytes: CountOrZero = Field(description="Gradients and parameters copied between device and host.")
-    state_bytes: CountOrZero = Field(description="Optimizer state, and parameters' copies, held by the host.")
+    update_s: NonNegative = Field(description="Updates on the host, all measured steps, rank 0, seconds.")
+    wait_s: NonNegative = Field(description="Waits of forward passes for updated parameters, seconds.")
+    copied_bytes: CountOrZero = Field(description="Bytes of gradients and parameters copied.")
+    state_bytes: CountOrZero = Field(description="Bytes of optimizer state and copies of parameters on the host.")
 
 
 class TransferSpan(Spec):
-    """One operation of a pass, as it was measured: for the picture of a step."""
+    """A measured operation of a pass, for the chart of a step."""
 
-    lane: str = Field(description="compute, out or in.")
-    kind: str = Field(description="forward, recompute, backward, swap out, swap in or wait.")
+    lane: str = Field(description="Lane: compute, out or in.")
+    kind: str = Field(description="Kind: forward, recompute, backward, swap out, swap in or wait.")
     block: CountOrZero = Field(description="Number of the block, from 0.")
-    start_s: NonNegative = Field(description="From the start of the pass, seconds.")
-    end_s: NonNegative = Field(description="From the start of the pass, seconds.")
+    start_s: NonNegative = Field(description="Start after the start of the pass, seconds.")
+    end_s: NonNegative = Field(description="End after the start of the pass, seconds.")
 
 
 class MemoryResult(Spec):
-    """How activations were treated in this run."""
+    """The treatment of activations in a run."""
 
     recompute: Recompute = Field(description="train.recompute.")
     swap: Swap = Field(description="train.swap.")
-    tier: str | None = Field(description="Where swapped tensors were, in words; null: nothing was swapped.")
+    tier: str | None = Field(description="Memory of swapped tensors, in words; null: no swapping.")
     parts: Count = Field(description="Passes of a step (train.gradient_accumulation).")
-    chain: Chain = Field(description="The chain, as measured before training; of the slowest rank, unit by unit.")
-    rates: TransferRates | None = Field(description="Transfers, as measured before training; null: none is used.")
-    plan: BlockPlan = Field(description="What was done with every block, and what was predicted.")
-    in_core_bytes: CountOrZero = Field(description="Bytes per rank in core, by the chain.")
-    profile_s: NonNegative = Field(description="What measuring the chain took before training, seconds.")
+    chain: Chain = Field(description="Chain measured before training, of the slowest rank by unit.")
+    rates: TransferRates | None = Field(description="Transfer rates measured before training; null: not used.")
+    plan: BlockPlan = Field(description="Decision for each block, and the prediction.")
+    in_core_bytes: CountOrZero = Field(description="Bytes per rank without swapping and recomputation.")
+    profile_s: NonNegative = Field(description="Time to measure the chain, seconds.")
     checksum_share: Fraction | None = Field(None, description="Share of the swapped bytes that was verified.")
-    ranks: tuple[RankMemory, ...] = Field(min_length=1, description="Rank by rank.")
-    timeline: tuple[TransferSpan, ...] = Field((), description="A watched pass of rank 0, operation by operation.")
+    ranks: tuple[RankMemory, ...] = Field(min_length=1, description="Memory by rank.")
+    timeline: tuple[TransferSpan, ...] = Field((), description="Operations of a watched pass of rank 0.")
 
 
 class MemoryProfile(Spec):
-    """The answer. Newer programs may say more."""
+    """The answer of a profiling program; unknown keys of newer versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     format: Literal["dlbench.memory-profile"]
-    device: str = Field(description="On which it was measured, e.g. cpu, 2 threads.")
-    chain: Chain = Field(description="The chain for the batch asked for.")
-    rates: TransferRates = Field(description="Transfers between the device and where activations are swapped to.")
-    warnings: tuple[str, ...] = Field((), description="Reasons for doubt.")
+    device: str = Field(description="Device, e.g. cpu, 2 threads.")
+    chain: Chain = Field(description="Chain for the requested batch.")
+    rates: TransferRates = Field(description="Transfer rates between device and swap memory.")
+    warnings: tuple[str, ...] = Field((), description="Warnings.")

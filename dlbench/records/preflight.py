@@ -1,4 +1,4 @@
-"""What a pre-flight of a system found: `preflight.json`, and what each rank of its job saw."""
+"""`preflight.json`: the result of a pre-flight of a system, and the results of the ranks of its job."""
 
 from __future__ import annotations
 
@@ -12,93 +12,95 @@ from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Flag, RankNumber, RunName, Spec
 
 FindingState = Literal["ok", "doubt", "wrong", "unknown"]
-"""doubt: it works, and figures may suffer. unknown: it could not be asked, or is not measured here."""
+"""doubt: it works, but figures may suffer. unknown: it could not be checked here."""
 
 
 class Finding(Spec):
-    """One thing that was looked at."""
+    """The result of a check."""
 
-    subject: str = Field(description="What was looked at, in a word or two.")
+    subject: str = Field(description="Subject of the check.")
     state: FindingState = Field(description="ok, doubt, wrong or unknown.")
-    found: str = Field(description="What there is; of unknown: why nobody can say.")
-    remedy: str = Field("", description="What would be right; empty where nothing is wrong.")
+    found: str = Field(description="Result; for unknown: the reason.")
+    remedy: str = Field("", description="Remedy; empty: none needed.")
 
 
 class SeenScratch(Spec):
-    """One of the system's places on a node."""
+    """A scratch folder of the system on a node."""
 
     key: Literal["local", "memory"] = Field(description="Its key below storage in the system file.")
     path: str = Field("", description="The folder, resolved on the node.")
-    file_system: str = Field("", description="Kind of its file system, e.g. ext4 or tmpfs; empty: not known.")
-    free_bytes: CountOrZero | None = Field(None, description="Free there; null: not known.")
-    problem: str = Field("", description="Why it cannot be written; empty: a file was written, synced and read back.")
+    file_system: str = Field("", description="Kind of file system, e.g. ext4 or tmpfs; empty: unknown.")
+    free_bytes: CountOrZero | None = Field(None, description="Free bytes; null: unknown.")
+    problem: str = Field("", description="Why it is not writable; empty: a file was written, synced and read.")
 
 
 class SeenRank(Spec):
-    """What one rank of a pre-flight saw on its node. Newer programs may say more."""
+    """The result of one rank of a pre-flight; unknown keys of newer versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    format: Literal["dlbench.preflight-rank"] = Field("dlbench.preflight-rank", description="What this file is.")
+    format: Literal["dlbench.preflight-rank"] = Field("dlbench.preflight-rank", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     rank: RankNumber = Field(description="The rank, from 0.")
     local_rank: RankNumber = Field(description="Its place on the node, from 0.")
-    host: str = Field(description="Slurm's name of the node, else the host's.")
-    python: str = Field(description="The Python that ran.")
-    versions: dict[str, str] = Field(description="Of Python, dlbench and what ranks import; what is missing is absent.")
-    broken: dict[str, str] = Field(default_factory=dict, description="What is installed and does not import, and why.")
-    cores: tuple[int, ...] = Field(description="Cores of this rank.")
-    pinned: Flag = Field(description="Whether it was bound, by itself or by its launcher.")
-    node_gpus: tuple[str, ...] = Field((), description="UUIDs of the GPUs that the driver shows this rank.")
-    gpu: str | None = Field(None, description="UUID of the GPU on which it would compute; null: the CPU.")
-    beside_gpu: Flag | None = Field(
-        None, description="Whether all its cores are of its GPU's NUMA node; null: not known, or no GPU."
+    host: str = Field(description="Host, under Slurm the node's name.")
+    python: str = Field(description="Python executable.")
+    versions: dict[str, str] = Field(
+        description="Versions of Python, dlbench and imported packages; missing ones are absent."
     )
-    compiler: str = Field("", description="What torch.compile would lack on its GPU; empty: nothing, or no GPU.")
-    problems: tuple[str, ...] = Field((), description="What a run of this rank would end with, each a sentence.")
-    scratch: tuple[SeenScratch, ...] = Field((), description="Of a node's first rank: the system's places.")
+    broken: dict[str, str] = Field(
+        default_factory=dict, description="Installed packages that cannot be imported, with the reason."
+    )
+    cores: tuple[int, ...] = Field(description="Cores of this rank.")
+    pinned: Flag = Field(description="Whether it was bound, by dlbench or its launcher.")
+    node_gpus: tuple[str, ...] = Field((), description="UUIDs of the GPUs that the driver shows this rank.")
+    gpu: str | None = Field(None, description="UUID of its GPU; null: the CPU.")
+    beside_gpu: Flag | None = Field(
+        None, description="Whether all its cores are on its GPU's NUMA node; null: unknown, or no GPU."
+    )
+    compiler: str = Field("", description="Missing parts for torch.compile on its GPU; empty: none, or no GPU.")
+    problems: tuple[str, ...] = Field((), description="Errors that would end a run of this rank, each a sentence.")
+    scratch: tuple[SeenScratch, ...] = Field((), description="Scratch folders of the system, by the node's first rank.")
 
 
 class PreflightNode(Spec):
     """One node of a pre-flight's job."""
 
-    host: str = Field(description="Slurm's name of the node, else the host's.")
-    ranks: tuple[SeenRank, ...] = Field((), description="What its ranks saw; empty: none could say.")
-    problems: tuple[str, ...] = Field((), description="Why it is of no use; empty: it passed.")
-    doubts: tuple[str, ...] = Field((), description="What figures may suffer from there.")
+    host: str = Field(description="Host, under Slurm the node's name.")
+    ranks: tuple[SeenRank, ...] = Field((), description="Results of its ranks; empty: no rank reported.")
+    problems: tuple[str, ...] = Field((), description="Why it cannot be used; empty: it passed.")
+    doubts: tuple[str, ...] = Field((), description="Warnings.")
 
 
 class PreflightReport(Spec):
     """`preflight.json`."""
 
-    format: Literal["dlbench.preflight"] = Field("dlbench.preflight", description="What this file is.")
+    format: Literal["dlbench.preflight"] = Field("dlbench.preflight", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     id: RunName = Field(description="Name of the pre-flight and of its folder.")
     system: str = Field(description="Name of the system.")
     created: str = Field(description="UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that asked.")
     job_id: str = Field("", description="Slurm's id of the job; empty: none was submitted.")
-    job: tuple[Finding, ...] = Field(
-        (), description="What concerns the job as a whole: what sbatch --test-only says to it, the all-reduce."
-    )
+    job: tuple[Finding, ...] = Field((), description="Results for the whole job: sbatch --test-only, the all-reduce.")
     nodes: tuple[PreflightNode, ...] = Field((), description="Its nodes.")
-    exclude: str = Field("", description="Nodes to leave out, as --exclude takes them; empty: none.")
-    exit_code: CountOrZero = Field(description="What the command ended with.")
+    exclude: str = Field("", description="Nodes to exclude, as for --exclude; empty: none.")
+    exit_code: CountOrZero = Field(description="Exit code of the command.")
 
 
 class PreflightFolder:
-    """Names of the files of a pre-flight, besides those of the run that its all-reduce is."""
+    """Names of the files of a pre-flight, in addition to those of the run of its all-reduce."""
 
     def __init__(self, path: Path) -> None:
         """`path` is the folder; it need not exist."""
         self.path = path
         self.run = RunFolder(path)
 
-    report = Named("preflight.json")  # What was found.
-    seen = Named("seen")  # What ranks write.
+    report = Named("preflight.json")  # The result.
+    seen = Named("seen")  # Files of ranks.
     hosts = Named("seen/hosts")  # Names of the job's nodes, a line each.
-    ended = Named("seen/ended")  # What the job's script ended with.
-    rank = Numbered("seen/rank-{:04d}.json")  # What a rank saw.
-    begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name; the folder is visible there and can be written.
-    failed = Numbered("seen/rank-{:04d}.failed")  # What its Python ended with, where that is not 0.
-    log = Numbered("seen/rank-{:04d}.log")  # What it printed.
+    ended = Named("seen/ended")  # Exit code of the job's script.
+    rank = Numbered("seen/rank-{:04d}.json")  # Result of a rank.
+    begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name: the folder is visible and writable there.
+    failed = Numbered("seen/rank-{:04d}.failed")  # Exit code of its Python if not 0.
+    log = Numbered("seen/rank-{:04d}.log")  # Its output.

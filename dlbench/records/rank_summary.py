@@ -1,4 +1,4 @@
-"""`RankSummary`: what one rank says at the end of a run, gathered as JSON by all ranks and never stored."""
+"""`RankSummary`: the summary of a rank at the end of a run, gathered as JSON and never stored."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ class SpanCounts(Spec):
     """The spans of one rank's file."""
 
     num: CountOrZero
-    dropped: CountOrZero  # Spans that there was no room for.
+    dropped: CountOrZero  # Spans beyond the share of bytes.
     bytes: CountOrZero
 
 
 class WatchSummary(Spec):
-    """How one rank was watched."""
+    """The monitoring of a rank."""
 
-    node: NodeWatch | None = None  # What the sampler of the node says, on its first rank.
-    spans: SpanCounts | None = None  # None: no spans are kept.
+    node: NodeWatch | None = None  # Summary of the node's sampler, on its first rank.
+    spans: SpanCounts | None = None  # None: no spans.
     sample_bytes: CountOrZero  # Bytes of the node's samples, on its first rank.
-    problems: tuple[str, ...]  # What went wrong with watching, each a sentence.
-    load: dict[str, Any]  # CPU time, as `CoreLoad.summary` gives it.
+    problems: tuple[str, ...]  # Problems of monitoring, each a sentence.
+    load: dict[str, Any]  # CPU time by `CoreLoad.summary`.
 
 
 class StagingSummary(Spec):
-    """How the samples of one node were staged."""
+    """The staging of the samples of a node."""
 
     node: StagedNode | None  # None: nothing was copied.
     warnings: tuple[str, ...]
 
 
 class RankSummary(Spec):
-    """What one rank says at the end. Each part of training fills in its own fields."""
+    """The summary of a rank at the end; each part of training fills in its own fields."""
 
     result: RankResult
     environment: Environment
     nccl: NcclTransport | None = None  # None: there is no log.
     warnings: tuple[str, ...]
     emulates_precision: Flag
-    reads: tuple[dict[str, Any], ...]  # What it read, epoch by epoch, as `EpochReads` has it.
-    samples: dict[str, Any] | None = None  # As `ReadAudit.summary` has it; None where nothing is read.
-    norms: tuple[tuple[AnyFloat, AnyFloat], ...] = ()  # Squared norms of its own and of the exchanged gradients.
+    reads: tuple[dict[str, Any], ...]  # Reads by epoch, see `EpochReads`.
+    samples: dict[str, Any] | None = None  # See `ReadAudit.summary`; None: nothing is read.
+    norms: tuple[tuple[AnyFloat, AnyFloat], ...] = ()  # Squared norms of local and exchanged gradients.
     memory: RankMemory | None = None  # None: activations are left to autograd.
     watch: WatchSummary
     staging: StagingSummary | None = None  # On the first rank of a node.

@@ -1,4 +1,4 @@
-"""The metadata registry: what every figure must name, and which keys must match before two runs are compared."""
+"""The properties of a run that every figure names, and those that must match before two runs are compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from dlbench.records.scan import Run
 from dlbench.specs.sync import AUTO
+from dlbench.units import counted
 
 THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
 
@@ -21,7 +22,7 @@ _THINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunProperty:
-    """One property of a run; its value is empty where the property is at its default and not worth words."""
+    """A property of a run; its value is empty if it is the default and is not printed."""
 
     name: str
     title: str
@@ -30,7 +31,7 @@ class RunProperty:
 
 
 def data_source(run: Run) -> str:
-    """`synthetic`, `synthetic, on the device`, or `real: PATH`."""
+    """Returns `synthetic`, `synthetic, on the device`, or `real: PATH`."""
     data = run.plan.workload.data
     if data.is_synthetic:
         return "synthetic" if data.synthetic_on == "host" else "synthetic, on the device"
@@ -38,7 +39,7 @@ def data_source(run: Run) -> str:
 
 
 def data_title(run: Run) -> str:
-    """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
+    """Returns the data: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
     spec, record = run.plan.workload.data, run.record
     if spec.is_synthetic:
         return "synthetic data" if spec.synthetic_on == "host" else "synthetic data on the device"
@@ -48,7 +49,9 @@ def data_title(run: Run) -> str:
     count = f"{record.data['num_samples']:,}"
     if public := record.data.get("public_set"):
         return f"{public} ({count} {run.plan.workload.sample_unit})"
-    return f"{count} {things}{' made by dlbench' * (record.data.get('made_by') == 'dlbench')}"
+    if record.data.get("made_by") == "dlbench":
+        return f"{count} {things} made by dlbench"
+    return f"{count} {things}"
 
 
 def _engine_settings(run: Run) -> str:
@@ -56,7 +59,7 @@ def _engine_settings(run: Run) -> str:
     settings = engine.settings
     if settings is None:
         return ""
-    # The autotuner's settings are worth words only where it is on, DDP's switches where they are.
+    # The autotuner's settings are printed only if it is on, DDP's switches if they are.
     return ", ".join(
         f"{key}={value}"
         for key, value in settings.model_dump(mode="json").items()
@@ -76,24 +79,29 @@ def _sync(run: Run) -> str:
 
 
 def data_path(run: Run) -> str:
-    """Staging, shuffling and page cache, where they are not the defaults."""
+    """Returns staging, shuffling and page cache that are not the defaults."""
     data = run.plan.workload.data
     if data.is_synthetic:
         return ""
-    staging = f"staging={data.staging} to {data.staging_tier}" if data.staging != "none" else ""
-    partition = f"partition={data.partition}" if data.shuffle != "global" and data.partition != "shuffled" else ""
-    shuffle = f"shuffle={data.shuffle}" if data.shuffle != "global" else ""
-    cache = f"cache={data.cache}" if data.cache != "any" else ""
-    return ", ".join(filter(None, (staging, shuffle, partition, cache)))
+    parts = []
+    if data.staging != "none":
+        parts.append(f"staging={data.staging} to {data.staging_tier}")
+    if data.shuffle != "global":
+        parts.append(f"shuffle={data.shuffle}")
+        if data.partition != "shuffled":
+            parts.append(f"partition={data.partition}")
+    if data.cache != "any":
+        parts.append(f"cache={data.cache}")
+    return ", ".join(parts)
 
 
 def goal(run: Run) -> str:
-    """`throughput`, or `time to accuracy` with the target: the two are never put into one ratio."""
-    wanted = run.plan.workload.quality
-    if run.plan.measure.until == "steps" or wanted is None:
+    """Returns `throughput`, or `time to accuracy` with the target; the two are not compared."""
+    quality = run.plan.workload.quality
+    if run.plan.measure.until == "steps" or quality is None:
         return THROUGHPUT
-    more = "" if wanted.stop_at_target else ", trains on"
-    return f"time to accuracy {wanted.target:g}{more}"
+    suffix = "" if quality.stop_at_target else ", trains on"
+    return f"time to accuracy {quality.target:g}{suffix}"
 
 
 def _accumulation(run: Run) -> str:
@@ -102,15 +110,20 @@ def _accumulation(run: Run) -> str:
 
 
 def activations(run: Run) -> str:
-    """How activations are treated, where they are not left to autograd; see `dlbench.specs.out_of_core`."""
+    """Returns the treatment of activations if it is not left to autograd; see `dlbench.specs.out_of_core`."""
     train = run.plan.workload.train
     if train.is_in_core:
         return ""
-    recompute = "" if train.recompute == "none" else f"recompute {train.recompute}"
-    swap = "" if train.swap == "none" else f"swap {train.swap}"
-    capacity = f"within {train.memory.capacity}" if train.is_planned else ""
-    blocks = f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else ""
-    return ", ".join(filter(None, (recompute, swap, capacity, blocks)))
+    parts = []
+    if train.recompute != "none":
+        parts.append(f"recompute {train.recompute}")
+    if train.swap != "none":
+        parts.append(f"swap {train.swap}")
+    if train.is_planned:
+        parts.append(f"within {train.memory.capacity}")
+    if train.memory.blocks:
+        parts.append(f"blocks from {', '.join(train.memory.blocks)}")
+    return ", ".join(parts)
 
 
 def _optimizer_state(run: Run) -> str:
@@ -122,22 +135,27 @@ def _compile(run: Run) -> str:
     train = run.plan.workload.train
     if train.compile == "none":
         return ""
-    budget = "" if train.activation_budget is None else f", {train.activation_budget:g} of the activations kept"
-    mode = "" if train.compile == "default" else f" {train.compile}"
-    return f"torch.compile{mode}{budget}"
+    text = "torch.compile"
+    if train.compile != "default":
+        text += f" {train.compile}"
+    if train.activation_budget is not None:
+        text += f", {train.activation_budget:g} of the activations kept"
+    return text
 
 
 def _cuda_graphs(run: Run) -> str:
-    found = run.plan.workload.train.cuda_graphs
-    return "" if found == "none" else f"of the {found}"
+    graphs = run.plan.workload.train.cuda_graphs
+    return "" if graphs == "none" else f"of the {graphs}"
 
 
 def _memory_format(run: Run) -> str:
-    """As planned, and that of the weights where the record has another one (`dlbench.node.training.precision`)."""
-    found = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
+    """Returns the planned format, and that of the weights if it differs (`dlbench.node.training.precision`)."""
+    planned = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
     settings = run.record.settings if run.record is not None else ()
-    weights = {str(one.effective) for one in settings if one.key == "model.memory_format.weights"} - {found}
-    return "" if found == "contiguous" else ", weights ".join([found, *sorted(weights)])
+    weights = {str(setting.effective) for setting in settings if setting.key == "model.memory_format.weights"} - {
+        planned
+    }
+    return "" if planned == "contiguous" else ", weights ".join([planned, *sorted(weights)])
 
 
 def _checkpoints(run: Run) -> str:
@@ -148,9 +166,9 @@ def _checkpoints(run: Run) -> str:
 
 
 def watching(run: Run) -> str:
-    """`none`, `default`, or what differs from it: watched and unwatched runs are never put into one ratio.
+    """Returns `none`, `default`, or the differences from it; differently monitored runs are not compared.
 
-    A run on some of whose nodes no sampler ran to the end is one that was watched differently.
+    Nodes whose sampler did not run to the end count as a difference.
     """
     watch = run.plan.watch
     if watch is None or not watch.is_on:
@@ -162,7 +180,7 @@ def watching(run: Run) -> str:
         nodes = run.plan.layout.nodes
         missing = nodes - len(recorded.nodes)
         if missing:
-            parts.append(f"not sampled on {missing} of {nodes} node{'s' if nodes > 1 else ''}")
+            parts.append(f"not sampled on {missing} of {counted(nodes, 'node')}")
     return ", ".join(parts)
 
 
@@ -174,17 +192,18 @@ def _fault(run: Run) -> str:
 
 
 def precision(run: Run) -> str:
-    """`fp32`, `bf16`, `fp16`, or `bf16 emulated`: emulated arithmetic is never put into one ratio with native."""
-    emulated = run.record is not None and run.record.emulates_precision
-    return f"{run.plan.workload.train.precision}{' emulated' * emulated}"
+    """Returns `fp32`, `bf16`, `fp16`, or `bf16 emulated`; emulated and native arithmetic are not compared."""
+    planned = run.plan.workload.train.precision
+    if run.record is not None and run.record.emulates_precision:
+        return f"{planned} emulated"
+    return planned
 
 
 def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
-    # "cuda:0 (NVIDIA A100)" on one rank and "cuda:1 (NVIDIA A100)" on the next are the same device for a comparison.
-    devices = {rank.device for rank in run.record.ranks}
-    return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", device) for device in devices}))
+    # For a comparison "cuda:0 (NVIDIA A100)" on one rank and "cuda:1 (NVIDIA A100)" on the next are the same device.
+    return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", rank.device) for rank in run.record.ranks}))
 
 
 KEYS: tuple[RunProperty, ...] = (
@@ -221,5 +240,5 @@ KEYS: tuple[RunProperty, ...] = (
 
 
 def describe(run: Run) -> dict[str, str]:
-    """All registered properties of a run, by name."""
+    """Returns all properties of a run, by name."""
     return {key.name: key.value(run) for key in KEYS}

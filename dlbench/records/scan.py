@@ -1,6 +1,6 @@
-"""All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped.
+"""Reads all training runs below folders, each with its state; damaged ones are listed, not dropped.
 
-Runs of the collective benchmark lie next to those of training; `dlbench.records.comm` reads them.
+Runs of the collective benchmark may be in the same folders; `dlbench.records.comm` reads them.
 """
 
 from __future__ import annotations
@@ -39,45 +39,41 @@ R = TypeVar("R", bound="LaunchedRun")
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
 
-MAX_LEVELS = 3  # How deep folders of folders of runs may lie below the one that is read.
-
-MANY_FILES = 1000
-"""A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
-without its plan."""
+MAX_LEVELS = 3  # Levels of folders of runs below the folder that is read.
+MANY_FILES = 1000  # Files before the first folder above which a folder is taken for a data set, not for runs.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedRun:
-    """One run of any kind as it lies on disk: what its plan, the ranks and the launcher say."""
+    """A run of any kind on disk: its plan and the reports of ranks and launcher."""
 
     folder: RunFolder
     plan: LaunchPlan
-    record: Any  # What the runs of a kind record; None without one.
-    statuses: list[RankStatus]  # What ranks last said, by rank; none of training with a record, which says more.
-    failure: Failure | None = None  # Why a launcher gave up; None where none did.
-    interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
-    seen: Failure | None = None
-    """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
-    progress: str = ""  # By what rank 0 reported last in the job's log: between stages no status is written.
-    accounting: RunAccounting | None = None  # What Slurm says that it took, where that is kept.
+    record: Any  # The record of this kind of runs, if any.
+    statuses: list[RankStatus]  # Last statuses by rank; empty for training runs with a record.
+    failure: Failure | None = None  # Report of a launcher that ended the run.
+    interrupted: Interrupted | None = None  # Report of a stop on request.
+    seen: Failure | None = None  # Cause by the log of its job, if no launcher of dlbench watched it.
+    progress: str = ""  # Last report of rank 0 in the job's log, as no status is written between stages.
+    accounting: RunAccounting | None = None  # Accounting by Slurm, if it is kept.
 
-    counted: ClassVar[str] = "step"  # What a rank's status counts.
-    keeps_statuses: ClassVar[bool] = True  # Whether what ranks last said is kept where there is a record.
+    counted: ClassVar[str] = "step"  # Noun of the counter of statuses.
+    keeps_statuses: ClassVar[bool] = True  # Whether statuses are kept if there is a record.
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
-        """What the record says; None without one."""
+        """Returns the state of the record; None without one."""
         return None if self.record is None else self.record.state
 
     @property
     def objection(self) -> str:
-        """Why the record holds no figure; empty if it does."""
+        """Returns why the record gives no figure; empty if it does."""
         raise NotImplementedError
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was asked
-        to stop, and did so.
+        """Returns the state: valid and invalid have a record, failed has a cause, interrupted stopped on request,
+        incomplete was killed or still runs.
         """
         if self.recorded is not None:
             return self.recorded
@@ -87,12 +83,12 @@ class LaunchedRun:
 
     @property
     def _is_failed(self) -> bool:
-        known = self.failure is not None or self.seen is not None
-        return known or any(status.stage == "failed" for status in self.statuses)
+        has_cause = self.failure is not None or self.seen is not None
+        return has_cause or any(status.stage == "failed" for status in self.statuses)
 
     @property
     def detail(self) -> str:
-        """One line: what is known of a run that has no valid record."""
+        """Returns what is known of a run without a valid record, in one line."""
         if self.recorded is not None:
             return self.objection
         if self.interrupted is not None:
@@ -111,7 +107,7 @@ class LaunchedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(LaunchedRun):
-    """One training run as it lies on disk."""
+    """A training run on disk."""
 
     plan: RunPlan
     record: Record | None
@@ -120,58 +116,61 @@ class Run(LaunchedRun):
 
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
-        """The record's ranks by node, each node's by rank; empty without a record."""
-        found: dict[int, list[RankResult]] = {}
+        """Returns the record's ranks by node, each node's by rank; empty without a record."""
+        by_node: dict[int, list[RankResult]] = {}
         for rank in sorted(self.record.ranks if self.record is not None else (), key=lambda rank: rank.rank):
-            found.setdefault(rank.node_rank, []).append(rank)
-        return {node: tuple(found[node]) for node in sorted(found)}
+            by_node.setdefault(rank.node_rank, []).append(rank)
+        return {node: tuple(by_node[node]) for node in sorted(by_node)}
 
     @property
     def epoch_samples(self) -> int | None:
-        """Samples of an epoch, by the schedule or else the training data; None for synthetic data without either."""
+        """Returns the samples of an epoch, by the schedule or the training data; None for synthetic data."""
         if self.plan.workload.train.schedule.epoch_samples is not None:
             return self.plan.workload.train.schedule.epoch_samples
         if self.record is not None and self.record.quality is not None:
             return self.record.quality.train_samples
-        found = self.record.data.get("num_samples") if self.record is not None else None
-        return found if isinstance(found, int) and found > 0 and not self.plan.workload.data.is_synthetic else None
+        num_samples = self.record.data.get("num_samples") if self.record is not None else None
+        return (
+            num_samples
+            if isinstance(num_samples, int) and num_samples > 0 and not self.plan.workload.data.is_synthetic
+            else None
+        )
 
     @property
     def objection(self) -> str:
-        """The sanity checks that did not hold."""
+        """Returns the sanity checks that failed."""
         checks = () if self.record is None else self.record.checks
         return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)
 
 
 @dataclass(kw_only=True)
 class RunsBelow(Generic[R]):
-    """Every run of one kind below one folder."""
+    """All runs of one kind below a folder."""
 
     root: Path
     runs: list[R] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
-    withheld: list[str] = field(default_factory=list)
-    """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
+    withheld: list[str] = field(default_factory=list)  # Skipped: without read permission, or of an earlier dlbench.
 
-    def add(self, runs: Iterable[R], more: RunsBelow[R]) -> None:
-        """Adds some runs of another folder, and all that is wrong there; runs stay in the order of their plans."""
+    def add(self, runs: Iterable[R], other: RunsBelow[R]) -> None:
+        """Adds runs of another folder and its problems; runs stay in the order of their plans."""
         self.runs.extend(runs)
         self.runs.sort(key=attrgetter("plan.created", "plan.series.id", "plan.series.position"))
-        self.problems += more.problems
-        self.withheld += more.withheld
+        self.problems += other.problems
+        self.withheld += other.withheld
 
 
 Scan = RunsBelow[Run]
 
 
-def scan(root: Path, *more: Path) -> Scan:
+def scan(root: Path, *more_roots: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") != COMM_FORMAT)
+    folders = (folder for folder in run_folders(root, *more_roots) if text_in(folder.plan, "format") != COMM_FORMAT)
     return read_each(root, folders, _read)
 
 
 def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> RunsBelow[R]:
-    """Runs in the order in which they were planned; a line for each that is damaged, and for each that is withheld."""
+    """Reads the runs of some folders, in the order of planning, with a line for each damaged or withheld one."""
     below: RunsBelow[R] = RunsBelow(root=root)
     runs: list[R] = []
     for folder in folders:
@@ -186,28 +185,28 @@ def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolde
 
 
 def run_folders(*roots: Path) -> list[RunFolder]:
-    """The folders that may be runs: each root that is one, else those below it.
+    """Returns the folders that may be runs: each root that is one, else those below it, each once.
 
-    A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
-    its reader to say what it lacks. A folder that two roots hold is listed once.
+    A folder without a plan is replaced by the runs in it, up to `MAX_LEVELS` deep; without runs it is listed itself, so
+    that its reader reports what is missing.
     """
-    found: list[Path] = []
+    paths_of_runs: list[Path] = []
     for root in roots:
         if not root.is_dir():
-            raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
-        known = {_identity(path) for path in found} if found else set()
+            raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` creates one")
+        listed = {_identity(path) for path in paths_of_runs} if paths_of_runs else set()
         paths = [root] if RunFolder(root).plan.exists() else _runs_in(root, MAX_LEVELS, {_identity(root)})[0]
-        found += [path for path in paths if not known or _identity(path) not in known]
-    return [RunFolder(path) for path in found]
+        paths_of_runs += [path for path in paths if not listed or _identity(path) not in listed]
+    return [RunFolder(path) for path in paths_of_runs]
 
 
-def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[list[Path], bool]:
-    """The folders below one that may be runs, and whether any of them has a plan.
+def _runs_in(folder: Path, levels: int, visited: set[tuple[int, int]]) -> tuple[list[Path], bool]:
+    """Returns the folders below one that may be runs, and whether any of them has a plan.
 
-    `levels`: how deep runs are looked for in folders without a plan; `seen`: folders that were looked into (a second
-    link to one is passed over, and so is one to a folder above).
+    `levels`: depth of the search in folders without a plan; `visited`: folders that were searched, so that links to
+    them are skipped.
     """
-    found: list[Path] = []
+    candidates: list[Path] = []
     has_runs = False
     for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
         inner: list[Path] = []
@@ -215,40 +214,40 @@ def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[lis
             has_runs = True
         elif levels:
             identity = _identity(path)
-            if identity in seen:
+            if identity in visited:
                 continue
-            seen.add(identity)
-            with suppress(OSError):  # who reads it will say that it cannot be read
-                below, is_folder_of_runs = _runs_in(path, levels - 1, seen)
+            visited.add(identity)
+            with suppress(OSError):  # Its reader will report that it cannot be read.
+                below, is_folder_of_runs = _runs_in(path, levels - 1, visited)
                 inner = below if is_folder_of_runs else []
                 has_runs = has_runs or is_folder_of_runs
-        found += inner or [path]
-    return found, has_runs
+        candidates += inner or [path]
+    return candidates, has_runs
 
 
 def _folders_in(folder: Path, *, is_root: bool) -> list[Path]:
-    """Folders by name, links last and hidden ones left out; none of one below the root that begins with many files."""
-    found: list[tuple[bool, str]] = []
+    """Returns the folders in a folder by name, links last, without hidden ones; none if it begins with many files."""
+    subfolders: list[tuple[bool, str]] = []
     with os.scandir(folder) as entries:
         for number, entry in enumerate(entries):
-            if number >= MANY_FILES and not found and not is_root:
+            if number >= MANY_FILES and not subfolders and not is_root:
                 return []
             if not entry.name.startswith(".") and entry.is_dir():
-                found.append((entry.is_symlink(), entry.name))
-    return [folder / name for _, name in sorted(found)]
+                subfolders.append((entry.is_symlink(), entry.name))
+    return [folder / name for _, name in sorted(subfolders)]
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Device and inode: equal for two names of one folder; of one that is not there (any more) no other has it."""
+    """Returns device and inode, equal for two names of one folder; a unique value if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return (-1, hash(path))
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def text_in(path: Path, key: str) -> str:
-    """The text under a key of a JSON file; empty where there is none that can be read."""
+    """Returns the text of a key in a JSON file; empty if there is none."""
     try:
         content = read_json(path, MAX_JSON)
     except (OSError, ValueError):
@@ -258,7 +257,7 @@ def text_in(path: Path, key: str) -> str:
 
 
 def read_run(path: Path) -> Run:
-    """One training run's folder."""
+    """Reads the folder of a training run."""
     folder = RunFolder(path)
     if text_in(folder.plan, "format") == COMM_FORMAT:
         raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
@@ -270,7 +269,7 @@ def _read(folder: RunFolder) -> Run:
     record = load_of_run(folder.record, Record, plan)
     if record is not None and record.state == "valid" and len(record.ranks) != plan.layout.ranks:
         raise IncompleteDataError(
-            f"{folder.record}: damaged: holds {len(record.ranks)} ranks, the plan has {plan.layout.ranks}"
+            f"{folder.record}: damaged: has {len(record.ranks)} ranks, the plan has {plan.layout.ranks}"
         )
     if record is not None:
         _share_alike(record.ranks)
@@ -280,7 +279,7 @@ def _read(folder: RunFolder) -> Run:
 
 
 def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) -> R:
-    """Returns a run of a kind with what its ranks, its launcher, its job's log and Slurm say of it."""
+    """Returns a run of a kind with the reports of its ranks, its launcher, its job's log and Slurm."""
     statuses = read_statuses(folder, is_over=record is not None)
     failure = load_file(folder.failure, Failure, MAX_BYTES)
     accounting = load_of_run(folder.accounting, RunAccounting, plan)
@@ -301,8 +300,8 @@ def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) ->
 
 
 def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
-    """Lets neighbours hold the same names of keys and, of the field `name`, values where theirs are equal: pydantic's
-    set of names is more than half of a rank, and of 20 runs of 1,024 ranks all are held at once.
+    """Lets neighbours share their set of names of fields, and equal values of the field `name`. These sets of pydantic
+    take more than half of the memory of a rank, and a report may hold 20 runs of 1,024 ranks.
     """
     for last, part in itertools.pairwise(parts):
         if part.model_fields_set == last.model_fields_set:
@@ -312,7 +311,7 @@ def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
 
 
 def load_of_run(path: Path, model: type[ModelT], plan: LaunchPlan) -> ModelT | None:
-    """A file of a plan's run; None if there is none. Raises IncompleteDataError: it is damaged, or another run's."""
+    """Reads a file of a run; None if there is none. Raises IncompleteDataError: it is damaged, or another run's."""
     content = load_file(path, model)
     run_id = getattr(content, "run_id", plan.run_id)
     if run_id != plan.run_id:
@@ -321,7 +320,7 @@ def load_of_run(path: Path, model: type[ModelT], plan: LaunchPlan) -> ModelT | N
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
-    """A folder's plan. Raises IncompleteDataError: there is none, or it is damaged."""
+    """Reads a folder's plan. Raises IncompleteDataError: there is none, or it is damaged."""
     plan = load_file(folder.plan, model)
     if plan is None:
         raise IncompleteDataError(f"{folder.path}: no plan.json; not a run, or copied in part")
@@ -329,8 +328,8 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
 
 
 def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:
-    """A JSON file of at most `limit` bytes as what it should be; None if there is no such file. Raises WithheldError:
-    it is another user's, or a plan with settings of an earlier dlbench; or IncompleteDataError: it is damaged.
+    """Reads a JSON file of at most `limit` bytes as a model; None if there is no such file. Raises WithheldError: no
+    read permission, or a plan with settings of an earlier dlbench; or IncompleteDataError: it is damaged.
     """
     try:
         return model.model_validate(read_json(path, limit))
@@ -344,33 +343,32 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
 
 
-def read_given(path: Path, model: type[ModelT], what: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
-    """A JSON file that a person named; arguments and errors as `given_content`, and IncompleteDataError: damaged."""
-    return validated(path, model, given_content(path, model, what, made_by, limit))
+def read_given(path: Path, model: type[ModelT], content_name: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
+    """Reads a JSON file named by a user; arguments and errors as of `given_content`; IncompleteDataError: damaged."""
+    return validated(path, model, given_content(path, model, content_name, made_by, limit))
 
 
 def given_content(
-    path: Path, model: type[BaseModel], what: str, made_by: str, limit: int = MAX_JSON
+    path: Path, model: type[BaseModel], content_name: str, made_by: str, limit: int = MAX_JSON
 ) -> dict[str, object]:
-    """The content of a file that a person named, which has the model's `format`; `what` it holds, and the command that
-    writes it.
+    """Returns the content of a file named by a user, with the model's `format`. `content_name`, `made_by`: for errors.
 
-    Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is no JSON.
+    Raises UserError: it is missing or of another format; or IncompleteDataError: it is not JSON.
     """
     try:
         content = parse_json(read_named(path, limit))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `{made_by}` makes one") from None
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `{made_by}` writes one") from None
     except ValueError as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
-    wanted = model.model_fields["format"].default
-    if not isinstance(content, dict) or content.get("format") != wanted:
-        raise UserError(f"{path}: holds no {what} (format {wanted}); `{made_by}` makes one")
+    expected = model.model_fields["format"].default
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise UserError(f"{path}: has no {content_name} (format {expected}); `{made_by}` writes one")
     return content
 
 
 def validated(path: Path, model: type[ModelT], content: dict[str, object]) -> ModelT:
-    """The content of a file as its model. Raises IncompleteDataError: it is not as the model has it."""
+    """Returns the content of a file as its model. Raises IncompleteDataError: it does not match the model."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -378,7 +376,7 @@ def validated(path: Path, model: type[ModelT], content: dict[str, object]) -> Mo
 
 
 def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> IncompleteDataError:
-    """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
+    """Returns the error of a JSON file that does not match its model: damaged, or a plan of an earlier dlbench."""
     problem = problem_of(model, error)
     is_of_engine = problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1])
     if is_of_engine or problem.path in (("system", "image"), ("sync", "inside")):

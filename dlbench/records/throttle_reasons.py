@@ -1,14 +1,14 @@
-"""Why a GPU's clock is below its maximum: the bits of NVML's clocks event reasons (once called throttle reasons).
+"""NVML's clocks event reasons (formerly throttle reasons): why a GPU's clock is below its maximum.
 
-Source: nvml.h, `nvmlClocksEventReasons` (NVIDIA driver API). Samples keep the mask as an 8-byte float, which holds
-whole numbers up to 2^53; NVML uses the lowest eleven bits.
+Source: nvml.h, `nvmlClocksEventReasons` (NVIDIA driver API). Samples have the mask as an 8-byte float, exact up to
+2^53; NVML uses the lowest eleven bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
+IDLE_BIT = 0x1  # The GPU is idle: such a sample does not show the clock under load.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,13 @@ class ClockReason:
 
     bit: int  # The bit's value: 1, 2, 4, ...
     name: str  # NVML's name in lower case.
-    is_throttling: bool  # Slower because of power, heat or a fault; the others are a choice, or idleness.
-    about: str  # What holds the clock, in a few words.
+    is_throttling: bool  # Caused by power, heat or a fault; other reasons are settings, or idleness.
+    about: str  # The cause, in a few words.
 
 
 CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),
-    ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks that somebody has set"),
+    ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks set by somebody"),
     ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
     ClockReason(
         bit=0x8, name="hw_slowdown", is_throttling=True, about="hardware halves the clock: heat or power supply"
@@ -38,16 +38,16 @@ CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
 )
 
 THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_throttling)
-"""The bits of the reasons that are throttling, together."""
+"""The bits of all throttling reasons."""
 
 
 def clock_reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped."""
+    """Returns the names of the bits that are set, lowest first; unknown ones are `bit_0x...`."""
     names = {reason.bit: reason.name for reason in CLOCK_REASONS}
     bits = (1 << number for number in range(mask.bit_length()))
     return tuple(names.get(bit, f"bit_0x{bit:x}") for bit in bits if mask & bit)
 
 
 def throttling_names(mask: int) -> tuple[str, ...]:
-    """Names of the mask's reasons that are throttling, lowest bit first."""
+    """Returns the names of the throttling reasons of a mask, lowest bit first."""
     return clock_reason_names(mask & THROTTLING_MASK)

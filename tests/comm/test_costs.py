@@ -83,8 +83,8 @@ def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:
     [
         (["--ranks", "6", "--group-size", "4"], "does not divide 6 ranks"),
         (["--collective", "allredus"], "did you mean allreduce"),
-        (["--shards", "9", "--ranks", "8"], "9 shards; takes 1 to 8"),
-        (["RUNS"], "folders of runs have their costs in `dlbench comm report RUNS --full`"),
+        (["--shards", "9", "--ranks", "8"], "9 shards; needs 1 to 8"),
+        (["RUNS"], "`dlbench comm report RUNS --full` prints the costs of runs"),
     ],
 )
 def test_wrong_use_is_one_line(runs: Path, arguments: list[str], message: str) -> None:

@@ -264,7 +264,7 @@ NCCL, OSU = nccl(8, 2), osu_collective("Allreduce Latency", "allreduce", 8, 4)
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not contain its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
-        (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
+        (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs at least 3 points of at least"),
         (re.sub(r"\n ++(?!1024).*", "", NCCL), {}, "line 16: 1 size above 0; a line needs two sizes or more"),
         (NCCL + NCCL, {}, "line 43: is a copy of .*: line 16; a repeat"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),

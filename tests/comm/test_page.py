@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.cli.report import FormatName, render
 from dlbench.comm.document import document_of
-from dlbench.comm.measurements import Measurement
+from dlbench.comm.measurements import Measurement, rate
 from dlbench.comm.report import CollectivesReport, assemble
 from dlbench.errors import UserError
 from dlbench.records.comm import scan_comm
@@ -93,14 +93,16 @@ def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport
     assert [text for text in texts if text not in markdown] == []
 
 
-def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport) -> None:
+def test_terminal_prints_the_fastest_of_each_size_in_eighty_columns(made: CollectivesReport) -> None:
     brief, text = (terminal.to_text(document_of(made), full=full) for full in (False, True))
     for group in made.groups:
         assert group.verdict in " ".join(brief.split())
-    for row in rows(made):
-        assert figure_text(row.time) in text
-        assert row.busbw is not None
-        assert value_text(row.busbw) in text
+        for fastest in group.best:
+            assert figure_text(fastest.time) in text
+            assert value_text(rate(fastest.time, fastest.num_bytes)) in text
+            assert value_text(fastest.rate) in text
+    # The other points stand in the page and in CSV, and the last lines say so.
+    assert "Times by size and algorithm (points)" in " ".join(text.split())
     assert max(map(len, [*brief.splitlines(), *text.splitlines()])) <= 80
 
 
@@ -201,8 +203,8 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     small, _, large = text.partition("64 ranks in 32 groups of 2")
     # One rank count foretells no other: nothing says how far the fit holds beyond it but experience with models.
     assert (
-        "At 64 ranks the model itself may be off by a factor of 1.29 either way (95 %), by experience alone (3 % a "
-        "doubling), as nothing was held out; single runs have no intervals." in " ".join(large.split())
+        "At 64 ranks the error of the model may be a factor of 1.29 in either direction (95 %), by experience (3 % per "
+        "doubling), as no rank count was held out; single runs have no intervals." in " ".join(large.split())
     )
     assert "Extrapolated: 89.65 MiB, fitted from 1 KiB to 1 MiB." in small
     assert "gloo flat (line)" in small

@@ -75,7 +75,7 @@ def test_pairs_follow_the_layout() -> None:
         ({"victims": "0:1", "congestors": "1:2"}, "rank 1 of one is in another pair"),
         ({"victims": "0:1,2:3", "congestors": "auto"}, "the victims leave 0 of 4 ranks"),
         ({"backends": "gloo"}, "no --backends"),
-        ({"algorithms": "ring"}, "'ring' is no algorithm of p2p"),
+        ({"algorithms": "ring"}, "'ring' is not a known algorithm of p2p"),
         ({"collective": "allreduce", "victims": "0:1"}, "--victims: has no effect on allreduce"),
         ({"collective": "allreduce", "congestors": "auto"}, "--congestors: has no effect on allreduce"),
     ],

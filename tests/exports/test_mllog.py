@@ -324,9 +324,9 @@ def test_the_system_description_says_what_was_recorded_and_no_more(tmp_path: Pat
 def test_runs_without_a_valid_record_are_refused(tmp_path: Path, command: str) -> None:
     first, second = plans(points=(2,), repeats=2)
     killed = write_unfinished(tmp_path, first)
-    with pytest.raises(IncompleteDataError, match="no record to export: 2 of 2 ranks started"):
+    with pytest.raises(IncompleteDataError, match="without a record to export: 2 of 2 ranks started"):
         call(command, killed.path)
     story = Story(state="invalid", checks=({"name": "finite loss", "passed": False, "detail": "rank 1: nan"},))
     invalid = write_run(tmp_path, second, TIMES, story)
-    with pytest.raises(RunError, match="a sanity check failed, such a run is not exported: finite loss: rank 1: nan"):
+    with pytest.raises(RunError, match="a sanity check failed; only valid runs are exported: finite loss: rank 1: nan"):
         call(command, invalid.path)

@@ -146,7 +146,7 @@ def test_steps_that_would_overlap_follow_one_another(tmp_path: Path) -> None:
     written_steps(folder, [(start, 12 * MS, 0, 0, 5 * MS, 5 * MS, 0, MS) for start in starts], "cuda-events")
     found = exported(folder)
     assert [s["start"] for s in steps_in(found)] == [0, 12 * MS, 24 * MS, 36 * MS, 48 * MS, 100 * MS]
-    assert found.about["notes"] == ["4 steps were moved behind the end of the step before"]
+    assert found.about["notes"] == ["4 steps were moved to the end of the step before"]
 
 
 def test_phases_longer_than_their_step_are_cut_and_told(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_phases_longer_than_their_step_are_cut_and_told(tmp_path: Path) -> None:
         ("forward", 8 * MS),
         ("backward", 10 * MS),
     ]
-    assert found.about["notes"] == ["1 steps are shorter than their phases together, which were cut"]
+    assert found.about["notes"] == ["1 steps are shorter than the sum of their phases, which were cut"]
 
 
 def test_impossible_times_are_damage(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_impossible_times_are_damage(tmp_path: Path) -> None:
     write_spans(folder, 0, [span(STAGE, "starting", FIRST_NS, FIRST_NS + MS)])
     written_steps(folder, [(FIRST_NS, -5, 0, 0, 1, 1, 1, 0)])
     found = exported(folder, code=4)
-    assert found.about["problems"] == [f"{folder.steps(0)}: damaged: step 0 has a time that cannot be"]
+    assert found.about["problems"] == [f"{folder.steps(0)}: damaged: step 0 has an impossible time"]
     assert [s["name"] for s in found.slices("stages")] == ["starting"]
 
 
@@ -416,7 +416,7 @@ def test_spans_at_impossible_times_are_left_out(tmp_path: Path) -> None:
     spans = [span(EXCHANGE, "wrong", one, other, queued_ns=queued) for one, other, queued in wrong]
     found = exported(with_spans(tmp_path, *spans, span(EXCHANGE, "right", at, at + 5)))
     assert [(m["name"], m["start"]) for m in found.messages(pid=1)] == [("right", 0)]
-    assert found.about["notes"] == ["5 spans are damaged (times, lanes or names that cannot be) and left out"]
+    assert found.about["notes"] == ["5 spans are damaged (impossible times, lanes or names) and left out"]
 
 
 # Selections
@@ -510,7 +510,7 @@ def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
     torn = exported(folder)
     assert 0 < len(torn.of("C")) < len(whole.of("C"))
     assert 0 < len(torn.slices("stages")) < len(whole.slices("stages"))
-    assert torn.about["notes"] == ["3 files end in the middle of a block, as who wrote them was killed"]
+    assert torn.about["notes"] == ["3 files end in the middle of a block, because their writer was killed"]
 
 
 def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_fewer_than_three_batches_without_a_noise_scale_are_refused_with_the_com
     few = target({256: (40.0, 41.0), 512: (44.0,)})
     why = why_no_epochs(few)
     assert why is not None
-    assert (why.code, why.text.split(" to the target")[0]) == ("R10", "runs at 2 global batches (at least 3)")
+    assert (why.code, why.text.split(" needed)")[0]) == ("R10", "runs to the target at 2 global batches (at least 3")
     assert "measure.noise_scale=true" in why.remedy
     assert why_no_epochs(target({256: (40.0,)}, noise_scale=100.0)) is None
     assert why_no_epochs(target({}, noise_scale=100.0)) is not None

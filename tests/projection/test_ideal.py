@@ -71,7 +71,7 @@ def test_an_ideal_all_reduce_uses_all_links_of_a_node_and_its_leaf() -> None:
     ("more", "why"),
     [
         ("--strategy tensor", "no strategy fits: it has no attention heads."),
-        ("--memory-limit 1MiB", "no strategy fits: data needs least memory, 11.42 GiB."),
+        ("--memory-limit 1MiB", "no strategy fits: data needs the least memory, 11.42 GiB."),
     ],
 )
 def test_counts_where_nothing_fits_are_named_and_end_with_4(more: str, why: str) -> None:

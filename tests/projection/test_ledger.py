@@ -60,11 +60,11 @@ def test_damaged_and_foreign_files_are_a_line_each(tmp_path: Path, content: byte
     (folder / ".20261124.partial").write_bytes(content)
     found, problems = read_ledger(tmp_path)
     assert (len(found), len(problems)) == (1, 4)
-    assert all(line.count("\n") == 0 and "does not count: " in line for line in problems)
+    assert all(line.count("\n") == 0 and "is ignored: " in line for line in problems)
 
 
 def test_nothing_is_recorded_of_nothing_or_into_a_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing was projected"):
+    with pytest.raises(UserError, match="no rank count was projected"):
         kept(tmp_path, replace(projection(), targets=()))
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match="single run"):

@@ -30,7 +30,7 @@ SUBJECT = ReportSubject("g", "resnet50")
 
 
 def document(made: Projection | None = None, *, more: tuple[Section, ...] = (), **given: Any) -> Document:
-    group = projected_group("abc", ingredients(**given), made or projection(), more=more)
+    group = projected_group("abc", ingredients(**given), made or projection(), more_sections=more)
     return document_of(ProjectionReport(title="Projection", as_of="2026-11-24T18:00:00Z", groups=(group,)))
 
 
@@ -47,7 +47,7 @@ def test_one_screen_answers() -> None:
         "From 20 runs at 1, 2, 4 and 8 ranks; anchor (the largest measured point) 8 ranks on 8 nodes, 5 runs",
         "synthetic data; network box, torch-gloo, 48 points; runs.",
         "256 65.8 % [62.5, 69.1] [62, 70] 53,895 exchange, 17 % F2",
-        "Held out as a test: the step at 8 ranks, projected from 4, came out 1.3 % too long: 117 ms, measured 116 ms.",
+        "Held out as a test: the step at 8 ranks, projected from 4, is 1.3 % too long: 117 ms, measured 116 ms.",
         "F2 (256 ranks): far: 32 times the largest measured rank count.",
         "Refused, R7 (1,024 ranks): 1024 ranks are more than 64 times the largest measured count, 8. Remedy: measure",
     ):

@@ -78,7 +78,7 @@ def test_points_of_a_law_foretell_it(name: str, factor: int) -> None:
     assert low < step(16 * factor) < high
     (target,) = project(given, [16 * factor]).targets
     flags = {flag.code: flag.text for flag in target.flags}
-    assert f" alone, as {law}, because" in flags["F7"]
+    assert f" only, as {law}, because" in flags["F7"]
     assert ("F13" in flags) == (law in ("a straight line", "a square"))
 
 
@@ -113,7 +113,7 @@ def read_text(tmp_path: Path, text: str, scaling: Any = "weak") -> Ingredients:
         (PLAIN.replace(",", ";"), ""),
         (PLAIN.replace(",", "\t"), ""),
         ("# my cluster\n\n" + PLAIN.replace("\n", "\n\n  # a night\n"), ""),
-        ("\n".join(f"{n or ''},{line},x" for n, line in enumerate(PLAIN.split("\n"))), "one without a name, x"),
+        ("\n".join(f"{n or ''},{line},x" for n, line in enumerate(PLAIN.split("\n"))), "a column without a name, x"),
         (PLAIN.replace("1024,4,", '"1,024",4.0,'), ""),
         (PLAIN.replace("step_s", "step_s,samples_per_s").replace(",0.1", ",0.1,0.1"), "samples_per_s"),
     ],
@@ -138,7 +138,7 @@ def test_throughput_is_a_step_time_of_a_known_batch(tmp_path: Path) -> None:
     halved = table.replace("2,2,64", "2,2,32").replace("4,4,64", "4,4,16")
     assert read_text(tmp_path, halved, "strong").batch_at(8) == 8
     for text, scaling in ((table, "strong"), (halved, "weak")):
-        with pytest.raises(UserError, match="batch_per_rank: differs between rank counts"):
+        with pytest.raises(UserError, match="batch_per_rank differs between rank counts"):
             read_text(tmp_path, text, scaling)
 
 
@@ -152,17 +152,17 @@ def test_throughput_is_a_step_time_of_a_known_batch(tmp_path: Path) -> None:
         (["ranks,nodes,samples_per_s,run", "1,1,9,a"], "line 1: .*: batch_per_rank must be there once"),
         (["ranks nodes step_s run", "1 1 1 a"], "line 1: columns 'ranks nodes step_s run': ranks, nodes"),
         (["ranks," + HEADER, "1,1,1,0.1,a"], "line 1: .*: ranks must be there once"),
-        ([HEADER], "holds no runs"),
+        ([HEADER], "contains no runs"),
         ([HEADER, "1,1,-0.1,a"], "line 2: step_s '-0.1': must be a number above 0"),
         ([HEADER, "1,1,1e9,a"], "line 2: step_s '1e9': .* from 1e-09 to 1,000,000"),
         # A German 0.119, which is no 119.
-        ([HEADER.replace(",", ";"), "1;1;0,119;a"], "line 2: step_s '0,119': .* a point for its decimals"),
+        ([HEADER.replace(",", ";"), "1;1;0,119;a"], "line 2: step_s '0,119': .* with a decimal point"),
         ([HEADER, "1,1,0.1,a", "", "two,1,0.1,b"], "line 4: ranks 'two': must be a whole number"),
         ([HEADER, "0,1,0.1,a"], "line 2: ranks '0': must be a whole number from 1 to"),
-        ([HEADER, "1,1,0.1"], "line 2: holds 3 values, and the header 4 columns"),
-        ([HEADER, "1,024,128,0.1,a"], "line 2: holds 5 values, .* in double quotes"),
+        ([HEADER, "1,1,0.1"], "line 2: has 3 values, but the header has 4 columns"),
+        ([HEADER, "1,024,128,0.1,a"], "line 2: has 5 values, .* in double quotes"),
         ([HEADER, '1,1,0.1,"a'], "line 2: unexpected end of data"),
-        ([HEADER, "8,1,0.1,a", "8,2,0.1,b"], "line 3: nodes 2: rows above have 1 at 8 ranks"),
+        ([HEADER, "8,1,0.1,a", "8,2,0.1,b"], "line 3: nodes 2: earlier rows have 1 at 8 ranks"),
         ([HEADER, "8,1,0.1,a", "8,1,0.1,a"], "line 3: run 'a': is there twice at 8 ranks"),
         ([HEADER, "8,3,0.1,a", "16,4,0.1,b"], "nodes: the point of 8 ranks does not fill nodes of 4 ranks"),
     ],
@@ -175,9 +175,15 @@ def test_a_wrong_row_is_named_with_its_line_and_column(tmp_path: Path, rows: lis
 @pytest.mark.parametrize(
     ("counts", "runs", "per_node", "ranks", "told"),
     [
-        ((4, 8, 16, 32), 1, 4, 64, {"R1": "fewer than 3 runs at 8, 16 and 32 ranks .* a row for each run"}),
+        ((4, 8, 16, 32), 1, 4, 64, {"R1": "fewer than 3 runs at 8, 16 and 32 ranks, .* a row per run"}),
         ((1, 2, 4, 8, 16), 3, 8, 32, {"R7": r"3 counts of full nodes \(8 ranks each\), .* 2: 8 and 16 ranks.* 1 more"}),
-        ((1, 2, 4), 3, 4, 8, {"R2": "all measured points are on one node, .* rows of at least 3 counts of full nodes"}),
+        (
+            (1, 2, 4),
+            3,
+            4,
+            8,
+            {"R2": "all measured points are on one node, .* rows for at least 3 counts of full nodes"},
+        ),
         ((1, 2), 3, 4, 4, {"R7": "3 rank counts, and there are 2: 1 and 2 ranks.* measure 1 more"}),
         ((1, 2, 4), 1, 1, 64, {"R7": "more than 4 times .* measure 16 ranks or more", "R1": "fewer than 3 runs"}),
     ],

@@ -41,7 +41,7 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     # The larger runs of this test are planned before today, so it is recorded as of an earlier day.
     waiting = cli("project", "score", runs)
     assert waiting.returncode == 4
-    assert "no recorded target was measured since" in waiting.stderr
+    assert "no recorded projection was measured since" in waiting.stderr
     found, _, _ = read(runs)
     projection = project(found.model_copy(update={"network": None}), (16,))
     record(runs, found, projection, EARLY)
@@ -65,7 +65,7 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     path.write_text(path.read_text().replace('"ranks": 16', '"ranks": 32').replace('"ranks":16', '"ranks":32'))
     scored = cli("project", "score", runs)
     assert scored.returncode == 4
-    assert f"{path}: does not count: it was changed after it was recorded" in scored.stderr
+    assert f"{path}: is ignored: it was changed after it was recorded" in scored.stderr
     assert "Traceback" not in scored.stderr
     warned = cli("project", "runs", runs, "--to", "16")
     assert "changed after it was recorded" in " ".join(warned.stdout.split())
@@ -78,7 +78,7 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     assert (store / ".projections" / path.name).read_bytes() == path.read_bytes()
     again = cli("history", "import", runs, "--store", store)
     assert (again.returncode, "recorded projections" in again.stdout) == (0, False)
-    assert "no recorded target" in cli("project", "score", store).stderr
+    assert "no recorded projection" in cli("project", "score", store).stderr
 
 
 def test_measured_strategies_stand_beside_the_model(cli: Cli, tmp_path: Path, costs: Path) -> None:

@@ -71,13 +71,13 @@ def test_a_layer_takes_its_operations_at_peak_or_its_bytes_whichever_is_longer()
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        ({}, r"made: node.peak_tflops: no fp32 there"),
+        ({}, r"made: node.peak_tflops has no fp32"),
         ({"device": {"name": "Tesla P40", "source": "x"}}, None),
         (
             {"device": {"name": "Tesla P41", "source": "x"}},
-            r"no device.name that has one \(dlbench has no data sheet of that name\)",
+            r"there is no data sheet with it \(dlbench has no data sheet of that name\)",
         ),
-        ({"node": {"peak_tflops": {"fp32": 1.0}, "peak_source": "x"}}, "device.memory_gb_per_s: is missing"),
+        ({"node": {"peak_tflops": {"fp32": 1.0}, "peak_source": "x"}}, "device.memory_gb_per_s is missing"),
     ],
 )
 def test_what_no_data_sheet_states_is_asked_for(sections: dict[str, Any], why: str | None) -> None:

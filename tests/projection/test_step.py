@@ -114,7 +114,7 @@ def test_costs_that_are_off_by_a_factor_are_mended_at_the_anchor() -> None:
     found = project(other, [64, 128, 256], draws=DRAWS)
     assert [(one.code, one.ranks) for one in found.refused] == [("R5", None)]
     # Up to four times the ranks the points speak for themselves.
-    assert "they must be multiplied by 0.1" in found.targets[0].flags[0].text
+    assert "its costs must be multiplied by 0.1" in found.targets[0].flags[0].text
 
 
 def test_where_runs_do_not_say_how_long_messages_took_costs_are_scaled_to_the_measured_exchange() -> None:

@@ -302,7 +302,7 @@ def test_real_runs_with_and_without_input_and_exchange(
     if 1 in points:
         done = cli("run", *words)
         assert done.returncode == 0, done.stderr
-        assert "one rank exchanges nothing" in done.stderr
+        assert "a run of one rank has no exchange" in done.stderr
         told = done.stdout.splitlines()
     else:
         told = decomposition_lines(decompositions(run_forked(*words)))

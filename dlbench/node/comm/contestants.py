@@ -1,9 +1,9 @@
-"""What is timed side by side: dlbench's own algorithms, and collectives of libraries as users call them.
+"""Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them.
 
 A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
-orders work. Timed by its clock, a short collective is mostly the host's: the way out of a barrier over TCP, launches,
-and two waits for the device. In the stream, which is held back until all is queued, ranks meet by a tiny all-reduce of
-their own, and events before and after the operations report what passed between them, as a training step would see it.
+queues work, so by its clock a short collective is mostly host time: leaving a barrier over TCP, launches, and two waits
+for the device. In the stream, which is held until everything is queued, ranks synchronise by a tiny all-reduce, and
+events before and after the operations give the time that a training step would see.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ Timing = Literal["host clock", "in-stream"]
 
 @dataclass(frozen=True)
 class Vectors:
-    """The memory of one size, used by all contestants in turn; both of the vector's length and on one device."""
+    """The memory of one size, used by all contestants in turn; both vectors have its length and are on one device."""
 
-    data: torch.Tensor  # What is worked on, and where the result is looked for.
-    given: torch.Tensor  # This rank's input; nobody writes it.
+    data: torch.Tensor  # Buffer that the collective changes; holds the result.
+    given: torch.Tensor  # This rank's input, which is never written.
 
 
 class Contestant:
-    """One way to do the collective."""
+    """An implementation of the collective."""
 
     algorithm: str
     carrier: str
-    counters: Counters | None = None  # What it sent; None for libraries, which do not say.
-    is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
-    chunks: int | None = None  # Of the vectors bound, in which an algorithm of dlbench sends them.
+    counters: Counters | None = None  # Counts of sent messages and bytes; None for libraries, which do not count.
+    is_in_place: bool  # Whether it works on `Vectors.data`, the result of the operation before, not `Vectors.given`.
+    chunks: int | None = None  # Number of chunks in which an algorithm of dlbench sends the bound vectors.
 
     def bind(self, vectors: Vectors) -> str:
-        """Prepares for vectors of one size; why it cannot do this one, or nothing."""
+        """Prepares for vectors of one size; returns the reason if this size is not possible, or an empty text."""
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer."""
+        """Waits for all ranks by the carrier's barrier, if it has one, right before the timer starts."""
 
     def run(self, times: int) -> None:
-        """The collective, this many times back to back: this is timed. After an error it is of no use."""
+        """Runs the collective `times` times back to back, which is timed; it cannot be used after an error."""
         raise NotImplementedError
 
 
 class OwnAlgorithm(Contestant):
-    """An algorithm of dlbench over a transport."""
+    """Runs an algorithm of dlbench over a transport."""
 
     def __init__(self, comm: CommSpec, algorithm: str, transport: Transport) -> None:
         self.algorithm = algorithm
@@ -100,7 +100,7 @@ class OwnAlgorithm(Contestant):
 
 
 class Reference(Contestant):
-    """A library's collective; each says in `_call` how, from `given` or `data` to `data`."""
+    """Runs a library's collective, which subclasses return from `_call`: from `given` or `data` to `data`."""
 
     algorithm: str = LIBRARY
 
@@ -127,7 +127,7 @@ class Reference(Contestant):
     def _call(self, vectors: Vectors) -> Callable[[], object]:
         raise NotImplementedError
 
-    def _own(self, vector: torch.Tensor) -> torch.Tensor:
+    def _block_of(self, vector: torch.Tensor) -> torch.Tensor:
         first, count = block(len(vector), self._place.size, self._place.rank)
         return vector[first : first + count]
 
@@ -141,7 +141,7 @@ class Reference(Contestant):
 
 
 class TorchReference(Reference):
-    """torch.distributed over a group of all ranks."""
+    """Runs torch.distributed's collective over a group of all ranks."""
 
     def __init__(self, collective: Collective, place: RankPlace, group: dist.ProcessGroup, backend: str) -> None:
         super().__init__(collective, place, f"torch-{backend}")
@@ -155,8 +155,10 @@ class TorchReference(Reference):
 
     def bind(self, vectors: Vectors) -> str:
         elements, size = len(vectors.data), self._place.size
-        of_equal = ("scatter", "gather", *(("all-gather",) if self._backend == "gloo" else ()))
-        if self._collective in of_equal and elements % size:
+        needs_equal_parts = self._collective in ("scatter", "gather")
+        if self._collective == "all-gather" and self._backend == "gloo":
+            needs_equal_parts = True
+        if needs_equal_parts and elements % size:
             return (
                 f"torch.distributed's {self._collective} over {self._backend} takes equal parts, and {size} ranks do "
                 f"not divide {elements} elements"
@@ -167,44 +169,43 @@ class TorchReference(Reference):
         data, given, group = vectors.data, vectors.given, self._group
         size, is_root = self._place.size, self._place.rank == 0
         if self._collective == "allreduce":
-            return lambda: dist.all_reduce(data, group=group)
+            return partial(dist.all_reduce, data, group=group)
         if self._collective == "reduce":
-            return lambda: dist.reduce(data, 0, group=group)
+            return partial(dist.reduce, data, 0, group=group)
         if self._collective == "broadcast":
-            return lambda: dist.broadcast(data, 0, group=group)
+            return partial(dist.broadcast, data, 0, group=group)
         if self._collective == "all-to-all":
             sent, received = self._sent_and_received(len(data))
             if len(data) % size:
-                return lambda: dist.all_to_all_single(data, given, received, sent, group=group)
-            return lambda: dist.all_to_all_single(data, given, group=group)
-        own_data, own_given, counts = self._own(data), self._own(given), self._counts(len(data))
+                return partial(dist.all_to_all_single, data, given, received, sent, group=group)
+            return partial(dist.all_to_all_single, data, given, group=group)
+        data_block, given_block, counts = self._block_of(data), self._block_of(given), self._counts(len(data))
         if self._collective == "scatter":
             pieces = list(torch.split(given, counts)) if is_root else None
-            return lambda: dist.scatter(own_data, pieces, 0, group=group)
+            return partial(dist.scatter, data_block, pieces, 0, group=group)
         if self._collective == "gather":
             pieces = list(torch.split(data, counts)) if is_root else None
-            return lambda: dist.gather(own_given, pieces, 0, group=group)
+            return partial(dist.gather, given_block, pieces, 0, group=group)
         if len(data) % size:
             if self._collective == "all-gather":
-                places = list(torch.split(data, counts))
-                return lambda: dist.all_gather(places, own_given, group=group)
-            parts = list(torch.split(given, counts))
-            return lambda: dist.reduce_scatter(own_data, parts, group=group)
+                return partial(dist.all_gather, list(torch.split(data, counts)), given_block, group=group)
+            return partial(dist.reduce_scatter, data_block, list(torch.split(given, counts)), group=group)
         if self._collective == "all-gather":
             gather = _newest("all_gather_single", "all_gather_into_tensor")
-            return lambda: gather(data, own_given, group=group)
+            return partial(gather, data, given_block, group=group)
         scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
-        return lambda: scatter(own_data, given, group=group)
+        return partial(scatter, data_block, given, group=group)
 
 
 class MpiReference(Reference):
-    """MPI's blocking collectives; the algorithm is the MPI library's choice."""
+    """Runs MPI's blocking collective; the MPI library chooses the algorithm."""
 
     def __init__(self, collective: Collective, place: RankPlace, mpi: Any, *, in_place: bool = True) -> None:
-        """`in_place` is of an all-reduce: whether it sums in place, or from `given` into `data`."""
+        """Takes the module `mpi4py.MPI`; `in_place`: whether an all-reduce sums in place, or from `given` to `data`."""
         super().__init__(collective, place, "mpi")
         if collective == "allreduce":
-            self.algorithm, self.is_in_place = (IN_PLACE if in_place else OUT_OF_PLACE), in_place
+            self.algorithm = IN_PLACE if in_place else OUT_OF_PLACE
+            self.is_in_place = in_place
         self._mpi = mpi
         self._world = mpi.COMM_WORLD.Dup()
 
@@ -223,60 +224,61 @@ class MpiReference(Reference):
         elements, size = len(vectors.data), self._place.size
         if self._collective == "allreduce":
             source = mpi.IN_PLACE if self.is_in_place else [given, kind]
-            return lambda: world.Allreduce(source, [data, kind], op=mpi.SUM)
+            return partial(world.Allreduce, source, [data, kind], op=mpi.SUM)
         if self._collective == "broadcast":
-            return lambda: world.Bcast([data, kind], root=0)
+            return partial(world.Bcast, [data, kind], root=0)
         if self._collective == "reduce":
-            return lambda: world.Reduce([given, kind], [data, kind], op=mpi.SUM, root=0)
+            return partial(world.Reduce, [given, kind], [data, kind], op=mpi.SUM, root=0)
         if self._collective == "all-to-all":
             sent, received = self._sent_and_received(elements)
             if elements % size:
-                return lambda: world.Alltoallv([given, sent, kind], [data, received, kind])
-            return lambda: world.Alltoall([given, kind], [data, kind])
+                return partial(world.Alltoallv, [given, sent, kind], [data, received, kind])
+            return partial(world.Alltoall, [given, kind], [data, kind])
         counts = self._counts(elements)
-        own_data, own_given = self._array(self._own(vectors.data)), self._array(self._own(vectors.given))
-        v, parts = ("v", [counts]) if elements % size else ("", [])  # The variant of unequal parts names them.
+        data_block, given_block = self._array(self._block_of(vectors.data)), self._array(self._block_of(vectors.given))
+        v, parts = ("v", [counts]) if elements % size else ("", [])  # the variant for unequal parts takes their counts
         if self._collective == "scatter":
-            return partial(getattr(world, f"Scatter{v}"), [given, *parts, kind], [own_data, kind])
+            return partial(getattr(world, f"Scatter{v}"), [given, *parts, kind], [data_block, kind])
         if self._collective in ("all-gather", "gather"):
             name = "Gather" if self._collective == "gather" else "Allgather"
-            return partial(getattr(world, name + v), [own_given, kind], [data, *parts, kind])
+            return partial(getattr(world, name + v), [given_block, kind], [data, *parts, kind])
         if elements % size:
-            return lambda: world.Reduce_scatter([given, kind], [own_data, kind], counts, op=mpi.SUM)
-        return lambda: world.Reduce_scatter_block([given, kind], [own_data, kind], op=mpi.SUM)
+            return partial(world.Reduce_scatter, [given, kind], [data_block, kind], counts, op=mpi.SUM)
+        return partial(world.Reduce_scatter_block, [given, kind], [data_block, kind], op=mpi.SUM)
 
     def _array(self, vector: torch.Tensor) -> Any:
-        """The same memory as MPI takes it; 16-bit numbers as whole ones, which only travel."""
-        return (vector if vector.dtype == torch.float32 else vector.view(torch.int16)).numpy()
+        """Returns the memory as an array for MPI; 16-bit numbers, which are only moved, as integers."""
+        if vector.dtype != torch.float32:
+            vector = vector.view(torch.int16)
+        return vector.numpy()
 
 
 def _newest(name: str, older: str) -> Any:
-    """A function of torch.distributed under its name of today."""
     return getattr(dist, name, None) or getattr(dist, older)
 
 
 class Sample(NamedTuple):
-    """What one rank notes of some operations back to back."""
+    """The time of back-to-back operations on one rank."""
 
-    start_ns: int  # When the first began, by the host's clock.
-    duration_ns: int  # Of all.
+    start_ns: int  # Start of the first operation, by the host's clock.
+    duration_ns: int  # Duration of all operations.
     is_late: bool | None = None
-    """Whether the device came to them before the host had queued all: it may have waited for calls. None: it was not
-    held back."""
+    """Whether the device began before the host had queued all, so that it may have waited for calls. None: the device
+    was not held."""
 
 
 class HostSampleClock:
-    """The host's clock, from a device that is idle to one that is idle again."""
+    """Times samples by the host's clock, with the device idle before and after."""
 
     timing: Timing = "host clock"
     shares_starts = True  # Whether starts are readings of the host's clock at which operations really began.
-    most_operations = MOST_OPERATIONS  # Of a sample.
+    most_operations = MOST_OPERATIONS  # Most operations of a sample.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
-        """`runs` times `each` operations back to back; `what`: the same for operations that are alike."""
+    def time(self, contestant: Contestant, runs: int, each: int, kind: object = None) -> Sample:
+        """Times `runs` runs of `each` operations back to back; `kind` is equal for operations that take as long."""
         first, duration = 0, 0
         for _ in range(runs):
             contestant.line_up()
@@ -290,22 +292,22 @@ class HostSampleClock:
 
 
 class StreamSampleClock(HostSampleClock):
-    """Events of the stream in which the operations are ordered, behind a meeting of all ranks in it."""
+    """Times samples by events in the stream of the operations, after a barrier of all ranks in it."""
 
     timing: Timing = "in-stream"
     shares_starts = False
     most_operations = MOST_QUEUED
 
-    def __init__(self, meet: Callable[[], None], clock: Clock) -> None:
-        """`meet` orders a barrier of all ranks in the stream; nobody waits for it on the host."""
-        self._timer = StreamTimer(clock, meet)
+    def __init__(self, barrier: Callable[[], None], clock: Clock) -> None:
+        """Takes a function that queues a barrier of all ranks in the stream, without a wait of the host."""
+        self._timer = StreamTimer(clock, barrier)
 
-    def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
+    def time(self, contestant: Contestant, runs: int, each: int, kind: object = None) -> Sample:
         first, seconds, is_late = 0, 0.0, False
         for _ in range(runs):
             contestant.line_up()
             first = first or time.perf_counter_ns()
-            found = self._timer.time(lambda: contestant.run(each), each, what)
-            seconds += found.seconds
-            is_late |= found.is_late
+            sample = self._timer.time(partial(contestant.run, each), each, kind)
+            seconds += sample.seconds
+            is_late |= sample.is_late
         return Sample(first, round(seconds * 1e9), is_late)

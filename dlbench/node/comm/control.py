@@ -1,6 +1,6 @@
-"""How ranks agree on what comes next: a channel of its own, apart from the messages that are measured.
+"""The control channel by which ranks agree on the next step, separate from the measured messages.
 
-A rank whose library waits for ever is ended: MPI's blocking calls and NCCL's know no deadline.
+It also ends a rank whose library hangs: blocking calls of MPI and NCCL have no timeout.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ from dlbench.node.sync.groups import gather_over_torch
 from dlbench.node.sync.run_store import meet
 from dlbench.records.folder import RunFolder
 
-LATE_S = 5.0  # How much later than a call's own deadline, so that calls that have one end by themselves.
-_LOOK_S = 0.5  # Between two looks at the call under way.
+LATE_S = 5.0  # Added to the timeout, so that calls that have one end by themselves.
+_POLL_S = 0.5  # Polling interval of the deadline.
 
 
 class Control:
-    """A gloo group over all ranks. Every call names what it is for, for the error where a rank is gone."""
+    """A gloo group over all ranks. Every call takes its purpose, which the error names if a rank is gone."""
 
-    def __init__(self, place: RankPlace, timeout_s: float, meeting_s: float) -> None:
-        """`meeting_s` is the longest wait until all ranks have met, `timeout_s` any later one, seconds."""
+    def __init__(self, place: RankPlace, timeout_s: float, rendezvous_s: float) -> None:
+        """Takes timeouts in seconds: `rendezvous_s` until all ranks are connected, `timeout_s` for any later wait."""
         self._place = place
-        self._meeting_s = meeting_s
+        self._rendezvous_s = rendezvous_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
-        """Meets the other ranks through the run's folder, which all see. `interface`: for gloo; None: the one that
-        routes to rank 0.
-        """
+        """Connects to the other ranks by the run's shared folder; `interface` None: gloo uses the one to rank 0."""
         place = self._place
-        patience = datetime.timedelta(seconds=self._meeting_s)
+        patience = datetime.timedelta(seconds=self._rendezvous_s)
         self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
-            # Ranks may start minutes apart; from here on the short timeout holds.
+            # Ranks may start minutes apart; from here on the short timeout is used.
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
-            raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
+            raise PeerLostError(
+                f"rank {place.rank}: not all {place.size} ranks connected: {first_line(error)}"
+            ) from None
 
-    def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
-        """Another group of all ranks, for messages that are measured."""
+    def new_group(self, backend: str, purpose: str) -> dist.ProcessGroup:
+        """Makes another group of all ranks, for messages that are measured."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
-            raise passed_on(f"rank {self._place.rank}, {what}: {first_line(error)}", error) from None
+            raise passed_on(f"rank {self._place.rank}, {purpose}: {first_line(error)}", error) from None
         return group
 
-    def gather(self, what: str, value: Any) -> list[Any]:
-        """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck."""
+    def gather(self, purpose: str, value: Any) -> list[Any]:
+        """Returns the JSON-serialisable `value` of every rank, by rank; raises `RunError` if a rank is gone."""
         try:
             return gather_over_torch(value, self._place.size)
         except RuntimeError as error:
-            raise self._lost(what, error) from None
+            raise self._lost(purpose, error) from None
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, purpose: str) -> None:
         try:
             dist.barrier()
         except RuntimeError as error:
-            raise self._lost(what, error) from None
+            raise self._lost(purpose, error) from None
 
     def stop(self) -> None:
-        """Leaves all groups; only after success, since ranks that are gone would be waited for."""
+        """Leaves all groups; only after success, because it waits for all ranks."""
         dist.destroy_process_group()
 
-    def _lost(self, what: str, error: BaseException) -> PeerLostError:
-        return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
+    def _lost(self, purpose: str, error: BaseException) -> PeerLostError:
+        return PeerLostError(f"rank {self._place.rank}, {purpose}: another rank is gone or stuck: {first_line(error)}")
 
 
 class Deadline:
-    """A thread that looks whether the call under way has gone on for too long."""
+    """A thread that ends the process if the current call takes too long."""
 
     def __init__(self, rank: int, timeout_s: float, on_expiry: Callable[[str], None] | None = None) -> None:
-        """`on_expiry` gets the reason in one line; afterwards the process ends with exit code 124."""
+        """Takes the timeout; `on_expiry` gets the reason in one line before the process ends with exit code 124."""
         self._rank = rank
         self._timeout_s = timeout_s
         self._on_expiry = on_expiry
@@ -92,8 +92,8 @@ class Deadline:
     def start(self) -> None:
         self._thread.start()
 
-    def begin(self, what: str) -> None:
-        self._call = (what, time.monotonic())
+    def begin(self, purpose: str) -> None:
+        self._call = (purpose, time.monotonic())
 
     def end(self) -> None:
         self._call = None
@@ -102,12 +102,15 @@ class Deadline:
         self._stopped.set()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
+        while not self._stopped.wait(_POLL_S):
             call = self._call
-            if call is None or time.monotonic() - call[1] < self._timeout_s + LATE_S:
+            if call is None:
+                continue
+            purpose, began = call
+            if time.monotonic() - began < self._timeout_s + LATE_S:
                 continue
             reason = (
-                f"rank {self._rank}, {call[0]}: not done within {self._timeout_s:g} s; another rank is gone or stuck"
+                f"rank {self._rank}, {purpose}: not done within {self._timeout_s:g} s; another rank is gone or stuck"
             )
             print(f"dlbench: error: {reason}", file=sys.stderr, flush=True)
             try:

@@ -1,9 +1,9 @@
-"""The execution of a schedule by a transport.
+"""Executes a schedule by a transport.
 
-A `ScheduleStep` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is
-being sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
-messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
-that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
+A `ScheduleStep` reads the buffer as it was when the step began. Elements are received in place unless they overlap
+elements that are being sent, or are to be added: then they are received into one of a few slots first. Long messages
+are sent in segments, so that one is added while the next arrives. Receives are posted up to one step ahead if that
+touches no memory in use: gloo and MPI then save a handshake per transfer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -19,30 +20,28 @@ import torch
 from dlbench.node.comm.transport import MessagePart, Operation, Transport
 from dlbench.perfmodels.schedules import Schedule, ScheduleStep, Transfer, all_to_all_block
 
-SLOT_MEMORY_BYTES = 16 * 1024 * 1024  # Memory for arriving segments; they are few, so that they stay in the caches.
+SLOT_MEMORY_BYTES = 16 * 1024 * 1024  # Memory for arriving segments; small, so that they stay in the caches.
 LEAST_SLOTS = 4
-_ALONE = 32768  # Elements up to which torch adds by one thread (its GRAIN_SIZE); there NumPy is faster.
+_ONE_THREAD_ELEMENTS = 32768  # Elements up to which torch adds on one thread (its GRAIN_SIZE); NumPy is faster there.
 
 
 @dataclass(slots=True)
 class _Arrival:
     part: MessagePart
     step: int
-    early: int  # Before its step it may be posted: 0 never, 1 after the sends of the step before it, 2 at any time.
-    place: torch.Tensor  # Where its elements belong in the buffer.
-    slot: torch.Tensor | None  # Where it lands first; None: in place.
-    ordinal: int  # Of those that need a slot, which; -1: it needs none.
+    early: int  # When it may be posted before its step: 0 never, 1 after the sends of the step before, 2 at any time.
+    place: torch.Tensor  # The elements of the buffer that it changes.
+    slot: torch.Tensor | None  # Memory that it is received into; None: in place.
+    ordinal: int  # Its number among the arrivals that need a slot; -1: it needs none.
     is_added: bool
-    after: tuple[int, ...]  # Sends of its step that read the place.
+    after: tuple[int, ...]  # Numbers of the sends of its step that read `place`.
 
 
 @dataclass(slots=True)
 class _Work:
-    """What a step that has something to do does."""
-
     sends: list[MessagePart]
     first: int  # Its first arrival among all of the schedule.
-    end: int
+    end: int  # The end of its arrivals.
 
 
 class Execution:
@@ -51,8 +50,10 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices, so that running allocates nothing. `buffer`: one-dimensional, contiguous; what the steps
-        work on. `source`: for all-to-all, the input; of the buffer's length and type.
+        """Prepares all slices, so that running allocates nothing.
+
+        `buffer`: one-dimensional and contiguous, changed by the steps. `source`: for all-to-all, the input; of the
+        buffer's length and type.
         """
         self._transport = transport
         self._buffer = buffer
@@ -60,26 +61,28 @@ class Execution:
         self._steps: list[_Work] = []
         self._arrivals: list[_Arrival] = []
         self._program: list[Operation] = []
-        self._awaited: dict[int, MessagePart] = {}  # By the place of its `finish` in the program.
+        self._awaited: dict[int, MessagePart] = {}  # Parts by the position of their `finish` in the program.
         if source is not None:
             first, into, count = all_to_all_block(len(buffer), transport.size, transport.rank, transport.rank)
-            self._program.append(_taking(buffer[into : into + count], source[first : first + count], False))
+            self._program.append(_move(buffer[into : into + count], source[first : first + count], False))
         self._num_steps = len(schedule)
-        self._messages = self._bytes_sent = self._bytes_across = 0  # That a run sends.
+        self._messages = self._bytes_sent = self._bytes_across = 0  # Counts of one run.
         self._compile([step for step in schedule if step.sends or step.receives])
-        self._settle()
+        self._make_program()
 
     def run(self, times: int = 1) -> None:
-        """Executes all steps, this many times; returns when this rank's part is done."""
+        """Executes all steps `times` times; returns when this rank's part is done."""
         number = 0
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch adds
                 for _ in range(times):
-                    for number, operation in enumerate(self._program):  # noqa: B007  (an error is told by it)
+                    for number, operation in enumerate(self._program):  # noqa: B007  (the error names its message)
                         operation()
         except RuntimeError as error:
             part = self._awaited.get(number)
-            raise (self._transport.refused(error) if part is None else part.lost(error)) from None
+            if part is None:
+                raise self._transport.refused(error) from None
+            raise part.lost(error) from None
         counters = self._transport.counters
         counters.steps += times * self._num_steps
         counters.messages += times * self._messages
@@ -87,14 +90,16 @@ class Execution:
         counters.bytes_across += times * self._bytes_across
 
     def release(self) -> None:
-        """Gives back what the library keeps of it; nothing may be under way."""
-        for part in (*(arrival.part for arrival in self._arrivals), *(p for step in self._steps for p in step.sends)):
+        """Frees the library's resources; nothing may be in flight."""
+        for arrival in self._arrivals:
+            arrival.part.release()
+        for part in chain.from_iterable(step.sends for step in self._steps):
             part.release()
 
-    def _settle(self) -> None:
-        """The operations of a run in their order; it depends on the schedule alone."""
+    def _make_program(self) -> None:
+        """Makes the operations of a run in their order, which depends on the schedule only."""
         arrivals = self._arrivals
-        posted = added = 0  # Arrivals that were posted, and that are out of their slots.
+        posted = added = 0  # Number of arrivals that were posted, and that have left their slots.
 
         def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), least: int = 2) -> None:
             nonlocal posted
@@ -110,28 +115,32 @@ class Execution:
             post(number, number, step.sends)
             post(number, number + 1)
             open_sends = set(range(len(step.sends)))
-            for which, arrival in enumerate(arrivals[step.first : step.end], step.first + 1):
-                # Before the last the other end learns that those of the next step may come.
-                is_due = which == step.end < len(arrivals) and arrivals[which].early == 1
-                if not is_due:
+            for following, arrival in enumerate(arrivals[step.first : step.end], step.first + 1):
+                # Before waiting for the last arrival, post those of the next step that wait only for this step's sends.
+                posts_next = following == step.end < len(arrivals) and arrivals[following].early == 1
+                awaited_sends: Sequence[int] = arrival.after
+                if posts_next:
+                    awaited_sends = sorted(open_sends)
+                else:
                     wait(arrival.part)
-                for send in sorted(open_sends) if is_due else arrival.after:
+                for send in awaited_sends:
                     if send in open_sends:
                         wait(step.sends[send])
                         open_sends.discard(send)
-                if is_due:
+                if posts_next:
                     post(number, number + 1, least=1)
                     wait(arrival.part)
                 if arrival.slot is not None:
-                    self._program.append(_taking(arrival.place, arrival.slot, arrival.is_added))
+                    self._program.append(_move(arrival.place, arrival.slot, arrival.is_added))
                     added += 1
                     post(number, number + 1)
             for send in sorted(open_sends):
                 wait(step.sends[send])
 
     def _reach(self, posted: int, current: int, last_step: int, added: int, least: int) -> int:
-        """How many arrivals may have been posted: in order, each with a free slot, up to `last_step`; of steps to come
-        those that may be so early.
+        """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`.
+
+        Arrivals of later steps than `current` need an `early` of `least` or more.
         """
         arrivals = self._arrivals
         while posted < len(arrivals):
@@ -145,106 +154,112 @@ class Execution:
 
     def _compile(self, steps: Sequence[ScheduleStep]) -> None:
         width = self._buffer.element_size()
-        limit = self._transport.segment_bytes
-        segment = len(self._buffer) if limit is None else max(1, limit // width)
-        staged = [[self._is_staged(step, transfer) for transfer in step.receives] for step in steps]
-        slots = self._make_slots(steps, staged, segment)
-        to, come = Counter[int](), Counter[int]()
+        segment = len(self._buffer)
+        if self._transport.segment_bytes is not None:
+            segment = max(1, self._transport.segment_bytes // width)
+        slots = self._make_slots(steps, segment)
+        send_tags, receive_tags = Counter[int](), Counter[int]()
         ordinal = 0
+        previous: ScheduleStep | None = None
         for number, step in enumerate(steps):
             source = self._source if step.from_input else self._buffer
             if source is None:
                 raise ValueError("a schedule that reads its input needs one")
-            sends, ranges = [], []
+            sends, sent_ranges = [], []
             for transfer, first, count in _segments(step.sends, segment):
-                sends.append(part := self._part(source[first : first + count], transfer, to, sends=True))
-                self._messages += first == transfer.first
+                part = self._part(source[first : first + count], transfer, send_tags, sends=True)
+                sends.append(part)
+                if first == transfer.first:
+                    self._messages += 1
                 self._bytes_sent += part.num_bytes
                 if part.peer // self._transport.group_size != self._transport.rank // self._transport.group_size:
                     self._bytes_across += part.num_bytes
-                ranges.append((first, first + count))
+                sent_ranges.append((first, first + count))
             work = _Work(sends=sends, first=len(self._arrivals), end=0)
-            flags = {id(t): flag for t, flag in zip(step.receives, staged[number], strict=True)}
-            before = steps[number - 1] if number else None
             for transfer, first, count in _segments(step.receives, segment):
-                place = self._buffer[first : first + count]
-                slot = slots[ordinal % len(slots)][:count] if flags[id(transfer)] else None
-                self._arrivals.append(
-                    _Arrival(
-                        part=self._part(place if slot is None else slot, transfer, come, sends=False),
-                        step=number,
-                        early=self._transport.early * (2 if slot is not None else _earliness(before, transfer)),
-                        place=place,
-                        slot=slot,
-                        ordinal=-1 if slot is None else ordinal,
-                        is_added=transfer.is_added,
-                        after=()
-                        if slot is None or step.from_input
-                        else tuple(i for i, (low, high) in enumerate(ranges) if low < first + count and first < high),
-                    )
+                place = received_into = self._buffer[first : first + count]
+                slot: torch.Tensor | None = None
+                early = _earliness(previous, transfer)
+                after: tuple[int, ...] = ()
+                if _is_staged(step, transfer):
+                    slot = received_into = slots[ordinal % len(slots)][:count]
+                    early = 2
+                    if not step.from_input:
+                        after = tuple(
+                            i for i, (low, high) in enumerate(sent_ranges) if low < first + count and first < high
+                        )
+                arrival = _Arrival(
+                    part=self._part(received_into, transfer, receive_tags, sends=False),
+                    step=number,
+                    early=early if self._transport.early else 0,
+                    place=place,
+                    slot=slot,
+                    ordinal=-1,
+                    is_added=transfer.is_added,
+                    after=after,
                 )
-                ordinal += slot is not None
+                if slot is not None:
+                    arrival.ordinal = ordinal
+                    ordinal += 1
+                self._arrivals.append(arrival)
             work.end = len(self._arrivals)
             self._steps.append(work)
+            previous = step
 
-    def _make_slots(
-        self, steps: Sequence[ScheduleStep], staged: Sequence[Sequence[bool]], segment: int
-    ) -> list[torch.Tensor]:
-        """Room for arrivals that cannot go to their place at once."""
-        sizes = [
-            [
-                count
-                for _, _, count in _segments([t for t, flag in zip(s.receives, flags, strict=True) if flag], segment)
-            ]
-            for s, flags in zip(steps, staged, strict=True)
-        ]
-        longest = max((count for step in sizes for count in step), default=0)
+    def _make_slots(self, steps: Sequence[ScheduleStep], segment: int) -> list[torch.Tensor]:
+        staged = [[transfer for transfer in step.receives if _is_staged(step, transfer)] for step in steps]
+        segments = [list(_segments(transfers, segment)) for transfers in staged]
+        longest = max((count for _, _, count in chain.from_iterable(segments)), default=0)
         if self._transport.early:
             fitting = SLOT_MEMORY_BYTES // max(1, longest * self._buffer.element_size())
-            # Those of all peers at once: a sum waits for the sends of what it changes, and each of them for its peer.
-            peers = max(map(sum, staged), default=0)
-            number = min(sum(map(len, sizes)), max(LEAST_SLOTS, fitting, peers))
+            # At least those of all peers: a sum waits for sends from its place, and each of them for its peer.
+            peers = max(map(len, staged), default=0)
+            num_slots = min(sum(map(len, segments)), max(LEAST_SLOTS, fitting, peers))
         else:  # all receives of a step are posted together
-            number = max(map(len, sizes), default=0)
-        self._num_slots = number
-        room = torch.zeros(number * longest, dtype=self._buffer.dtype, device=self._buffer.device)
-        return [room[i * longest : (i + 1) * longest] for i in range(number)]
-
-    def _is_staged(self, step: ScheduleStep, receive: Transfer) -> bool:
-        return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
+            num_slots = max(map(len, segments), default=0)
+        self._num_slots = num_slots
+        memory = torch.zeros(num_slots * longest, dtype=self._buffer.dtype, device=self._buffer.device)
+        return [memory[i * longest : (i + 1) * longest] for i in range(num_slots)]
 
     def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
-        """Tags number the parts of a pair of ranks; those of one tag arrive in the order of sending."""
+        """Makes a part with the next tag of a pair of ranks; parts of one tag arrive in the order of sending."""
         tag = tags[transfer.peer]
         tags[transfer.peer] += 1
-        return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # the least that MPI promises
+        return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # MPI promises tags below 32768
 
 
-def _taking(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
-    """What arrived is added to the elements at its place, or put there."""
-    is_alone = place.numel() <= _ALONE or torch.get_num_threads() == 1
-    if place.device.type == "cpu" and place.dtype == torch.float32 and is_alone:
-        into, arrived = place.numpy(), slot.numpy()
-        return partial(np.add, into, arrived, into) if is_added else partial(np.copyto, into, arrived)
+def _is_staged(step: ScheduleStep, receive: Transfer) -> bool:
+    return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
+
+
+def _move(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
+    is_on_one_thread = place.numel() <= _ONE_THREAD_ELEMENTS or torch.get_num_threads() == 1
+    if place.device.type == "cpu" and place.dtype == torch.float32 and is_on_one_thread:
+        target, arrived = place.numpy(), slot.numpy()
+        if is_added:
+            return partial(np.add, target, arrived, target)
+        return partial(np.copyto, target, arrived)
     return partial(place.add_ if is_added else place.copy_, slot)
 
 
 def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:
-    """Transfers in runs of at most `segment` elements, the first of each, then the second: with element and length."""
+    """Yields transfers in segments, with first element and length: the first segment of each, then the second."""
     for begin in range(0, max((transfer.count for transfer in transfers), default=0), max(1, segment)):
         for transfer in transfers:
             if begin < transfer.count:
                 yield transfer, transfer.first + begin, min(segment, transfer.count - begin)
 
 
-def _overlap(one: Transfer, other: Transfer) -> bool:
-    return one.first < other.first + other.count and other.first < one.first + one.count
+def _overlap(first: Transfer, second: Transfer) -> bool:
+    return first.first < second.first + second.count and second.first < first.first + first.count
 
 
-def _earliness(step: ScheduleStep | None, receive: Transfer) -> int:
-    """Of an arrival in place: 2 if it touches nothing that the step before uses, 1 if only what that sends."""
-    if step is None:
+def _earliness(previous: ScheduleStep | None, receive: Transfer) -> int:
+    """Returns `_Arrival.early` of a receive in place, by the elements that the step before uses."""
+    if previous is None:
         return 2
-    if any(_overlap(receive, transfer) for transfer in step.receives):
+    if any(_overlap(receive, transfer) for transfer in previous.receives):
         return 0
-    return 2 if step.from_input or not any(_overlap(receive, transfer) for transfer in step.sends) else 1
+    if not previous.from_input and any(_overlap(receive, transfer) for transfer in previous.sends):
+        return 1
+    return 2

@@ -1,4 +1,4 @@
-"""Who takes part: what the plan asks for and every rank has; the rest is named with its reason."""
+"""Selects the implementations that the plan names and every rank has; the others are listed with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import CudaClock
 from dlbench.specs.comm import CommPlan
 
-_TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library, which shows whether it can do it.
+_TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library, which shows whether it works.
 
 
 class Lineup:
@@ -40,28 +40,28 @@ class Lineup:
         self._control = control
         self._mpi: Any = None
         self._torch_groups: dict[str, dist.ProcessGroup] = {}
-        self.not_measured: list[str] = []  # What was asked for and cannot be had, each a sentence.
+        self.not_measured: list[str] = []  # Reasons why requested implementations are not available, as sentences.
 
-    def in_turns(self, deadline: Deadline) -> list[Contestant]:
+    def contestants(self, deadline: Deadline) -> list[Contestant]:
         comm = self._plan.comm
-        result: list[Contestant] = []
+        contestants: list[Contestant] = []
         if comm.algorithms:
             transport = self._transport()
-            result += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
+            contestants += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
         for backend in comm.backends:
             references = self._if_possible(backend, partial(self._references, backend)) or ()
-            result += [reference for reference in references if self._passes_trial(reference, deadline)]
-        return result
+            contestants += [reference for reference in references if self._passes_trial(reference, deadline)]
+        return contestants
 
     def stream_clock(self) -> StreamSampleClock | None:
-        """Times samples in the GPU's stream; None on CPUs, whose calls return when their work is done."""
+        """Returns a clock for samples in the GPU's stream; None on CPUs, whose calls return when they are done."""
         if self._device.type != "cuda":
             return None
-        group = self._if_possible("timing in the stream", lambda: self._torch_group("nccl"))
+        group = self._if_possible("timing in the stream", partial(self._torch_group, "nccl"))
         if group is None:
             return None
         flag = torch.zeros(1, device=self._device)
-        return StreamSampleClock(lambda: _meet(flag, group), CudaClock(self._device))
+        return StreamSampleClock(partial(_stream_barrier, flag, group), CudaClock(self._device))
 
     def stop(self) -> None:
         """Ends the libraries; only after success, since they wait for all ranks."""
@@ -76,23 +76,26 @@ class Lineup:
                 raise EnvironmentLacksError(self.not_measured[-1])
             return MpiTransport(mpi, self._place, plan.group_size)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
-        group = self._if_possible(backend, lambda: self._torch_group(backend))
+        group = self._if_possible(backend, partial(self._torch_group, backend))
         if group is None:
             raise EnvironmentLacksError(self.not_measured[-1])
         if backend == "nccl":
-            _meet(torch.zeros(1, device=self._device), group)  # of pairs the first message would wait for all ranks
+            # Otherwise a pair's first message would wait for all ranks.
+            _stream_barrier(torch.zeros(1, device=self._device), group)
             return TorchNcclTransport(group, self._place, plan.group_size)
-        back = self._control.new_group("gloo", "start of gloo's other direction")
-        return GlooTransport(group, back, self._place, plan.group_size)
+        down = self._control.new_group("gloo", "start of gloo's other direction")
+        return GlooTransport(group, down, self._place, plan.group_size)
 
     def _references(self, backend: str) -> tuple[Reference, ...]:
         collective = self._plan.comm.collective
         if backend != "mpi":
             return (TorchReference(collective, self._place, self._torch_group(backend), backend),)
         if self._device.type != "cpu":
-            raise EnvironmentLacksError("mpi: moves memory of the host here, and buffers are on the GPU")
-        ways = (True, False) if collective == "allreduce" else (True,)
-        return tuple(MpiReference(collective, self._place, self._start_mpi(), in_place=way) for way in ways)
+            raise EnvironmentLacksError("mpi: sends host memory here, and buffers are on the GPU")
+        references = [MpiReference(collective, self._place, self._start_mpi(), in_place=True)]
+        if collective == "allreduce":
+            references.append(MpiReference(collective, self._place, self._start_mpi(), in_place=False))
+        return tuple(references)
 
     def _start_mpi(self) -> Any:
         if self._mpi is None:
@@ -100,44 +103,48 @@ class Lineup:
         return self._mpi
 
     def _torch_group(self, backend: str) -> dist.ProcessGroup:
-        """A group of torch.distributed apart from the control channel's; one for each back-end."""
+        """Returns a group of torch.distributed for a back-end, separate from that of the control channel."""
         if backend == "nccl" and self._device.type != "cuda":
             raise EnvironmentLacksError("nccl: needs buffers on a GPU, and they are on the CPU here")
         if backend == "nccl" and not dist.is_nccl_available():
             raise EnvironmentLacksError("nccl: this torch was built without NCCL")
         if backend == "gloo" and self._device.type != "cpu":
-            raise EnvironmentLacksError("gloo: moves memory of the host, and buffers are on the GPU here")
+            raise EnvironmentLacksError("gloo: sends host memory, and buffers are on the GPU here")
         if backend not in self._torch_groups:
             self._torch_groups[backend] = self._control.new_group(backend, f"start of {backend}")
         return self._torch_groups[backend]
 
     def _if_possible(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` makes if it can on every rank; None, and a sentence in `not_measured`, otherwise."""
+        """Returns what `make` makes if it can on every rank; otherwise None, with the reason in `not_measured`."""
         made, problem = None, ""
         try:
             made = make()
         except EnvironmentLacksError as error:
             problem = str(error)
-        return None if self._refused(name, problem) else made
+        if self._has_problem(name, problem):
+            return None
+        return made
 
-    def _refused(self, name: str, problem: str) -> bool:
-        """Whether any rank has a problem; the first one is noted on all."""
-        problems = self._control.gather(f"whether {name} can be had", problem)
-        first = next((rank for rank, text in enumerate(problems) if text), None)
-        if first is None:
+    def _has_problem(self, name: str, problem: str) -> bool:
+        """Returns whether any rank has a problem, and adds the first one to `not_measured` on all ranks."""
+        problems = self._control.gather(f"whether {name} is available", problem)
+        if not any(problems):
             return False
-        text = problems[first] if problems[first].startswith(f"{name}: ") else f"{name}: {problems[first]}"
-        where = "" if all(problems) else f" (on rank {first})"
-        if text + where not in self.not_measured:  # of MPI's all-reduce, both ways
-            self.not_measured.append(text + where)
+        rank, text = next((rank, text) for rank, text in enumerate(problems) if text)
+        if not text.startswith(f"{name}: "):
+            text = f"{name}: {text}"
+        if not all(problems):
+            text += f" (on rank {rank})"
+        if text not in self.not_measured:  # both of MPI's all-reduces have the same problem
+            self.not_measured.append(text)
         return True
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:
-        """Calls a library once; what it refuses is no failure of the run."""
+        """Calls a library once; a collective that it refuses does not fail the run."""
         comm = self._plan.comm
         data = torch.ones(_TRIAL_ELEMENTS * self._place.size, dtype=DTYPES[comm.dtype], device=self._device)
-        what = f"{comm.collective} of {comm.dtype} by {reference.carrier}"
-        deadline.begin(f"trial of {what}")
+        name = f"{comm.collective} of {comm.dtype} by {reference.carrier}"
+        deadline.begin(f"trial of {name}")
         try:
             problem = reference.bind(Vectors(data, data.clone()))
             if not problem:
@@ -145,11 +152,11 @@ class Lineup:
         except RunError as error:
             problem = str(error)
         deadline.end()
-        return not self._refused(what, problem)
+        return not self._has_problem(name, problem)
 
 
-def _meet(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Orders a tiny all-reduce in the stream, behind which nothing begins before all ranks are there."""
+def _stream_barrier(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Queues a tiny all-reduce in the stream, after which nothing begins before all ranks have reached it."""
     try:
         dist.all_reduce(flag, group=group)
     except RuntimeError as error:

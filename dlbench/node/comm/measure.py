@@ -1,11 +1,10 @@
-"""Times all contestants of one size in turns, so that drift of the machine falls on all alike."""
+"""Times all contestants of one size in alternation, so that drift of the machine affects all equally."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 
@@ -19,35 +18,31 @@ from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import ELEMENT_BYTES, ROOTED, CommSpec
 from dlbench.units import format_bytes
 
-_TRIALS = 3  # Samples of each number of operations that is tried.
-_COLD = 100  # This many times as long as a sample need be, the first operation is no short one, however cold it was.
+_TRIALS = 3  # Samples for each number of operations that is tried.
+_COLD = 100  # A first operation longer than this many samples is a long one, even if it was cold.
 
 
 @dataclass
-class _Taken:
-    """What one rank noted of one contestant."""
-
-    operations: int = 1  # Of each sample; the same on all ranks.
-    is_cut: bool = False  # Whether more of them would have been more than the host queues in time.
+class _Measurement:
+    operations: int = 1  # Operations of each sample; the same on all ranks.
+    is_cut: bool = False  # Whether the host could not queue more operations in time.
     samples: list[Sample] = field(default_factory=list)
     single: list[Sample] = field(default_factory=list)
-    """One operation alone by the host's clock, where the samples are timed otherwise."""
-    counters: dict[str, int] | None = None  # Of one operation.
+    """Samples of one operation by the host's clock, if `samples` are timed in the stream."""
+    counters: dict[str, int] | None = None  # Counters of one operation.
     max_error: float | None = None
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class _Size:
-    """What all contestants of one size share."""
-
     vectors: Vectors
     inputs: Inputs
     text: str
 
 
 class CollectiveTimer:
-    """Everything that is the same for all sizes."""
+    """Times all sizes of a run."""
 
     def __init__(
         self,
@@ -60,7 +55,7 @@ class CollectiveTimer:
         *,
         clock: HostSampleClock | None = None,
     ) -> None:
-        """`beat`: called before each iteration with what comes next. `clock`: times samples; None: the host's."""
+        """Takes `beat`, called before each iteration with its name, and the clock for samples; None: the host's."""
         self._comm = comm
         self._place = place
         self._device = device
@@ -69,166 +64,188 @@ class CollectiveTimer:
         self._beat = beat
         before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
         after = control.gather("clocks after", time.perf_counter_ns())
-        # Nobody has passed the first gathering before everybody has read the clock for it.
+        # No rank leaves the first gather before all ranks have read the clock for it.
         self._one_clock = len({host for host, _ in before}) == 1 and max(reading for _, reading in before) <= min(after)
         self._host_clock = HostSampleClock(device)
-        self._clock: HostSampleClock = self._host_clock if clock is None else clock
+        self._clock = clock or self._host_clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """One point for each contestant; the same on every rank. After a `RunError` no other can follow."""
+        """Returns one point for each contestant, the same on every rank; cannot be called again after a `RunError`."""
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]
         inputs = Inputs(comm.collective, self._place.rank, self._place.size, elements, comm.dtype)
         given = inputs.given().to(self._device)
         vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
         size = _Size(vectors, inputs, format_bytes(num_bytes))
-        taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
-        able = [contestant for contestant in contestants if not taken[contestant].problem]
-        for contestant in able:
-            taken[contestant].operations, taken[contestant].is_cut = self._enough(contestant, size)
+        measurements = [_Measurement(problem=contestant.bind(vectors)) for contestant in contestants]
+        pairs = list(zip(contestants, measurements, strict=True))
+        runnable = [(contestant, measurement) for contestant, measurement in pairs if not measurement.problem]
+        for contestant, measurement in runnable:
+            measurement.operations, measurement.is_cut = self._sample_size(contestant, size)
         for iteration in range(comm.warmup + comm.iterations):
-            for contestant in able:
-                self._iterate(contestant, iteration, size, taken[contestant])
-        return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
+            for contestant, measurement in runnable:
+                self._iterate(contestant, iteration, size, measurement)
+        return [self._point(contestant, num_bytes, measurement) for contestant, measurement in pairs]
 
-    def _what(self, contestant: Contestant, size: _Size, which: str) -> str:
-        return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {which}"
+    def _purpose(self, contestant: Contestant, size: _Size, phase: str) -> str:
+        return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {phase}"
 
-    def _enough(self, contestant: Contestant, size: _Size) -> tuple[int, bool]:
-        """How many operations make a sample, and whether that is too few: the same on all ranks, found by trials."""
-        what = self._what(contestant, size, "trial")
-        chain = size.inputs.longest_chain if contestant.is_in_place else None
-        most = min(self._clock.most_operations, chain or self._clock.most_operations)
+    def _sample_size(self, contestant: Contestant, size: _Size) -> tuple[int, bool]:
+        """Finds, by trials on all ranks, the operations of a sample, and whether more cannot be queued in time."""
+        purpose = self._purpose(contestant, size, "trial")
+        most = self._clock.most_operations
+        if contestant.is_in_place and size.inputs.longest_chain is not None:
+            most = min(most, size.inputs.longest_chain)
         operations, trials, queued = 1, 1, 1
         while True:
-            own = [self._sample(contestant, size, operations, what) for _ in range(trials)]
-            everyone = self._control.gather(what, own)
-            samples = self._over_ranks(everyone, operations)
-            # The shortest of a few: a rank that lost its core in between says nothing on the operation.
-            shortest = min(one.seconds * operations for one in samples)
-            if trials == 1 and shortest < _COLD * LEAST_SAMPLE_S:
-                trials = _TRIALS  # the first one was cold: buffers, connections
+            local_samples = [self._sample(contestant, size, operations, purpose) for _ in range(trials)]
+            by_rank = self._control.gather(purpose, local_samples)
+            samples = self._over_ranks(by_rank, operations)
+            # The shortest of a few: interruptions of a rank say nothing about the operation.
+            shortest_s = min(sample.seconds * operations for sample in samples)
+            if trials == 1 and shortest_s < _COLD * LEAST_SAMPLE_S:
+                trials = _TRIALS  # the first sample was cold: buffers, connections
                 continue
-            if all(any(late for _, _, late in ranks) for ranks in zip(*everyone, strict=True)):
-                # So many are more than the launch queue takes, or than the host queues in time.
+            if all(_late_flags(by_rank)):
+                # These are more operations than the launch queue takes, or than the host queues in time.
                 return queued, operations > 1
             queued = operations
-            wanted = enough_operations(shortest, operations, most)
-            if wanted == operations:
+            next_operations = enough_operations(shortest_s, operations, most)
+            if next_operations == operations:
                 return operations, False
-            operations = wanted
+            operations = next_operations
 
-    def _iterate(self, contestant: Contestant, iteration: int, size: _Size, taken: _Taken) -> None:
+    def _iterate(self, contestant: Contestant, iteration: int, size: _Size, measurement: _Measurement) -> None:
         comm = self._comm
-        what = self._what(contestant, size, f"iteration {iteration}")
-        alone = None
+        purpose = self._purpose(contestant, size, f"iteration {iteration}")
+        single: Sample | None = None
         if self._clock.timing == "in-stream":
-            alone = self._sample(contestant, size, 1, what, self._host_clock)
-        sample = self._sample(contestant, size, taken.operations, what)
+            single = self._sample(contestant, size, 1, purpose, self._host_clock)
+        sample = self._sample(contestant, size, measurement.operations, purpose)
         if iteration >= comm.warmup:
-            if alone is not None:
-                taken.single.append(alone)
-            taken.samples.append(sample)
+            if single is not None:
+                measurement.single.append(single)
+            measurement.samples.append(sample)
         if iteration == comm.warmup + comm.iterations - 1:
-            self._conclude(contestant, size, taken, what)
+            self._conclude(contestant, size, measurement, purpose)
 
     def _sample(
-        self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
+        self, contestant: Contestant, size: _Size, operations: int, purpose: str, clock: HostSampleClock | None = None
     ) -> Sample:
-        self._beat(what)
+        self._beat(purpose)
         size.inputs.reset(size.vectors.data, size.vectors.given)
         if contestant.counters is not None:
             contestant.counters.reset()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._control.barrier(what)
-        self._deadline.begin(what)
-        runs, each = (operations, 1) if self._is_apart else (1, operations)
+        self._control.barrier(purpose)
+        self._deadline.begin(purpose)
+        runs, each = (operations, 1) if self._has_barriers else (1, operations)
         try:
-            found = (clock or self._clock).time(contestant, runs, each, (contestant, size.text))
+            sample = (clock or self._clock).time(contestant, runs, each, (contestant, size.text))
         except RunError as error:
-            raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
+            raise type(error)(f"rank {self._place.rank}, {purpose}: {error}") from None
         self._deadline.end()
-        return found
+        return sample
 
     @property
-    def _is_apart(self) -> bool:
-        """Whether each operation of a sample begins with a barrier of its own, outside of the timer, as OSU's do.
+    def _has_barriers(self) -> bool:
+        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks.
 
-        Where a root waits for nobody, or nobody for it, back to back one would begin while others are under way. On a
-        GPU the host would have to wait for each, and nccl-tests has no barrier either.
+        If a root waits for nobody, or nobody for it, back-to-back operations would overlap. On a GPU the host would
+        have to wait for each, and nccl-tests has no barrier either.
         """
         return self._comm.collective in ROOTED and self._device.type == "cpu"
 
-    def _conclude(self, contestant: Contestant, size: _Size, taken: _Taken, what: str) -> None:
-        """Verdict and counters of the last sample; and of one operation more, where that one held several."""
+    def _conclude(self, contestant: Contestant, size: _Size, measurement: _Measurement, purpose: str) -> None:
+        """Checks results and counters of the last sample, and of one more operation if the sample had several."""
+        operations = measurement.operations
         if contestant.counters is not None:
-            taken.counters = asdict(contestant.counters)
-        if taken.operations > 1:
-            # Of a reduce-scatter or reduce in place nothing can be said. What that leaves outside of the result, which
-            # the next one sums up, is the algorithm's affair.
+            measurement.counters = asdict(contestant.counters)
+        if operations > 1:
+            # Several reduce-scatters or reduces in place cannot be checked: what an algorithm leaves outside of the
+            # result is undefined, and the next operation sums it.
             problem, is_in_place = "", contestant.is_in_place
             if self._comm.check and not (is_in_place and self._comm.collective in ("reduce-scatter", "reduce")):
-                verdict = check(size.inputs, size.vectors.data, taken.operations if is_in_place else 1)
-                if verdict.problem:
-                    problem = f"after {taken.operations} operations: {verdict.problem}"
-            self._sample(contestant, size, 1, what)
+                result = check(size.inputs, size.vectors.data, operations if is_in_place else 1)
+                if result.problem:
+                    problem = f"after {operations} operations: {result.problem}"
+            self._sample(contestant, size, 1, purpose)
             if contestant.counters is not None:
-                several, taken.counters = taken.counters, asdict(contestant.counters)
-                if several != {name: count * taken.operations for name, count in taken.counters.items()}:
-                    problem = f"{taken.operations} operations were counted as {several}, one as {taken.counters}"
-            taken.problem = problem
+                sample_counters, measurement.counters = measurement.counters, asdict(contestant.counters)
+                if sample_counters != {name: count * operations for name, count in measurement.counters.items()}:
+                    problem = f"{operations} operations counted {sample_counters}, one counted {measurement.counters}"
+            measurement.problem = problem
         if self._comm.check:
-            verdict = check(size.inputs, size.vectors.data)
-            taken.max_error = verdict.max_error
-            taken.problem = taken.problem or verdict.problem
+            result = check(size.inputs, size.vectors.data)
+            measurement.max_error = result.max_error
+            measurement.problem = measurement.problem or result.problem
 
     def _over_ranks(
-        self, noted: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
+        self, by_rank: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
         shares_starts = (clock or self._clock).shares_starts
-        return [
-            over_ranks(
-                [start for start, _, _ in rows],
-                [duration for _, duration, _ in rows],
-                operations,
-                from_last_start=not self._is_apart,
-                one_clock=self._one_clock and shares_starts,
+        timed = []
+        for rank_samples in zip(*by_rank, strict=True):
+            starts_ns, durations_ns, _ = zip(*rank_samples, strict=True)
+            timed.append(
+                over_ranks(
+                    starts_ns,
+                    durations_ns,
+                    operations,
+                    from_last_start=not self._has_barriers,
+                    one_clock=self._one_clock and shares_starts,
+                )
             )
-            for rows in zip(*noted, strict=True)
-        ]
+        return timed
 
-    def _point(self, contestant: Contestant, num_bytes: int, taken: _Taken) -> CommPoint:
+    def _point(self, contestant: Contestant, num_bytes: int, measurement: _Measurement) -> CommPoint:
         comm = self._comm
-        what = f"results of {contestant.algorithm} ({contestant.carrier})"
-        everyone = [_Taken(**item) for item in self._control.gather(what, asdict(taken))]
-        samples = self._over_ranks([item.samples for item in everyone], taken.operations)
-        late = [[late for _, _, late in ranks] for ranks in zip(*(item.samples for item in everyone), strict=True)]
-        alone = self._over_ranks([item.single for item in everyone], 1, self._host_clock)
-        was_run = bool(everyone[0].samples)
-        wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
-        errors: list[Any] = [item.max_error for item in everyone]  # None where one is not a number.
-        counted = [item.counters for item in everyone if item.counters is not None]
-        max_error = None
-        if comm.check and was_run and None not in errors:
-            max_error = float(max(errors))
+        purpose = f"results of {contestant.algorithm} ({contestant.carrier})"
+        by_rank = [_Measurement(**fields) for fields in self._control.gather(purpose, asdict(measurement))]
+        samples = self._over_ranks([rank.samples for rank in by_rank], measurement.operations)
+        single = self._over_ranks([rank.single for rank in by_rank], 1, self._host_clock)
+        was_run = bool(samples)
+        launch_bound: int | None = None
+        if was_run and self._clock.timing == "in-stream":
+            launch_bound = sum(_late_flags([rank.samples for rank in by_rank]))
+        problems = [f"rank {number}: {rank.problem}" for number, rank in enumerate(by_rank) if rank.problem]
+        problem = "; ".join(problems[:3])
+        if problems and not was_run:
+            problem = problems[0].partition(": ")[2]
+        correct: bool | None = None
+        max_error: float | None = None
+        if comm.check and was_run:
+            correct = not problems
+            errors = [rank.max_error for rank in by_rank if rank.max_error is not None]
+            if len(errors) == len(by_rank):
+                max_error = float(max(errors))
+        counted = [rank.counters for rank in by_rank if rank.counters is not None]
         return CommPoint(
             collective=comm.collective,
             algorithm=contestant.algorithm,
             carrier=contestant.carrier,
             num_bytes=num_bytes,
             dtype=comm.dtype,
-            operations=taken.operations,
+            operations=measurement.operations,
             timing=self._clock.timing,
-            times_s=tuple(one.seconds for one in samples),
-            is_cut=taken.is_cut,
-            launch_bound=None if not late or None in late[0] else sum(map(any, late)),
-            single_call_s=tuple(one.seconds for one in alone),
-            skew_s=tuple(one.skew_s for one in samples),
-            correct=not wrong if comm.check and was_run else None,
+            times_s=tuple(sample.seconds for sample in samples),
+            is_cut=measurement.is_cut,
+            launch_bound=launch_bound,
+            single_call_s=tuple(sample.seconds for sample in single),
+            skew_s=tuple(sample.skew_s for sample in samples),
+            correct=correct,
             max_error=max_error,
             chunks=contestant.chunks,
-            steps=max(item["steps"] for item in counted) if counted else None,
-            **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
-            problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),
+            steps=max((counters["steps"] for counters in counted), default=None),
+            messages=tuple(counters["messages"] for counters in counted),
+            bytes_sent=tuple(counters["bytes_sent"] for counters in counted),
+            bytes_across=tuple(counters["bytes_across"] for counters in counted),
+            problem=problem,
         )
+
+
+def _late_flags(by_rank: Sequence[Sequence[Sample]]) -> list[bool]:
+    """Returns for each sample whether the device of any rank began before all operations were queued."""
+    flags_by_rank = [[bool(is_late) for _, _, is_late in samples] for samples in by_rank]
+    return [any(flags) for flags in zip(*flags_by_rank, strict=True)]

@@ -1,8 +1,8 @@
-"""Messages between two ranks: latency by ping-pong, bandwidth by a window of messages; alone, and beside congestors.
+"""Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages.
 
-Pairs are measured one at a time while all other ranks sleep in a barrier. Beside congestors the same is done in turns
-with it alone, while other pairs send one way without a pause: a message is under way while the next is posted. They
-learn that the pair is done from a barrier that they look at between two messages.
+Pairs are measured one at a time while all other ranks sleep in a barrier. With congestors, samples without and with
+them alternate: congestors are other pairs that send in one direction without a pause, one message in flight while the
+next is posted. They poll a barrier between two messages to see that the pair has finished.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,112 +26,152 @@ from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import RankPair
 from dlbench.units import format_bytes
 
-OF_AN_ITERATION = 10  # Operations, each timed by itself, so that the slowest hundredth of them is known.
-LONG_S = 0.4  # Fewer where they take longer together.
-WINDOW_BYTES, WINDOW = 4 * 1024 * 1024, 64  # A window holds no more than this, but two messages at least.
-CONGESTING_BYTES = 1024 * 1024  # Of each message of a congestor.
-_REPEATS_AFTER = 251  # Entries of a message: exact in every type of element.
+OPERATIONS = 10  # Operations per iteration, each timed, so that their slowest hundredth is known.
+LONG_S = 0.4  # Longest iteration; longer operations are repeated less often.
+WINDOW_BYTES, WINDOW = 4 * 1024 * 1024, 64  # Most bytes and messages of a window, which has two messages at least.
+CONGESTING_BYTES = 1024 * 1024  # Bytes of each message of a congestor.
+_PATTERN_LENGTH = 251  # Period of the values of a message, which are exact in every type.
 
-Kind = tuple[RankPair, str, bool]  # Pair, way, and whether beside the congestors.
-Block = tuple[list[float], float, bool]
-"""Of one rank: seconds of each operation that it began, bytes per second as a congestor, and whether what came is
-wrong."""
+
+class _Kind(NamedTuple):
+    pair: RankPair
+    algorithm: str  # ping-pong or window.
+    is_congested: bool
+
+
+class _Block(NamedTuple):
+    """The results of one iteration on one rank."""
+
+    times_s: list[float]  # Seconds of each operation, on the rank that begins them.
+    congesting_rate: float  # Bytes per second that this rank sent or received as a congestor.
+    is_wrong: bool  # Whether the received message differs from the sent one.
 
 
 class PairTimer(CollectiveTimer):
-    """All pairs of a run, one size after the other."""
+    """Times all pairs of a run, one size after the other."""
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """Of each pair and way one point, and one beside the congestors; the same on every rank."""
+        """Returns a point for each pair and algorithm, and one with congestors; the same on every rank."""
         assert isinstance(contestants[0], OwnAlgorithm)
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
-        message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _REPEATS_AFTER).to(dtype)
+        message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _PATTERN_LENGTH).to(dtype)
         window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
-        sides = (False, True)[: 1 + bool(comm.congestors)]
-        kinds = list(itertools.product(comm.pairs, comm.algorithms, sides))
-        # As many alone as beside: percentiles depend on it.
-        counts = dict.fromkeys(itertools.product(comm.pairs, comm.algorithms), OF_AN_ITERATION)
-        taken: dict[Kind, list[Block]] = {kind: [] for kind in kinds}
+        congested = (False, True) if comm.congestors else (False,)
+        kinds = [_Kind(*values) for values in itertools.product(comm.pairs, comm.algorithms, congested)]
+        # The same number with and without congestors: percentiles depend on it.
+        operations = dict.fromkeys(itertools.product(comm.pairs, comm.algorithms), OPERATIONS)
+        blocks: dict[_Kind, list[_Block]] = {kind: [] for kind in kinds}
         for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
-            (pair, way, is_beside), of = kind, kind[:2]
-            many = window if way == "window" else 1
-            meanwhile = " beside congestors" if is_beside else ""
-            what = f"{way} {pair[0]}:{pair[1]} of {format_bytes(num_bytes)}{meanwhile}, iteration {iteration}"
-            block = self._block(kind, message, many, counts[of] if iteration >= 0 else 2, what)
-            if iteration < 0:  # A trial, whose first operation was cold.
-                longest = max(self._control.gather(what, block[0][-1] * 2 * many if block[0] else 1e-9))
-                counts[of] = max(1, min(counts[of], int(LONG_S / longest)))
-            elif iteration >= comm.warmup:
-                taken[kind].append(block)
-        return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
+            first, second = kind.pair
+            num_messages = window if kind.algorithm == "window" else 1
+            purpose = f"{kind.algorithm} {first}:{second} of {format_bytes(num_bytes)}"
+            if kind.is_congested:
+                purpose += " with congestors"
+            purpose += f", iteration {iteration}"
+            key = (kind.pair, kind.algorithm)
+            if iteration >= 0:
+                block = self._block(kind, message, num_messages, operations[key], purpose)
+                if iteration >= comm.warmup:
+                    blocks[kind].append(block)
+                continue
+            # A trial of two operations, of which the first was cold.
+            block = self._block(kind, message, num_messages, 2, purpose)
+            operation_s = block.times_s[-1] * 2 * num_messages if block.times_s else 1e-9
+            longest_s = max(self._control.gather(purpose, operation_s))
+            operations[key] = max(1, min(operations[key], int(LONG_S / longest_s)))
+        return [self._pair_point(kind, num_bytes, window, blocks[kind]) for kind in kinds]
 
-    def _block(self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str) -> Block:
-        pair, way, is_beside = kind
-        rank, landed, times, rate = self._rank, torch.zeros_like(message), list[float](), 0.0
-        congestor = next((one for one in self._comm.congestors if rank in one), None) if is_beside else None
-        self._beat(what)
-        self._control.barrier(what)
-        self._deadline.begin(what)
+    def _block(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int, purpose: str) -> _Block:
+        rank, received = self._rank, torch.zeros_like(message)
+        times_s, rate = list[float](), 0.0
+        congestor: RankPair | None = None
+        if kind.is_congested:
+            congestor = next((pair for pair in self._comm.congestors if rank in pair), None)
+        self._beat(purpose)
+        self._control.barrier(purpose)
+        self._deadline.begin(purpose)
         try:
             if congestor is not None:
                 rate = self._congest(congestor)
-            elif is_beside:
-                dist.barrier()  # Congestors are under way.
-            if rank in pair:
-                begins, peer = rank == pair[0], pair[rank == pair[0]]
-                # A ping comes back whole; a window is acknowledged by one element.
-                back = message if way == "ping-pong" else message[:1]
-                part = self._transport.part
-                there = [part(message if begins else landed, peer, 0, sends=begins) for _ in range(many)]
-                answer = [part(torch.empty_like(back) if begins else back, peer, 1, sends=not begins)]
-                for _ in range(operations):
-                    start = time.perf_counter_ns()
-                    for parts in (there, answer):
-                        self._begin(parts)
-                        for one in parts:
-                            self._finish(one)
-                    elapsed = (time.perf_counter_ns() - start) / 1e9
-                    times += [elapsed / (2 if way == "ping-pong" else many)] * begins
-                for one in (*there, *answer):
-                    one.release()
-            if is_beside and congestor is None:
-                dist.barrier()  # Done.
+            elif kind.is_congested:
+                dist.barrier()  # congestors have started
+            if rank == kind.pair[0]:
+                times_s = self._begin_operations(kind, message, num_messages, operations)
+            elif rank == kind.pair[1]:
+                self._answer_operations(kind, message, received, num_messages, operations)
+            if kind.is_congested and congestor is None:
+                dist.barrier()  # the pair has finished
         except RunError as error:
-            raise type(error)(f"rank {rank}, {what}: {error}") from None
+            raise type(error)(f"rank {rank}, {purpose}: {error}") from None
         except RuntimeError as error:
-            raise passed_on(f"rank {rank}, {what}: {first_line(error)}", error) from None
+            raise passed_on(f"rank {rank}, {purpose}: {first_line(error)}", error) from None
         self._deadline.end()
-        return times, rate, rank == pair[1] and not torch.equal(landed, message)
+        return _Block(times_s, rate, rank == kind.pair[1] and not torch.equal(received, message))
+
+    def _begin_operations(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int) -> list[float]:
+        """Sends messages and receives answers on the first rank; returns the seconds of a message per operation."""
+        peer, part = kind.pair[1], self._transport.part
+        messages = [part(message, peer, 0, sends=True) for _ in range(num_messages)]
+        answers = [part(torch.empty_like(_answer(kind, message)), peer, 1, sends=False)]
+        messages_per_operation = 2 if kind.algorithm == "ping-pong" else num_messages
+        times_s = []
+        for _ in range(operations):
+            start_ns = time.perf_counter_ns()
+            self._transfer(messages)
+            self._transfer(answers)
+            times_s.append((time.perf_counter_ns() - start_ns) / 1e9 / messages_per_operation)
+        for message_part in (*messages, *answers):
+            message_part.release()
+        return times_s
+
+    def _answer_operations(
+        self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
+    ) -> None:
+        peer, part = kind.pair[0], self._transport.part
+        messages = [part(received, peer, 0, sends=False) for _ in range(num_messages)]
+        answers = [part(_answer(kind, message), peer, 1, sends=True)]
+        for _ in range(operations):
+            self._transfer(messages)
+            self._transfer(answers)
+        for message_part in (*messages, *answers):
+            message_part.release()
+
+    def _transfer(self, parts: Sequence[MessagePart]) -> None:
+        self._begin(parts)
+        for part in parts:
+            self._finish(part)
 
     def _congest(self, pair: RankPair) -> float:
-        """Sends, or receives, until the pair is done: how many bytes per second. The first element of a message says
-        whether the next is the last: that one is posted by then.
-        """
-        sends, peer = self._rank == pair[0], pair[self._rank == pair[0]]
+        """Sends or receives, bytes/s returned, until the pair has finished: element 0 then marks the last message."""
+        sender, receiver = pair
+        sends = self._rank == sender
+        peer = receiver if sends else sender
         buffers = [torch.zeros(CONGESTING_BYTES // 4, device=self._device) for _ in range(2)]
         parts = [self._transport.part(buffer, peer, 2, sends=sends) for buffer in buffers]
-        done: Any = None
-        pending, begun, count, is_over = list[MessagePart](), time.monotonic(), 0, False
+        end_barrier: Any = None
+        pending, began, count, is_over = list[MessagePart](), time.monotonic(), 0, False
         while not is_over:
-            turn = count % 2
+            current = count % 2
             if len(pending) == 2:
                 self._finish(pending.pop(0))
-            is_over = bool(buffers[not turn if sends else turn][0])
+            last_completed = 1 - current if sends else current
+            is_over = bool(buffers[last_completed][0])
             if sends:
-                buffers[turn][0] = float(done is not None and done.is_completed())
+                buffers[current][0] = float(end_barrier is not None and end_barrier.is_completed())
             if sends or not is_over:
-                self._begin([parts[turn]])
-                pending.append(parts[turn])
+                self._begin([parts[current]])
+                pending.append(parts[current])
                 count += 1
-            if count == 3 and done is None:  # The pair begins when all congestors are here, and ends with the second.
-                _, done = (dist.barrier(async_op=True) for _ in range(2))
-        for one in pending:
-            self._finish(one)
-        for one in parts:
-            one.release()
-        rate = count * CONGESTING_BYTES / (time.monotonic() - begun)
-        done.wait()  # Completed as well where a rank is gone: that is raised here.
+            if count == 3 and end_barrier is None:
+                # The pair starts after the first barrier, when all congestors are here, and finishes before the second.
+                _start_barrier, end_barrier = (dist.barrier(async_op=True) for _ in range(2))
+        for part in pending:
+            self._finish(part)
+        for part in parts:
+            part.release()
+        rate = count * CONGESTING_BYTES / (time.monotonic() - began)
+        end_barrier.wait()  # raises if a rank is gone, which also completes the barrier
         return rate
 
     def _begin(self, parts: Sequence[MessagePart]) -> None:
@@ -146,25 +186,41 @@ class PairTimer(CollectiveTimer):
             part.finish()
         except RuntimeError as error:
             raise part.lost(error) from None
-        if self._device.type == "cuda":  # There waiting orders the stream, and not the host.
+        if self._device.type == "cuda":  # on a GPU `finish` holds the stream, not the host
             torch.cuda.synchronize(self._device)
 
-    def _pair_point(self, kind: Kind, num_bytes: int, window: int, taken: Sequence[Block]) -> CommPoint:
-        (pair, way, is_beside), comm = kind, self._comm
-        everyone = self._control.gather("results of a pair", taken)
-        wrong = comm.check and any(one[2] for one in everyone[pair[1]])
-        rates = (statistics.fmean(one[1] for one in everyone[sender]) for sender, _ in comm.congestors)
+    def _pair_point(self, kind: _Kind, num_bytes: int, window: int, blocks: Sequence[_Block]) -> CommPoint:
+        comm = self._comm
+        gathered = self._control.gather("results of a pair", blocks)
+        by_rank = [list(itertools.starmap(_Block, rank_blocks)) for rank_blocks in gathered]
+        first, second = kind.pair
+        times_s = itertools.chain.from_iterable(block.times_s for block in by_rank[first])
+        rates: list[float] = []
+        if kind.is_congested:
+            for sender, _ in comm.congestors:
+                rates.append(statistics.fmean(block.congesting_rate for block in by_rank[sender]))
+        correct: bool | None = None
+        problem = ""
+        if comm.check:
+            correct = not any(block.is_wrong for block in by_rank[second])
+            if not correct:
+                problem = "the received message differs from the sent one"
         return CommPoint(
             collective=comm.collective,
             dtype=comm.dtype,
             carrier=self._transport.carrier,
-            algorithm=way,
+            algorithm=kind.algorithm,
             num_bytes=num_bytes,
-            times_s=tuple(seconds for one in everyone[pair[0]] for seconds in one[0]),
-            operations=window if way == "window" else 1,
-            pair=pair,
-            congestors=tuple(rates) if is_beside else (),
-            correct=not wrong if comm.check else None,
+            times_s=tuple(times_s),
+            operations=window if kind.algorithm == "window" else 1,
+            pair=kind.pair,
+            congestors=tuple(rates),
+            correct=correct,
             max_error=None,
-            problem="what arrived is not what was sent" if wrong else "",
+            problem=problem,
         )
+
+
+def _answer(kind: _Kind, message: torch.Tensor) -> torch.Tensor:
+    """Returns the answer to a message: a ping comes back whole, a window is acknowledged by one element."""
+    return message if kind.algorithm == "ping-pong" else message[:1]

@@ -1,10 +1,11 @@
-"""One rank of a run of the collective benchmark: plan in, record out."""
+"""Runs the collective benchmark on one rank: takes a plan, returns the record."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from dlbench.specs.comm import CommPlan, CommSpec
 from dlbench.units import format_bytes, utc_now
 
 
-def measure(
+def measure(  # noqa: PLR0913  (everything that a rank is started with, used here only)
     plan: CommPlan,
     folder: RunFolder,
     place: RankPlace,
@@ -43,33 +44,34 @@ def measure(
     on_stuck: Callable[[str], None] | None = None,
     nccl: NcclLog | None = None,
 ) -> CommRecord | None:
-    """Measures all points on this rank; returns the record, on rank 0. After an error the process must end at once.
+    """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once.
 
-    `device`: where buffers lie; with transport mpi they lie on the CPU. `on_point`: called with points done, points in
-    all, and what comes next, before each size. `beat`: called before each iteration. `started`: monotonic time at which
-    the process began, seconds. `on_stuck`: called from another thread with the reason, if a library waits for ever; the
-    process then ends with exit code 124. `nccl`: the log of NCCL; who made it closes it.
+    `device`: of the buffers, which are on the CPU with transport mpi. `on_point`: called before each size with points
+    done, points in all, and the next size in words. `beat`: called before each iteration. `started`: monotonic time of
+    the start of the process, seconds. `on_stuck`: called from another thread with the reason if a library hangs; the
+    process then ends with exit code 124. `nccl`: the log of NCCL, which the caller closes.
     """
     comm = plan.comm
-    device = torch.device("cpu") if comm.transport == "mpi" else device
-    begun = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
+    if comm.transport == "mpi":
+        device = torch.device("cpu")
+    started_at = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
     control = Control(place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)
     control.start(folder, plan.system.launch.interface)
     gpu = rank_gpu(device, binding.gpu)
-    require_own_gpu(gpu, place, lambda found: control.gather("GPUs", found), by_nccl=gpu is not None)
+    require_own_gpu(gpu, place, partial(control.gather, "GPUs"), by_nccl=gpu is not None)
     deadline = Deadline(place.rank, comm.timeout_s, on_stuck)
     deadline.start()
     lineup = Lineup(plan, place, device, control)
     timer_class = PairTimer if comm.pairs else CollectiveTimer
     timer = timer_class(comm, place, device, control, deadline, beat, clock=lineup.stream_clock())
-    contestants = lineup.in_turns(deadline)
+    contestants = lineup.contestants(deadline)
     load = CoreLoad(sees_node=place.local_rank == 0)
     load.measuring(True)
     if not contestants:
-        raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
+        raise EnvironmentLacksError(f"nothing in the plan can be measured here: {lineup.not_measured[0]}")
     points = _points(timer, comm, contestants, on_point)
     load.measuring(False)
-    of_ranks = _gathered(control, place, binding, load, nccl)
+    gathered = _gathered(control, place, binding, load, nccl)
     deadline.begin("end of the run")
     lineup.stop()
     control.stop()
@@ -82,15 +84,15 @@ def measure(
     return CommRecord(
         run_id=plan.run_id,
         state="invalid" if any(point.correct is False for point in points) else "valid",
-        started=begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        started=started_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
         device=_device_text(device),
         group_size=plan.group_size,
         points=points,
         not_measured=tuple(lineup.not_measured),
-        warnings=(*binding.warnings, *of_ranks.pop("warnings"), *problems),
+        warnings=(*binding.warnings, *gathered.pop("warnings"), *problems),
         environment=facts,
-        **of_ranks,
+        **gathered,
     )
 
 
@@ -109,7 +111,9 @@ def _points(
 
 
 def _device_text(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+    if device.type != "cuda":
+        return "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def _gathered(
@@ -123,7 +127,7 @@ def _gathered(
     ]
     switches = control.gather("switches", place.switch)
     loads = control.gather("load of the cores", [place.node_rank, load.summary()])
-    logs = control.gather("NCCL's logs", None if nccl is None else nccl.read())
+    logs = control.gather("NCCL's logs", nccl.read() if nccl is not None else None)
     return {
         "hosts": tuple(seat.host for seat in seats),
         "switches": tuple(switches) if any(switches) else (),

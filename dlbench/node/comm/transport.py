@@ -1,7 +1,7 @@
-"""What carries the messages between ranks: gloo, NCCL or MPI, and what they carried.
+"""Point-to-point messages between ranks over gloo, NCCL or MPI, and counters of what was sent.
 
-Over MPI each message is a persistent request (MPI 4.1, section 3.9), made once and used in every iteration. Of 64 KiB
-between two ranks of a node it would otherwise be half of the time.
+Over MPI each message is a persistent request (MPI 4.1, section 3.9), made once and used in every iteration: making one
+took half of the time of a 64 KiB message between two ranks of a node.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dlbench.specs.launch import LauncherName
 
 @dataclass(slots=True)
 class Counters:
-    """What one rank sent, counted when it was handed to the library.
+    """Messages and bytes that one rank sent, counted when they were given to the library.
 
-    A message is one transfer of the schedule, in however many segments it travels: that is what the closed forms of the
-    algorithms count. Bytes are those of the segments.
+    A message is one transfer of the schedule, whatever its number of segments, as the closed forms of the algorithms
+    count. Bytes are those of the segments.
     """
 
-    steps: int = 0  # Steps gone through, also those without a message of this rank: steps of all ranks correspond.
+    steps: int = 0  # Completed steps, also those without a message of this rank, so that all ranks count the same.
     messages: int = 0
     bytes_sent: int = 0
-    bytes_across: int = 0  # Those that left the group of the sender.
+    bytes_across: int = 0  # Bytes sent to ranks of other groups.
 
     def reset(self) -> None:
         self.steps = self.messages = self.bytes_sent = self.bytes_across = 0
@@ -42,11 +42,11 @@ Operation = Callable[[], object]
 
 @dataclass(slots=True)
 class MessagePart:
-    """A message, or a segment of one: a run of elements in memory, and the rank at the other end."""
+    """A message, or a segment of one: consecutive elements in memory, sent to or received from a rank."""
 
-    begin: Operation  # Of a part that is under way it is not called again before `finish`.
-    finish: Operation  # Returns when it is through.
-    release: Operation
+    begin: Operation  # Starts the transfer; not called again before `finish`.
+    finish: Operation  # Waits for the end of the transfer.
+    release: Operation  # Frees the library's resources.
     peer: int
     sends: bool
     num_bytes: int
@@ -57,19 +57,19 @@ class MessagePart:
 
 
 class Transport:
-    """Messages between two ranks. Errors end the use of a transport: none of it works afterwards."""
+    """Sends and receives messages; it cannot be used after an error."""
 
-    carrier: str  # What moves the bytes, e.g. torch-gloo.
-    early = True  # Whether receives may be posted before this rank comes to their step.
+    carrier: str  # Library that sends the bytes, e.g. torch-gloo.
+    early = True  # Whether receives may be posted before their step.
     segment_bytes: int | None = 1024 * 1024
-    """Longer messages travel in such segments: one is summed up while the next arrives; None: no message is cut."""
+    """Longer messages are sent in segments of this size: one is summed while the next arrives. None: no segments."""
 
     def __init__(self, place: RankPlace, group_size: int) -> None:
         self.rank, self.size, self.group_size = place.rank, place.size, group_size
         self.counters = Counters()
 
     def part(self, run: torch.Tensor, peer: int, tag: int, *, sends: bool) -> MessagePart:
-        """A contiguous run of elements, sent to or received from a rank; made once and used in every iteration."""
+        """Makes a transfer of the contiguous elements `run` to or from a rank, which is used in every iteration."""
         begin, finish, release = self._operations(run, peer, tag, sends)
         return MessagePart(begin, finish, release, peer, sends, run.nbytes)
 
@@ -77,10 +77,10 @@ class Transport:
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by what carries the messages, where that has a barrier of the host."""
+        """Waits for all ranks by the carrier's barrier, if it has one on the host."""
 
     def together(self, parts: Sequence[MessagePart]) -> list[Operation]:
-        """What begins these parts; receives come first."""
+        """Returns the operations that begin these parts; receives come first."""
         return [part.begin for part in parts]
 
     def refused(self, error: RuntimeError) -> BaseException:
@@ -88,7 +88,7 @@ class Transport:
 
 
 def gloo_barrier(group: dist.ProcessGroup) -> None:
-    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart."""
+    """Waits for all ranks of a gloo group; they sleep meanwhile, and wake some 10 us apart."""
     try:
         dist.barrier(group)
     except RuntimeError as error:
@@ -96,35 +96,34 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The groups' own timeout
-    is that of every wait.
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions.
 
-    Each direction between two ranks has a group, so a connection, of its own. While a thread writes to one, gloo's
-    event loop comes round for its lock as long as something arrives there (`Pair::handleEvents` of its
-    transport/tcp/pair.cc), on a core that both share till the end of its time slice.
+    Every wait has the timeout of the groups. Each direction between two ranks has a separate group, and so a separate
+    connection: while a thread writes to one, gloo's event loop polls for its lock as long as data arrives there
+    (`Pair::handleEvents` of transport/tcp/pair.cc), which keeps a shared core busy for whole time slices.
     """
 
     carrier = "torch-gloo"
 
     def __init__(self, up: dist.ProcessGroup, down: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
-        """`up` carries messages to higher ranks, `down` those to lower ones; all ranks are in both."""
+        """Takes two groups of all ranks: `up` for messages to higher ranks, `down` for those to lower ranks."""
         super().__init__(place, group_size)
         self._group = up
-        self._ways: tuple[Any, ...] = tuple(group._get_backend(torch.device("cpu")) for group in (down, up))
+        self._up: Any = up._get_backend(torch.device("cpu"))
+        self._down: Any = down._get_backend(torch.device("cpu"))
 
     def line_up(self) -> None:
         gloo_barrier(self._group)
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
-        way = self._ways[(peer > self.rank) == sends]
-        call, runs, work = way.send if sends else way.recv, [run], list[Any]()
+        backend = self._up if (peer > self.rank) == sends else self._down
+        call = backend.send if sends else backend.recv
+        runs, work = [run], list[Any]()
         return lambda: work.append(call(runs, peer, tag)), lambda: work.pop().wait(), work.clear
 
 
 class TorchNcclTransport(Transport):
-    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order. Waiting
-    orders the stream, not the host; who measures must synchronise.
-    """
+    """NCCL's messages, all of a step in one group call, as it has no tags; waits hold the stream, not the host."""
 
     carrier = "torch-nccl"
     early = False
@@ -134,7 +133,7 @@ class TorchNcclTransport(Transport):
         super().__init__(place, group_size)
         self._group = group
         self._open: list[dist.P2POp] = []
-        self._work: Any = None  # Of the last group call: those before it are through in the stream when it is.
+        self._work: Any = None  # Work of the last group call; it ends after all earlier ones in the stream.
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
         operation = dist.P2POp(dist.isend if sends else dist.irecv, run, peer, self._group)
@@ -142,17 +141,16 @@ class TorchNcclTransport(Transport):
 
     def together(self, parts: Sequence[MessagePart]) -> list[Operation]:
         def call() -> None:
-            self._work = dist.batch_isend_irecv(self._open)[-1]  # One work stands for the whole group call.
+            self._work = dist.batch_isend_irecv(self._open)[-1]  # the whole group call is one work
             self._open.clear()
 
-        return [*(part.begin for part in parts), call] if parts else []
+        if not parts:
+            return []
+        return [*(part.begin for part in parts), call]
 
 
 def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
-    """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
-
-    Outside of an MPI launcher MPI would start each rank as a world of its own.
-    """
+    """Returns `mpi4py.MPI`, initialised; without an MPI launcher each rank would be a separate world."""
     if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
     try:
@@ -179,10 +177,10 @@ def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
 
 
 def _initialise(mpi: Any, thread_level: int) -> None:
-    """Starts MPI, which waits for all ranks, with Python's interpreter free.
+    """Starts MPI, which waits for all ranks, without holding the GIL.
 
-    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (Horovod's rendezvous, a thread of Python)
-    those who still need its keys before they come here: nobody would ever arrive.
+    mpi4py would hold it, and Horovod's rendezvous, a Python thread of rank 0, could not serve the ranks that need its
+    keys before they get here: a deadlock.
     """
     provided = ctypes.c_int()
     failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
@@ -193,16 +191,13 @@ def _initialise(mpi: Any, thread_level: int) -> None:
 
 
 def stop_mpi(mpi: Any) -> None:
-    """Ends MPI, which waits for all ranks, with Python's interpreter free.
-
-    mpi4py's `Finalize` would hold the interpreter, and no `Deadline` could end a rank that waits there for ever.
-    """
+    """Ends MPI without the GIL, which mpi4py's `Finalize` holds, so that no `Deadline` could end a hanging rank."""
     if not mpi.Is_finalized():
         ctypes.CDLL(mpi.__file__).MPI_Finalize()
 
 
 def mpi_barrier(world: Any) -> None:
-    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time."""
+    """Waits for all ranks of a communicator; they poll, and leave within about a message's time."""
     try:
         world.Barrier()
     except RuntimeError as error:
@@ -210,15 +205,15 @@ def mpi_barrier(world: Any) -> None:
 
 
 class MpiTransport(Transport):
-    """Persistent requests. MPI's waits know no deadline: who runs it has a `Deadline`."""
+    """Persistent requests of MPI; its waits have no timeout, so callers need a `Deadline`."""
 
     carrier = "mpi"
 
     def __init__(self, mpi: Any, place: RankPlace, group_size: int) -> None:
-        """`mpi` is what `start_mpi` gave."""
+        """Takes the module that `start_mpi` returned."""
         super().__init__(place, group_size)
         self._byte = mpi.BYTE
-        self._world = mpi.COMM_WORLD.Dup()  # no other library's messages meet ours
+        self._world = mpi.COMM_WORLD.Dup()  # separates messages from those of other libraries
 
     def line_up(self) -> None:
         mpi_barrier(self._world)

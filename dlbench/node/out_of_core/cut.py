@@ -1,12 +1,9 @@
 """Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
 
-A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next
-and it returns the last one's output; otherwise it is one unit, such as a residual block. The longest run of units is
-the chain. A second forward pass, which sees every operation, shows whether others than the next unit use a unit's
-output (a skip connection).
-
-A block of units is installed by replacing `forward` on the module instances: the first module computes the whole block,
-the others return their input. The network's code calls each module as before, so it needs no knowledge of blocks.
+A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next;
+otherwise it is one unit, such as a residual block. A second pass shows skip connections: whether others than the next
+unit use a unit's output. A block of units is installed by replacing `forward` on the module instances: the first module
+computes the whole block, the others return their input, so the network's code needs no knowledge of blocks.
 """
 
 from __future__ import annotations
@@ -132,7 +129,7 @@ class ModuleCall:
 
     @property
     def is_bound_to_input(self) -> bool:
-        """Whether it changes its input in place, or returns a view of it."""
+        """Returns whether the module changes its input in place, or returns a view of it."""
         if self.input is None or self.output_tensor is None:
             return False
         return self.changes_input or _storage(self.input) == _storage(self.output_tensor)
@@ -143,7 +140,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
-    """Returns the calls of modules in one forward pass, as children of a root call."""
     root = ModuleCall(nn.Module(), "", (), {})
     stack = [root]
     names = {id(module): name for name, module in model.named_modules()}

@@ -1,13 +1,10 @@
 """Measures memory between marks of a pass, and tunes the C library's allocator for tensors.
 
-On a GPU torch's caching allocator counts. On a CPU torch's profiler reports every allocation and release of tensor
-memory, in order. Resident memory would not do: the C library keeps released memory, in which a unit's peak would hide.
-Neither sees the internal memory of oneDNN.
+On a GPU torch's caching allocator counts, on a CPU torch's profiler reports every allocation and release of tensor
+memory. Resident memory would not do, as it includes memory that was released and kept. Neither sees that of oneDNN.
 
-On a CPU the process keeps memory that tensors release: by default glibc maps and unmaps each tensor above a threshold
-(which rises to 32 MiB) and trims the end of its heap, so that the kernel zeroes pages again and again (measured: 230 µs
-of the CPU to write a MiB to kept pages, 770 to mapped ones, 480 to mapped huge ones). Resident memory then includes all
-memory that was ever touched, so peaks of training are those of live tensors.
+On a CPU the process keeps released memory: by default glibc maps and unmaps tensors above a threshold and trims its
+heap, so that the kernel zeroes pages again and again (measured: 230 µs to write a MiB to kept pages, 770 to mapped).
 """
 
 from __future__ import annotations

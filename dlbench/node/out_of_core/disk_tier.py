@@ -257,7 +257,6 @@ class DiskTier:
 
 
 def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:
-    """Opens an unnamed file; also returns whether its file system takes direct I/O."""
     try:
         if not folder.is_dir():
             raise EnvironmentLacksError(f"train.memory.swap_folder {folder}: there is no such folder on this node")

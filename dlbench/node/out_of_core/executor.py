@@ -220,7 +220,6 @@ class OutOfCore:
         self._left(running)
 
     def _release(self, running: RunningPass) -> None:
-        """Frees the bytes of handles that are out by now."""
         while running.leaving:
             oldest = running.leaving[0]
             if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
@@ -429,9 +428,7 @@ class OutOfCore:
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return
-        furthest = 0
-        if self._prefetch == "one-block":
-            furthest = max(number - 1, 0)
+        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
         while True:
             self._release(running)
             while running.next_in >= furthest and self._start_block_in(running, running.next_in, forced=False):
@@ -552,8 +549,6 @@ def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 class _Recomputing:
-    """A context that times the second forward pass of a block and restores its buffers."""
-
     def __init__(self, block: ModuleBlock, lane: ComputeLane) -> None:
         self._block = block
         self._lane = lane

@@ -58,9 +58,7 @@ class StepMemory(TrainingPart):
         In a GPU's first step cuDNN's search and compilers take memory, too.
         """
         self.close()
-        watched_step = 0
-        if self._device.type == "cuda":
-            watched_step = max(1, schedule.warmup - 1)
+        watched_step = max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0
         if step != watched_step:
             return
         try:

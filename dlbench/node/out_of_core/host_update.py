@@ -75,10 +75,7 @@ class ForwardOrder:
         return self._calls.get(name, -1)
 
     def groups(self) -> list[tuple[list[nn.Parameter], list[nn.Module]]]:
-        """Returns parameters that are updated together, and the modules whose calls must wait for them.
-
-        Groups are in the order of the forward pass, which must have run once.
-        """
+        """Returns parameters that are updated together, and modules that wait for them, in forward order."""
         parameters_by_module: dict[str, list[nn.Parameter]] = {}
         for parameter, owners in self._owners.items():
             first_module = min(map(self._waiting_module, owners), key=self._position)

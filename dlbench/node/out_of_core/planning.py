@@ -379,7 +379,6 @@ def slowest_chain(chains: Sequence[Chain]) -> Chain:
 
 
 def _largest(specs: Sequence[Spec], skipped: set[str]) -> dict[str, Any]:
-    """Returns the largest value of each field that is not skipped; True is larger than False."""
     names = type(specs[0]).model_fields.keys() - skipped
     return {name: max(map(attrgetter(name), specs)) for name in names}
 

@@ -43,7 +43,7 @@ from dlbench.specs.training import OptimizerSpec
 WARM_PASSES, TIMED_PASSES = 3, 9
 """Passes that are not used (the first ones of a process took 1.3 to 1.6 times as long); and, after the pass that counts
 bytes, passes whose median times are used."""
-LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, if these have taken so many seconds.
+LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, enough once they have taken LONG_S seconds.
 
 Storages = dict[int, int]  # Bytes of storages by their address.
 
@@ -263,7 +263,6 @@ class _Exit(torch.autograd.Function):
 
 
 def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs the modules of a unit one after another."""
     x = forwards[0](x, *args, **kwargs)
     for forward in forwards[1:]:
         x = forward(x)

@@ -51,9 +51,7 @@ def weak_reference(storage: torch.UntypedStorage) -> WeakReference:
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor to save as it is: with its graph, a saved output would keep itself alive."""
-    if tensor.grad_fn is None:
-        return tensor
-    return tensor.detach()
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 class HeldByOthers:
@@ -337,9 +335,7 @@ class MemoryRoom:
 
     def gradients_before(self, block: int) -> int:
         """Returns the bytes of parameters' gradients that exist when its backward pass begins."""
-        if self._costs is None:
-            return 0
-        return self._costs[block].gradients_before_bytes
+        return 0 if self._costs is None else self._costs[block].gradients_before_bytes
 
     def turn(self) -> None:
         self._issued = 0

@@ -39,10 +39,7 @@ class TierTransfer:
 
 
 class Tier(Protocol):
-    """A far tier of one rank; a ticket stands for the bytes of one storage from `swap_out` to `discard`.
-
-    After a failed transfer every call raises the same `RunError`.
-    """
+    """A rank's far tier, with the same `RunError` after a failure; tickets last from `swap_out` to `discard`."""
 
     takes_back: bool  # Whether a recalled storage is not copied; otherwise the queued copy still runs.
 
@@ -291,7 +288,6 @@ class PinnedTier:
         self._last_read.clear()
 
     def _place(self, num_bytes: int) -> tuple[int, int, int]:
-        """Returns pool, offset and size of a place."""
         for number, (_, places) in enumerate(self._pools):
             place = places.find_free(num_bytes)
             if place is not None:
@@ -313,7 +309,6 @@ class PinnedTier:
         self._pools.append((memory, FreePlaces()))
 
     def _follow(self, stream: Any, other: Any) -> None:
-        """Makes work queued later on a stream wait for work queued so far on another."""
         self._edge.record(other)
         stream.wait_event(self._edge)
 

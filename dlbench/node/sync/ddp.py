@@ -1,14 +1,11 @@
 """PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured.
 
 DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when the last
-bucket is handed over, which is when this rank has computed its last gradient: the rest of `backward()` is exposed
-exchange. In watched steps it also records when each bucket was sent and came back; with fp16 it checks every step for
-sums beyond the range of fp16 (65,504).
+bucket is handed over: the rest of `backward()` is exposed exchange. In watched steps it also times each bucket.
 
 PowerSGD (Vogels et al. 2019) sends three all-reduces per bucket, the later ones from callbacks of the earlier. Under
 Gloo those callbacks wait on its few worker threads: with two buckets in flight, ranks would start collectives in
-different orders or deadlock. So the hook waits for each bucket there, and PowerSGD does not overlap with the backward
-pass.
+different orders or deadlock. So the hook waits for each bucket there, without overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -138,9 +135,7 @@ class DdpEngine(TorchRanks):
             self._sharded.restart()
 
     def waits(self) -> CollectiveWaits | None:
-        if self._sharded is None:
-            return None
-        return self._sharded.waits()
+        return None if self._sharded is None else self._sharded.waits()
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         if self._sharded is None:
@@ -170,9 +165,7 @@ class DdpEngine(TorchRanks):
         buckets = summarise(self._watch)
         times = buckets.times | {"backward_s": self._watch.backward_s()}
         nodes = self._place.num_nodes
-        share = None
-        if self._sharded is not None:
-            share = self._sharded.share()
+        share = self._sharded.share() if self._sharded is not None else None
         by_rank = self.gather((times, self._hook.overflows.total, share))
         shares = [share for *_, share in by_rank if share is not None]  # of every rank, or of none
         self._state_bytes = [state_bytes for *_, state_bytes in shares]

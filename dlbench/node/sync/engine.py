@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeState:
-    """Parameters, buffers and optimizer state under the names that one rank without an engine would use.
-
-    Sharded tensors are gathered by `whole_tensor`, one at a time, so that no device holds all of them.
-    """
+    """Parameters, buffers and optimizer state under the names of one rank without an engine."""
 
     model: dict[str, torch.Tensor]  # The `state_dict` of the network.
     values: dict[int, dict[str, torch.Tensor]]
@@ -91,7 +88,6 @@ def share_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _share_where_equal(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-    """Returns this rank's shard of a tensor that has the shape of `like`; any other tensor as it is."""
     if like is None or tensor.shape != like.shape:
         return tensor
     return share_of(tensor, like)
@@ -165,10 +161,7 @@ class Engine:
         nn.utils.clip_grad_norm_(parameters, norm)
 
     def waits(self) -> CollectiveWaits | None:
-        """Returns how long this rank waited for collectives within the passes and the update of the measured steps.
-
-        Measured steps begin with `watch(False)`. None: no collective runs there.
-        """
+        """Returns this rank's waiting for collectives in measured steps (after `watch(False)`); None: it runs none."""
         return None
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:

@@ -66,10 +66,7 @@ class Communicators(Protocol):
     reduce_is_sum: bool  # Whether the library lacks a reduce to one rank, so that groups sum on every rank instead.
 
     def group(self, ranks: Sequence[int]) -> RankGroup | None:
-        """Makes a group of ascending ranks; None if this rank is not in it.
-
-        All ranks of the run make all groups, in the same order.
-        """
+        """Makes a group of ascending ranks, on all ranks in the same order; None if this rank is not in it."""
 
     def broadcast_parameters(self, model: nn.Module) -> None:
         """Replaces all ranks' parameters and buffers by those of rank 0."""

@@ -1,13 +1,9 @@
 """Local SGD: ranks update independently, and average their parameters every few updates.
 
 Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) does so from the first update, post-local
-SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after some updates with exchanged gradients.
-Averages are made at fixed updates of the whole training, so that a resumed run makes the same.
-
-An evaluation uses the mean of all ranks' parameters, and training continues from each rank's own, so the number of
-evaluations has no effect. A checkpoint holds one state: all ranks take the mean of parameters and optimizer state, and
-continue from it as a resumed run will. After the last update all take the mean. Norms are clipped per rank (per group,
-if gradients are averaged inside groups).
+SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after some updates with exchanged gradients. An
+evaluation uses the mean of all ranks' parameters, and training continues from each rank's own. For a checkpoint, and
+after the last update, all ranks take the mean, so that a resumed run continues equally.
 """
 
 from __future__ import annotations
@@ -79,7 +75,6 @@ class LocalSgd(EngineOverLibrary):
             self._begin_local_phase()
 
     def _begin_local_phase(self) -> None:
-        """Keeps gradients in their rank, or in its group, from the next step on."""
         self._is_local = True
         if self._groups is not None:
             assert isinstance(self._library, DdpEngine)  # by the plan
@@ -131,7 +126,6 @@ class LocalSgd(EngineOverLibrary):
         return True
 
     def _averaged_tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors that planned averages replace: parameters, and optimizer state if that is planned."""
         if not self._sync.average_momentum:
             return self._parameters
         return self._parameters + self._optimizer_state()
@@ -208,9 +202,7 @@ class LocalSgd(EngineOverLibrary):
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns the averages counted in measured steps together with the gradient messages of the library."""
-        gradients = None
-        if self._exchanges_gradients:
-            gradients = self._library.exchange_result()
+        gradients = self._library.exchange_result() if self._exchanges_gradients else None
         self._clock.settle()
         if self._sampled is not None:
             local, mean = self._sampled
@@ -256,7 +248,6 @@ class LocalSgd(EngineOverLibrary):
         return self._with_gradients(averages, gradients)
 
     def _with_gradients(self, averages: ExchangeResult, gradients: ExchangeResult) -> ExchangeResult:
-        """Returns the result of a run that also exchanged gradients, in all measured steps or in the first ones."""
         share = 1.0  # Share of the measured steps that exchanged gradients.
         if self._groups is None:
             share = self._measured["exchanged"] / max(1, averages.window_steps)
@@ -279,10 +270,7 @@ class LocalSgd(EngineOverLibrary):
         return averages.model_copy(update=fields)
 
     def settings(self) -> list[Setting]:
-        """Returns the library's settings and those of averages, after `exchange_result`.
-
-        Averages are in force if they were counted and ranks had diverged before the last one.
-        """
+        """Returns settings, after `exchange_result`; averages are in force if ranks had diverged before them."""
         sync, counts, tensors = self._sync, self._counts, self._averaged_tensors()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         how = (

@@ -227,7 +227,7 @@ class MessageInFlight:
 
     @property
     def of_gradients(self) -> bool:
-        """Whether it is sent as soon as its last gradient is computed."""
+        """Returns whether the message is sent as soon as its last gradient is computed."""
         return True
 
 
@@ -407,9 +407,7 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     neighbouring ranks, one rank of each group has its neighbour in another group.
     """
     total = 2 * (ranks - 1) / ranks * wire_bytes
-    across = 0.0
-    if groups > 1:
-        across = total * groups / ranks
+    across = total * groups / ranks if groups > 1 else 0.0
     return total - across, across
 
 

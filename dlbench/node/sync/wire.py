@@ -1,17 +1,13 @@
 """Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk).
 
-topk sends the k largest entries of a bucket of n, and keeps the others for later steps. Error feedback (Stich et al.
-2018, "Sparsified SGD with memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Without it training stalls.
-
-Messages of all p ranks are gathered as (int32 index, fp32 value) pairs and added in the order of ranks, so that
-parameters stay equal. Gathering sends (p-1) k 8 bytes per rank; summing the sparse vector as a dense one sends
-2 (p-1)/p n 4 in a ring; the smaller is used, that is, dense from p k > n on. SparCML (SC'19) has delta = n/2, as pairs
-take 8 bytes and values 4; here it is n, because a ring sends each value twice, to sum it and to distribute the sum. It
-depends on n, k and p only, so all ranks decide equally.
+topk sends the k largest entries of a bucket of n, and keeps the others by error feedback (Stich et al. 2018,
+"Sparsified SGD with memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Without it training stalls.
+Messages of all p ranks are gathered as (int32 index, fp32 value) pairs, (p-1) k 8 bytes per rank, and added in the
+order of ranks, so that parameters stay equal. From p k > n on, a dense ring sends fewer, 2 (p-1)/p n 4 bytes, and is
+used (SparCML, SC'19, has n/2; here it is n, because a ring sends each value twice).
 
 Sums beyond the range of fp16 are counted separately from gradients that were not finite before. On a GPU the host does
-not wait: one kernel before and one after each message write the largest magnitude to a slot of device memory, and many
-slots are counted at a time. (A maximum of magnitudes keeps infinity and NaN.)
+not wait: kernels before and after each message write the largest magnitude to a slot, and slots are counted later.
 """
 
 from __future__ import annotations
@@ -91,9 +87,7 @@ class NarrowWire(WireFormat):
             self._buffer = torch.empty(vector.numel(), dtype=self._dtype, device=vector.device)
         narrow = self._buffer[: vector.numel()]
         is_checked = self._dtype == torch.float16
-        slot: int | None = None
-        if is_checked:
-            slot = self._overflow.begin(vector)
+        slot: int | None = self._overflow.begin(vector) if is_checked else None
         narrow.copy_(vector)
         with self.carrying():
             dense(narrow)
@@ -229,7 +223,6 @@ class TopkWire(WireFormat):
         self._nonzero = nonzero
 
     def _residual(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        """Returns the unsent entries of a bucket as one flat tensor; zeros at first."""
         if vector.numel() >= 2**31:
             raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
         if number not in self._residuals:

@@ -206,10 +206,6 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
         verdicts += ("No run shows the accuracy of the model.",)
     if kind != "ideal" and len({row.strategy for row in modelled} - {"data"}) <= 2:  # One was chosen, not all.
         verdicts += tuple(dict.fromkeys(f"{row.strategy}: {row.refused}." for row in modelled if row.limit is None))
-
-    def is_shown(row: StrategyRow) -> bool:
-        return any(row is shown_row for shown_row in shown_rows)
-
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
@@ -237,7 +233,7 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
                 title="Strategies",
                 columns=COLUMNS,
                 rows=rows,
-                is_shown=is_shown,
+                is_shown=lambda row: any(row is shown_row for shown_row in shown_rows),
             ),
         ),
         notes=notes,
@@ -270,7 +266,6 @@ def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
 
 
 def _measured_text(row: StrategyRow) -> str:
-    """Returns a measured strategy next to its row of the model."""
     step = f"{row.strategy} at {ranks_text(row.ranks)}: {format_seconds(row.measured_s or 0.0)} measured"
     if row.accuracy is None:
         return f"{step}; {row.refused}."
@@ -298,14 +293,6 @@ def _named(row: StrategyRow) -> str:
     return row.strategy
 
 
-def _unless_refused(row: StrategyRow) -> StrategyRow | None:
-    return None if row.refused else row
-
-
-def _remarks(row: StrategyRow) -> str:
-    return row.refused or "; ".join(row.notes)
-
-
 def _basis(row: StrategyRow) -> str:
     if row.refused and row.measured_s is not None:
         return "measured, no model"
@@ -320,13 +307,13 @@ def _basis(row: StrategyRow) -> str:
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
-    Column("ranks", "Ranks", attrgetter("ranks")),
-    Column("strategy", "Strategy", attrgetter("strategy"), text=_named),
-    Column("replicas", "", attrgetter("replicas")),
-    *columns_of(StrategyRow, *FIGURES, of=_unless_refused),
+    Column("ranks", "Ranks", "ranks"),
+    Column("strategy", "Strategy", "strategy", text=_named),
+    Column("replicas", "", "replicas"),
+    *columns_of(StrategyRow, *FIGURES, of=lambda row: None if row.refused else row),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),
     Column("basis", "Known from", _basis),
-    Column("remarks", "Remarks", _remarks),
+    Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )

@@ -189,13 +189,11 @@ class StrategyCase:
 
     @cached_property
     def _extents(self) -> tuple[int, ...]:
-        """Returns the fewest elements of a layer's output in each dimension."""
         outputs = [_outputs(layer) for layer in self.layers if layer.extents]
         return tuple(map(min, zip(*outputs, strict=True)))
 
     @cached_property
     def _blocks(self) -> list[list[int]]:
-        """Returns the indexes of the layers of each block."""
         return [list(numbers) for _, numbers in groupby(range(len(self.layers)), key=lambda n: self.layers[n].block)]
 
     @cached_property
@@ -203,7 +201,6 @@ class StrategyCase:
         return sum(layer.weights for layer in self.layers)
 
     def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
-        """Returns the row of a strategy with the limit of its ranks, before anything is priced."""
         limit, by = self.batch * limit_of_group, "batch"
         if reason:
             by = f"batch x {reason}"
@@ -272,7 +269,6 @@ class StrategyCase:
         )
 
     def _with_fit(self, row: StrategyRow, **figures: Any) -> StrategyRow:
-        """Returns the row with its figures, and whether it fits into the memory limit."""
         row = replace(row, **figures)
         if self.memory_limit is None:
             return row
@@ -296,7 +292,6 @@ class StrategyCase:
         return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
 
     def _planned(self, batch: int, memory_limit: int) -> BlockPlan:
-        """Returns the out-of-core plan. Raises `DoesNotFitError`: there is none within the limit."""
         chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
         swap = self.rates is not None
         return plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
@@ -321,7 +316,6 @@ class StrategyCase:
         return Chain(units=tuple(units), batch=batch, output_bytes=0, state_bytes=state)
 
     def _passes(self, batch: int) -> list[list[float]]:
-        """Returns forward and backward seconds of each block."""
         forward = [batch * _sum(self.times.forward, block) for block in self._blocks]
         backward = [batch * _sum(self.times.backward, block) for block in self._blocks]
         return [forward, backward]

@@ -1,4 +1,4 @@
-"""Which spans and samples of a run's folder are damaged: files next to the step times, which no figure needs."""
+"""Finds damaged files of spans and samples in a run's folder, which no main figure needs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dlbench.records.rows.spans import SpanReader
 _TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
-def damaged_traces(folder: Path, run_id: str, *, whole: bool) -> tuple[str, ...]:
-    """A line for each file of spans or samples in a run's folder that is damaged, of another run than `run_id`, or may
-    not be read, by name. `whole`: whether every block is read, or the beginning of each file alone.
+def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str, ...]:
+    """Returns a line for each file of spans or samples that is damaged, of another run than `run_id`, or not readable,
+    by name. `every_block`: whether to read all blocks, or only the start of each file.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))
     except OSError as error:
         return (f"{folder}: cannot be read: {error.strerror or error}",)
-    found = []
+    problems = []
     for name in names:
         try:
-            parts = sorted(parts_of(folder / name).values()) if whole else ()
+            parts = sorted(parts_of(folder / name).values()) if every_block else ()
             for part in parts or [folder / name]:
                 reader = (SpanReader if name.endswith(".spans") else SamplesReader)(path=part, run_id=run_id)
-                for _ in reader.blocks() if whole else ():
+                for _ in reader.blocks() if every_block else ():
                     pass
         except IncompleteDataError as error:
-            found.append(str(error))
+            problems.append(str(error))
         except OSError as error:
-            found.append(f"{folder / name}: cannot be read: {error.strerror or error}")
-    return tuple(found)
+            problems.append(f"{folder / name}: cannot be read: {error.strerror or error}")
+    return tuple(problems)

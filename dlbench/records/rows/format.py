@@ -1,13 +1,13 @@
-"""Rows of fixed size in compressed blocks, appended while a run goes on; a torn tail is legal. Notes lie between them.
+"""Writes rows of fixed size in compressed blocks, with notes in between; the last block may be incomplete.
 
 Layout: one line of JSON (the header), then blocks. A block is its head and its content, deflated (RFC 1951, without
 zlib's frame). The head is its kind (1 byte: `R` rows, `N` a note), the length of the deflated content, the CRC-32 of
 the header's line followed by that content, and the CRC-32 of these nine bytes (4 bytes each, little-endian): a
-reader can distinguish a block that is not whole yet from a damaged one. Rows are little-endian and turned, all first
-bytes, then all second bytes, and so on; columns named in the header's `delta` hold differences to the row before in
-the same block, modulo their size. A note is JSON.
+reader can distinguish an incomplete block from a damaged one. Rows are little-endian and transposed: all first bytes,
+then all second bytes, and so on; columns in the header's `delta` are differences to the row before in the same block,
+modulo their size. A note is JSON.
 
-Writing needs the standard library alone: samplers use it, and must be light. `dlbench.records.rows.reader` reads.
+Samplers use this module, so it needs only the standard library. `dlbench.records.rows.reader` reads the files.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from dlbench.records.rows.shared import chunk, open_shared
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
 CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
-"""Types of columns, and what `struct` calls them."""
-MAX_CONTENT = 1 << 25  # Bytes of a block's content, before it is deflated: none is larger.
-
-MAX_HEADER = 1 << 20  # Bytes of the header's line: it is no longer.
-
+"""Types of columns with their codes for `struct`."""
+MAX_CONTENT = 1 << 25  # Largest content of a block before deflation, bytes.
+MAX_HEADER = 1 << 20  # Longest line of a header, bytes.
 HEAD = struct.Struct("<cII")  # Kind, length, CRC-32 of the content.
 CHECK = struct.Struct("<I")  # CRC-32 of those.
 ROWS, NOTE = b"R", b"N"  # Kinds of blocks.
 
-# Level 1 of deflate: measured rows are mostly noise, which no level shrinks.
-_LEVEL = 1
+_LEVEL = 1  # Of deflate: measured rows are mostly noise, which higher levels do not shrink.
 
 
 class BlockWriter:
@@ -71,23 +68,21 @@ class BlockWriter:
         self._failure: OSError | None = None
         self._rank, self._chunks = rank, 0
         self.bytes_written = 0
-        """Bytes in the file, heads of chunks apart."""
-        self.num_rows = 0
-        """Rows that are in the file."""
-        self.dropped = 0
-        """Rows that were left out, or that the disk did not take."""
+        """Bytes in the file without heads of chunks."""
+        self.num_rows = 0  # Rows in the file.
+        self.dropped = 0  # Rows left out, or not written because of errors.
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
         line = (json.dumps(content, sort_keys=True) + "\n").encode()
         if len(line) > MAX_HEADER:
-            raise ValueError(f"{path}: a header of {len(line)} bytes, {MAX_HEADER} at most can be read")
+            raise ValueError(f"{path}: a header of {len(line)} bytes, but at most {MAX_HEADER} can be read")
         self._seed = zlib.crc32(line)
         self._path = path
         self._file = path.open("xb", buffering=0) if rank is None else open_shared(path, rank)
         self._write(line)
 
     def append(self, row: Sequence[float]) -> None:
-        """Adds one row, in the order of the fields. What a 4-byte float cannot hold becomes infinite. Raises OSError:
-        the disk is full or gone; or struct.error: a value does not fit its column; the row is left out.
+        """Adds one row, in the order of the fields. Values too large for a 4-byte float become infinite. Raises
+        OSError: the disk is full or gone; or struct.error: a value does not fit its column, and the row is left out.
         """
         if self._delta:
             values = list(row)
@@ -97,7 +92,7 @@ class BlockWriter:
                 step = new - last
                 if not low <= new <= high:
                     raise struct.error(f"{new} is not from {low} to {high}")
-                if not low <= step <= high:  # the difference modulo the size of its column, which cannot hold it
+                if not low <= step <= high:  # The difference modulo the size of its column.
                     step = (step - low) % (high - low + 1) + low
                 values[column] = step
                 news.append(new)
@@ -110,14 +105,14 @@ class BlockWriter:
 
     @property
     def num_held(self) -> int:
-        """Rows in memory, which the next `flush` writes."""
+        """Returns the rows in memory, which the next `flush` writes."""
         return len(self._rows)
 
     def _packed(self, row: Sequence[float]) -> bytes:
         try:
             return self._row.pack(*row)
         except OverflowError:
-            # What `struct` says of a 4-byte float, of which a diverging loss has one.
+            # `struct` refuses values too large for a 4-byte float, such as a diverging loss.
             largest = 3.4028234663852886e38
             return self._row.pack(
                 *(
@@ -127,14 +122,14 @@ class BlockWriter:
             )
 
     def note(self, content: Mapping[str, Any], *, before_rows: bool = False) -> None:
-        """Writes what is held, then a note; or, `before_rows`, keeps the note and writes it with the rows held now.
+        """Writes the rows in memory, then a note; or, with `before_rows`, writes the note later, before these rows.
 
-        What is kept comes before those rows or, where they do not fit, before the next that do. Raises OSError: the
-        disk is full or gone; or ValueError: a number is not finite, or the note is too long.
+        If these rows do not fit, the note precedes the next that do. Raises OSError: the disk is full or gone; or
+        ValueError: a number is not finite, or the note is too long.
         """
         data = json.dumps(content, allow_nan=False, sort_keys=True).encode()
         if len(data) > MAX_CONTENT:
-            raise ValueError(f"a note of {len(data)} bytes, {MAX_CONTENT} at most can be read")
+            raise ValueError(f"a note of {len(data)} bytes, but at most {MAX_CONTENT} can be read")
         block = self._block(NOTE, data)
         if before_rows:
             self._notes += block
@@ -143,9 +138,7 @@ class BlockWriter:
         self._write(block)
 
     def flush(self) -> None:
-        """Writes what is held in memory. Raises OSError: the disk is full or gone, now or before: nothing more is
-        written.
-        """
+        """Writes the rows in memory. Raises OSError: the disk is full or gone, now or earlier; no more is written."""
         if not self._rows:
             return
         rows, self._rows = self._rows, []
@@ -178,11 +171,11 @@ class BlockWriter:
                     piece = piece[self._file.write(piece) :]
             else:
                 piece = chunk(self._rank, self._chunks, data)
-                # Others may have written since, so that a chunk that was cut short is written anew, whole.
+                # Other ranks may have written since, so an incomplete chunk is written again completely.
                 while self._file.write(piece) < len(piece):
                     pass
-        except OSError as error:  # which does not know its file
-            # What follows a block that was cut short could not be read.
+        except OSError as error:  # It does not name the file.
+            # Blocks behind an incomplete one could not be read.
             self._failure = OSError(error.errno, error.strerror, str(self._path))
             self.dropped += num_rows
             raise self._failure from None
@@ -191,12 +184,12 @@ class BlockWriter:
         self.num_rows += num_rows
 
     def sync(self) -> None:
-        """Writes what is held in memory and waits until the disk has it, which is when some say that they failed."""
+        """Writes the rows in memory and syncs the file, as some file systems report errors only then."""
         self.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Writes the rest and closes. Raises OSError: the disk is full or gone; what it did not take is counted."""
+        """Writes the remaining rows and closes. Raises OSError: the disk is full or gone; lost rows are counted."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -211,10 +204,10 @@ class BlockWriter:
 
 
 def _limits(kind: str) -> tuple[int, int]:
-    """Smallest and largest value of an integer column."""
+    """Returns the smallest and largest value of an integer column."""
     bits = 8 * int(kind[2])
     if kind[1] == "i":
         return -(1 << bits - 1), (1 << bits - 1) - 1
     if kind[1] == "u":
         return 0, (1 << bits) - 1
-    raise ValueError(f"a column of type {kind} has no differences that would be exact")
+    raise ValueError(f"a column of type {kind} has no exact differences")

@@ -1,4 +1,4 @@
-"""Reads files of rows in compressed blocks (see `dlbench.records.rows.format`); damage is reported, never read."""
+"""Reads files of rows in compressed blocks (see `dlbench.records.rows.format`); damaged blocks are errors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
-try:  # The same streams; isal takes three quarters as long.
+try:  # isal inflates the same streams in three quarters of the time.
     _inflater: Any = import_module("isal.isal_zlib")
 except ImportError:
     _inflater = zlib
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
-# Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
-_TURNED_AT_ONCE = 1 << 20
-_last_columns: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
+_TURNED_AT_ONCE = 1 << 20  # Bytes that are transposed at once: fast, and small next to the columns.
+_last_columns: list[Any] = []  # `fields`, `delta` and columns of the last checked header.
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
-    """The first line of a file of rows, as JSON and as it is. `format_name`: what its `format` must be; `content`: what
-    the file holds, in words; `rows`: what was opened already.
+    """Returns the first line of a file of rows, as JSON and as bytes. `format_name`: the required `format`; `content`:
+    the content in words; `rows`: the file if it is open already.
     """
     try:
         with nullcontext(rows.file) if rows else opened(path, 1).file as file:
@@ -51,10 +50,10 @@ def read_header(path: Path, format_name: str, content: str, rows: Opened | None 
 
 
 class BlockReader:
-    """Reads a file block by block, so that memory does not grow with it; of a shared file the part of a rank at once.
+    """Reads a file by block, so that memory does not grow with it; the part of a rank of a shared file is read at once.
 
-    Arguments and errors as of `read_header`. `run_id`: the run that the rows must be of; empty: any. Files of one kind
-    have a reader that checks their header and takes their notes (`take_note`).
+    Arguments and errors are those of `read_header`. `run_id`: the run that the rows must belong to; empty: any. Each
+    kind of file has a reader that checks its header and takes its notes (`take_note`).
     """
 
     def __init__(
@@ -63,20 +62,18 @@ class BlockReader:
         self.path = path
         self._rows_there = rows
         self.torn_bytes = 0
-        """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
-        self.notes: list[dict[str, Any]] = []
-        """Notes met so far that no `take_note` took."""
+        """Bytes behind the last complete block, after all blocks were read; 0 unless a writer was killed."""
+        self.notes: list[dict[str, Any]] = []  # Notes in the blocks read so far.
         self.header, line = read_header(path, format_name, content or format_name, rows)
         if run_id and self.header.get("run_id", run_id) != run_id:
-            other = str(self.header["run_id"])[:80]
-            raise IncompleteDataError(f"{path}: belongs to run {other!r}, not to {run_id}")
-        self.begin = len(line)
-        """Bytes of the header's line."""
+            other_run = str(self.header["run_id"])[:80]
+            raise IncompleteDataError(f"{path}: belongs to run {other_run!r}, not to {run_id}")
+        self.begin = len(line)  # Bytes of the header's line.
         self._seed = zlib.crc32(line)
         self._columns: tuple[tuple[str, str], ...] | None = None
 
     def take_note(self, note: dict[str, Any]) -> None:
-        """Takes a note when it is met, before the rows that were written after it."""
+        """Takes a note, before the rows that were written after it."""
         self.notes.append(note)
 
     def blocks(self) -> Iterator[Rows]:
@@ -93,36 +90,36 @@ class BlockReader:
             yield rows
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Returns some columns of all rows, by name, each of shape (rows,); much quicker than block by block."""
+        """Returns some columns of all rows, by name, each of shape (rows,); much faster than by block."""
         columns = self.fields()
         size = _row_bytes(columns)
         stretches = _stretches(columns, frozenset(names))
-        found: list[list[Values]] = [[] for _ in stretches]
-        held: list[bytes] = []
+        parts: list[list[Values]] = [[] for _ in stretches]
+        pending: list[bytes] = []
 
         def turn() -> None:
-            if held:
-                turned = np.frombuffer(b"".join(held), dtype=np.uint8).reshape(len(held), size, -1)
-                for stretch, values in zip(stretches, found, strict=True):
+            if pending:
+                turned = np.frombuffer(b"".join(pending), dtype=np.uint8).reshape(len(pending), size, -1)
+                for stretch, values in zip(stretches, parts, strict=True):
                     values.append(self.values(turned, *stretch))
-                held.clear()
+                pending.clear()
 
         for kind, content in self.contents(size):
             if kind == NOTE:
                 self.take_note(self._note(content))
                 continue
-            if held and (len(content) != len(held[0]) or len(held) * len(content) > _TURNED_AT_ONCE):
+            if pending and (len(content) != len(pending[0]) or len(pending) * len(content) > _TURNED_AT_ONCE):
                 turn()
-            held.append(content)
+            pending.append(content)
         turn()
         result: dict[str, Values] = {}
-        for (some, dtype, _), values in zip(stretches, found, strict=True):
-            whole = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
-            result.update(zip(some, whole, strict=True))
+        for (some, dtype, _), values in zip(stretches, parts, strict=True):
+            columns_of_stretch = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
+            result.update(zip(some, columns_of_stretch, strict=True))
         return result
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
+        """Yields kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: damage."""
         self.torn_bytes = 0
         crc32, decompressobj = zlib.crc32, _inflater.decompressobj  # A run of a million steps has 16,000 blocks.
         try:
@@ -134,7 +131,7 @@ class BlockReader:
                         self.torn_bytes = len(head)
                         return
                     kind, length, crc, check = _HEAD.unpack(head)
-                    # Deflate never makes anything much longer: such a length is no writer's.
+                    # Deflate never makes content much longer, so such a length is damage.
                     if crc32(head[: HEAD.size]) != check or length > 2 * MAX_CONTENT:
                         raise self._damaged()
                     content = file.read(length)
@@ -145,7 +142,7 @@ class BlockReader:
                         raise self._damaged()
                     engine = decompressobj(-zlib.MAX_WBITS)
                     try:
-                        # One byte more than there may be: a content of just the limit still comes to its end.
+                        # One byte above the limit, so that content of exactly the limit reaches its end.
                         plain = engine.decompress(content, MAX_CONTENT + 1)
                     except _inflater.error:
                         raise self._damaged() from None
@@ -172,29 +169,29 @@ class BlockReader:
     def values(
         self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, places: slice | Sequence[int]
     ) -> Values:
-        """Columns of one type side by side, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
+        """Returns columns of one type, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
         dtype = np.dtype(kind)
         shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
         some = turned[:, places, :].reshape(shape)
-        # Byte by byte, which is quicker than turning all at once; the high ones of most times are zero.
-        whole = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
+        # By byte, which is faster than all at once; the high bytes of most times are zero.
+        item_bytes = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
         for place in range(dtype.itemsize):
             if (part := some[:, :, place]).any():
-                whole[..., place] = part.transpose(1, 0, 2)
-        values: Values = whole.view(dtype)[..., 0]
+                item_bytes[..., place] = part.transpose(1, 0, 2)
+        values: Values = item_bytes.view(dtype)[..., 0]
         for number, name in enumerate(names):
             if name in self.header["delta"]:
-                # Each block begins anew.
+                # Differences start again in each block.
                 np.cumsum(values[number], axis=1, dtype=dtype, out=values[number])
         return values.reshape(len(names), -1)
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
         if self._columns is None:
-            # The many files of a run have the same columns: they are looked at once.
-            asked = [self.header.get("fields"), self.header.get("delta")]
-            if _last_columns[:2] != asked:
-                _last_columns[:] = [*asked, _checked_columns(*asked)]
+            # The many files of a run have the same columns, which are checked once.
+            header_columns = [self.header.get("fields"), self.header.get("delta")]
+            if _last_columns[:2] != header_columns:
+                _last_columns[:] = [*header_columns, _checked_columns(*header_columns)]
             self._columns = _last_columns[2]
         if self._columns is None:
             raise IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
@@ -205,9 +202,9 @@ class BlockReader:
 
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Some columns of files whose columns and blocks are alike, each of shape (files, rows); None where they differ.
+    """Returns columns of files with equal columns and blocks, each of shape (files, rows); None if they differ.
 
-    Quicker than file by file where files are small; all of them are held at once. Notes are passed over.
+    This is faster than by file for small files; all are in memory at once. Notes are skipped.
     """
     first = readers[0]
     columns, delta = first.fields(), first.header["delta"]
@@ -216,26 +213,26 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     size = _row_bytes(columns)
     plain = [[content for kind, content in reader.contents(size) if kind == ROWS] for reader in readers]
     lengths = [len(content) for content in plain[0]]
-    if any([len(content) for content in own] != lengths for own in plain):
+    if any([len(content) for content in contents] != lengths for contents in plain):
         return None
     stretches = _stretches(columns, frozenset(names))
     parts: list[list[Values]] = [[np.zeros((len(some), len(readers), 0), dtype=kind)] for some, kind, _ in stretches]
     for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
         blocks = list(group)
-        held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
-        turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
-        for stretch, found in zip(stretches, parts, strict=True):
-            found.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
-    whole = [np.concatenate(found, axis=2) for found in parts]
+        joined = b"".join(content for contents in plain for content in contents[blocks[0] : blocks[-1] + 1])
+        turned = np.frombuffer(joined, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+        for stretch, stretch_parts in zip(stretches, parts, strict=True):
+            stretch_parts.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
+    joined_parts = [np.concatenate(stretch_parts, axis=2) for stretch_parts in parts]
     return {
         name: of_one
-        for (some, *_), of_all in zip(stretches, whole, strict=True)
+        for (some, *_), of_all in zip(stretches, joined_parts, strict=True)
         for name, of_one in zip(some, of_all, strict=True)
     }
 
 
 _Stretch = tuple[list[str], str, "slice | list[int]"]
-"""Columns of one type: their names, the type, and where their bytes are in a row."""
+"""Columns of one type: names, type, and the indexes of their bytes in a row."""
 
 
 def _row_bytes(columns: Sequence[tuple[str, str]]) -> int:
@@ -244,20 +241,20 @@ def _row_bytes(columns: Sequence[tuple[str, str]]) -> int:
 
 @lru_cache(maxsize=64)
 def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> list[_Stretch]:
-    """The named columns, those of one type together: of few rows each column by itself takes longer than its bytes."""
-    found: dict[str, tuple[list[str], list[int]]] = {}
+    """Returns the named columns, grouped by type, as reading single columns of few rows is slow."""
+    by_kind: dict[str, tuple[list[str], list[int]]] = {}
     offset = 0
     for name, kind in columns:
         size = int(kind[2:])
         if name in names:
-            of_kind, places = found.setdefault(kind, ([], []))
+            of_kind, places = by_kind.setdefault(kind, ([], []))
             of_kind.append(name)
             places += range(offset, offset + size)
         offset += size
     return [
         # A slice is a view, a list a copy.
         (some, kind, slice(places[0], places[-1] + 1) if places[-1] - places[0] + 1 == len(places) else places)
-        for kind, (some, places) in found.items()
+        for kind, (some, places) in by_kind.items()
     ]
 
 

@@ -1,9 +1,9 @@
-"""`node-NNNN.samples`: what the sampler of one node read; blocks of rows.
+"""`node-NNNN.samples`: the samples of a node as blocks of rows.
 
-Columns depend on the node: `time_ns` (CLOCK_MONOTONIC of the node, when the reading began), `late_ns` (behind its due
-time), then one of floats for each field that could be read; a field's name says its unit, counters run from anywhere.
-NaN: not read at this time (slow sources are read every tenth time), or not to be had; never a zero instead. Notes hold
-later failures (`{"failed": field, "time_ns": ..., "reason": ...}`) and the sampler's own account (`{"end": {...}}`).
+Columns depend on the node: `time_ns` (CLOCK_MONOTONIC at the start of the reading), `late_ns` (delay), then floats for
+each available field; names of fields have their unit, counters start anywhere. NaN: not read at this time (slow sources
+are read every tenth time), or not available. Notes are later failures (`{"failed": field, "time_ns": ..., "reason":
+...}`) and the sampler's summary (`{"end": {...}}`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
-    """The writer of one node's samples. `header`: node_rank, host, run_id, period_s, unavailable; `columns`: name and
-    type (`<f4` or `<f8`) of each field; `max_bytes`: this node's share.
+    """Returns the writer of a node's samples. `header`: node_rank, host, run_id, period_s, unavailable; `columns`: name
+    and type (`<f4` or `<f8`) of each field; `max_bytes`: this node's share.
     """
     content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
     return BlockWriter(
@@ -41,14 +41,14 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 
 class SamplesReader(BlockReader):
-    """Samples of one node. `run_id`: the run that they must be of; empty: any."""
+    """Reads the samples of a node. `run_id`: the run that they must belong to; empty: any."""
 
     def __init__(self, path: Path, run_id: str = "") -> None:
         super().__init__(path, SAMPLES_FORMAT, "samples", run_id=run_id)
         self.failures: list[dict[str, Any]] = []
-        """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
+        """Failed fields in the blocks read so far: `failed`, `time_ns`, `reason`."""
         self.end: dict[str, Any] | None = None
-        """The sampler's own account; None until met, and where it was killed."""
+        """The sampler's summary; None before it is read, and if the sampler was killed."""
         header = self.header
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{path}: samples of an unknown version ({header.get('version')!r})")
@@ -64,11 +64,11 @@ class SamplesReader(BlockReader):
 
     @property
     def columns(self) -> list[str]:
-        """Names of the sampled fields."""
+        """Returns the names of the sampled fields."""
         return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Begins anew with what the notes say."""
+        """Yields the blocks from the start, with the notes reset."""
         self.failures.clear()
         self.end = None
         return super().contents(row_size)

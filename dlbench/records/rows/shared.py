@@ -1,15 +1,15 @@
-"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, so that a run makes few files.
+"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, so that a run has few files.
 
-Each rank appends chunks, one write each: a head, then a piece of what would be a file of its own (the header's line,
-then whole blocks, see `dlbench.records.rows.format`). The head is a mark, the rank, the number of the chunk among those
-of the rank, the length of the piece, and the CRC-32 of these (4 bytes each, little-endian).
+Each rank appends chunks, one write each: a head, then a part of its rows (the header's line, then complete blocks, see
+`dlbench.records.rows.format`). The head is a mark, the rank, the index of the chunk of this rank, the length of the
+part, and the CRC-32 of these (4 bytes each, little-endian).
 
-With O_APPEND who writes where is decided under the inode's lock. Between the processes of one client that holds on NFS
-too (Linux, fs/nfs/file.c: `nfs_file_write` takes the place within `nfs_start_io_write`); open(2) warns of several
-clients, hence a file for each node and not for each run. A write cut short by a full disk or a kill leaves a torn chunk
-amidst whole ones: readers find the next head, and a writer that goes on writes the chunk anew.
+With O_APPEND the inode's lock orders the writes, for the processes of one client also on NFS (Linux, fs/nfs/file.c:
+`nfs_file_write` takes the position within `nfs_start_io_write`); open(2) warns of several clients, hence one file per
+node and not per run. A full disk or a kill may leave an incomplete chunk: readers find the next head, and a writer that
+continues writes the chunk again.
 
-`node-0001.steps/rank-0003`, a path that no file system has, says whose rows of which file are meant.
+The path `node-0001.steps/rank-0003` names the rows of a rank in a file; no file system has it.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def chunk(rank: int, number: int, piece: bytes) -> bytes:
 
 
 def open_shared(path: Path, rank: int) -> IO[bytes]:
-    """A node's file, to append chunks of a rank that has none there yet."""
+    """Opens a node's file to append chunks of a rank that has none there yet."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
-    with open_file(path, follow=False) as there:
-        index = _index_of(path, there)
+    with open_file(path, follow=False) as readable:
+        index = _index_of(path, readable)
     if rank in index.places or _ANY in index.broken:
         file.close()
-        held = f"rows of rank {rank}" if rank in index.places else "what no rank wrote"
-        raise FileExistsError(errno.EEXIST, f"holds {held} already; start a run of its own", str(path))
+        problem = f"rows of rank {rank}" if rank in index.places else "data that no rank wrote"
+        raise FileExistsError(errno.EEXIST, f"already contains {problem}; start another run", str(path))
     return file
 
 
-def _index_of(path: Path, file: IO[bytes], most: int = sys.maxsize) -> _Index:
+def _index_of(path: Path, file: IO[bytes], max_bytes: int = sys.maxsize) -> _Index:
     status = os.fstat(file.fileno())
-    return _indexed(path, status.st_ino, min(status.st_size, most), status.st_mtime_ns)
+    return _indexed(path, status.st_ino, min(status.st_size, max_bytes), status.st_mtime_ns)
 
 
 @lru_cache(maxsize=512)
@@ -83,50 +83,51 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
 
 
 def _index(data: bytes) -> _Index:
-    found = _Index(defaultdict(partial(array, "Q")), Counter(), set())
+    index = _Index(defaultdict(partial(array, "Q")), Counter(), set())
     marks = (mark.start() for mark in re.finditer(re.escape(_MARK), data))
     heads = [at for at in marks if zlib.crc32(data[at : at + 16]).to_bytes(4, "little") == data[at + 16 : at + 20]]
     if len(data) >= HEAD_BYTES and heads[:1] != [0]:
-        found.broken.add(_ANY)
+        index.broken.add(_ANY)
     for at, end in zip(heads, [*heads[1:], len(data)], strict=False):
         _, rank, number, length = _HEAD.unpack_from(data, at)
-        rest = data[at + HEAD_BYTES + length : end]
+        remaining = data[at + HEAD_BYTES + length : end]
         if end - at < HEAD_BYTES + length:
-            found.torn[rank] = end - at
+            index.torn[rank] = end - at
             continue
-        if len(rest) >= HEAD_BYTES:
-            found.broken.add(_ANY)
+        if len(remaining) >= HEAD_BYTES:
+            index.broken.add(_ANY)
         elif end == len(data):
-            found.torn[_ANY] = len(rest)
-        own = found.places[rank]
-        if 2 * number != len(own):
-            found.broken.add(rank)
-        own.extend((at + HEAD_BYTES, length))
-        del found.torn[rank]
-    return found
+            index.torn[_ANY] = len(remaining)
+        places = index.places[rank]
+        if 2 * number != len(places):
+            index.broken.add(rank)
+        places.extend((at + HEAD_BYTES, length))
+        del index.torn[rank]
+    return index
 
 
 def file_of(path: Path) -> Path:
-    """The file that has the rows."""
-    return path.parent if path.parent.suffix in (".steps", ".spans") and not path.suffix else path
+    """Returns the file that has the rows."""
+    is_part = path.parent.suffix in (".steps", ".spans") and not path.suffix
+    return path.parent if is_part else path
 
 
 def opened(path: Path, chunks: int | None = None) -> Opened:
-    """The rows of a file, or of a rank's part of one, perhaps the first chunks alone. The first chunk of a node's file,
-    whoever's, is had from its beginning alone. Raises OSError: the file cannot be read.
+    """Opens the rows of a file, or of a rank's part of one, optionally only the first chunks. The first chunk of a
+    node's file, of any rank, is read without the rest of the file. Raises OSError: the file cannot be read.
     """
-    whole = file_of(path)
-    file = open_file(whole, follow=False)
-    if whole is path and file.peek(4)[:4] != _MARK:
+    node_file = file_of(path)
+    file = open_file(node_file, follow=False)
+    if node_file is path and file.peek(4)[:4] != _MARK:
         return Opened(file)
     with file:
-        index = _index_of(whole, file, _BEGINNING if whole is path and chunks == 1 else sys.maxsize)
-        if whole is path and chunks != 1 and len(index.places) > 1:
+        index = _index_of(node_file, file, _BEGINNING if node_file is path and chunks == 1 else sys.maxsize)
+        if node_file is path and chunks != 1 and len(index.places) > 1:
             raise UnfitFileError(
                 path,
                 f"holds rows of several ranks; ask for those of one, e.g. {path.name}/rank-{min(index.places):04d}",
             )
-        rank = next(iter(index.places), _ANY) if whole is path else int(path.name[5:])
+        rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
         return _opened(
             index, rank, [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]

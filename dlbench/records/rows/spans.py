@@ -1,9 +1,9 @@
-"""`node-NNNN.spans`: what the ranks of a node did when, beyond the phases of its steps; blocks of rows.
+"""`node-NNNN.spans`: spans of the ranks of a node in more detail than the phases of steps; blocks of rows.
 
 Lanes are the threads of a trace. Stages (starting, building, profiling memory, staging, warm-up, measuring, evaluation,
 checkpoint, finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging
-from the first rank of each node, stream by stream; swap from the window of runs that treat activations by a plan:
-recomputing and waiting (track 0), what leaves the device (1), what comes back (2).
+from the first rank of each node by stream; swap from the window of runs with a plan for activations: recomputing and
+waiting (track 0), swapping out (1), swapping in (2).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STAGE, COMPUTE, EXCHANGE, INPUT, STAGING, SWAP = range(len(LANES))
 SPAN_FIELDS: tuple[tuple[str, str], ...] = (
     ("start_ns", "<i8"),  # CLOCK_MONOTONIC of this rank's machine
     ("duration_ns", "<i8"),
-    ("queued_ns", "<i8"),  # of a message: how long it was ready before it started; else 0
-    ("num_bytes", "<i8"),  # what was moved; -1 where nothing was
+    ("queued_ns", "<i8"),  # of a message: time from ready to start; else 0
+    ("num_bytes", "<i8"),  # bytes moved; -1: none
     ("step", "<i4"),  # of this run, from 0; -1 outside of steps
     ("lane", "<u2"),  # number in LANES
     ("track", "<u2"),  # within the lane: number of the reader process, of the message, of the direction; else 0
-    ("name", "<u2"),  # number in the names that the notes before gave
+    ("name", "<u2"),  # index into the names of earlier notes
     ("reserved", "<u2"),
 )
 
@@ -59,7 +59,7 @@ class SpanWriter(BlockWriter):
         self._names: dict[str, int] = {}
         self._new_names: list[str] = []
 
-    def add(
+    def add(  # noqa: PLR0913 - the fields of a row; called in hot loops
         self,
         lane: int,
         name: str,
@@ -71,7 +71,7 @@ class SpanWriter(BlockWriter):
         num_bytes: int = -1,
         queued_ns: int = 0,
     ) -> None:
-        """Adds a span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, from one thread."""
+        """Adds a span, CLOCK_MONOTONIC nanoseconds of this machine; in any order, from one thread."""
         if name not in self._names and len(self._names) >= MAX_NAMES:
             name = OTHER_NAMES
         number = self._names.get(name)
@@ -81,7 +81,7 @@ class SpanWriter(BlockWriter):
         self.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
 
     def flush(self) -> None:
-        """Writes what is held in memory, names before the spans that have them. Raises OSError: the disk is full."""
+        """Writes the rows in memory, names before the spans that use them. Raises OSError: the disk is full."""
         if self._new_names:
             names, self._new_names = self._new_names, []
             self.note({"first": len(self._names) - len(names), "names": names}, before_rows=True)
@@ -89,24 +89,24 @@ class SpanWriter(BlockWriter):
 
 
 class SpanReader(BlockReader):
-    """Spans of one rank, block by block. `run_id`: the run that they must be of; empty: any."""
+    """Reads the spans of one rank by block. `run_id`: the run that they must belong to; empty: any."""
 
     def __init__(self, path: Path, run_id: str = "") -> None:
         super().__init__(path, SPANS_FORMAT, "spans", run_id=run_id)
         self.names: list[str] = []
         """Names met so far, by number; complete for the rows given so far."""
-        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
-        if any(self.header.get(key) != value for key, value in wanted.items()):
+        expected = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
+        if any(self.header.get(key) != value for key, value in expected.items()):
             raise IncompleteDataError(f"{path}: spans of an unknown version ({self.header.get('version')!r})")
 
     def take_note(self, note: dict[str, Any]) -> None:
         first, names = note.get("first"), note.get("names")
-        # Their numbers go on where those before ended; a gap would give spans a wrong name.
+        # Indexes continue those before; after a gap spans would get wrong names.
         if type(first) is not int or not isinstance(names, list) or first != len(self.names):
             raise IncompleteDataError(f"{self.path}: names of spans are damaged")
         self.names.extend(str(name) for name in names)
         if len(self.names) > MAX_NAMES + 1:
-            raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")
+            raise IncompleteDataError(f"{self.path}: more names of spans than a file may have")
 
     def blocks(self) -> Iterator[Rows]:
         """Yields structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`."""
@@ -114,5 +114,5 @@ class SpanReader(BlockReader):
         for block in super().blocks():
             if len(block):
                 if int(block["lane"].max()) >= len(LANES) or int(block["name"].max()) >= len(self.names):
-                    raise IncompleteDataError(f"{self.path}: spans of a lane or a name that there is not")
+                    raise IncompleteDataError(f"{self.path}: spans with an unknown lane or name")
                 yield block

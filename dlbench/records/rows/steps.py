@@ -1,7 +1,6 @@
-"""`node-NNNN.steps`: raw times of every step of the ranks of a node; appended while they run, a torn tail is legal.
+"""`node-NNNN.steps`: raw times of every step of the ranks of a node, in nanoseconds.
 
-The rows lie in compressed blocks, see `dlbench.records.rows.format`: noisy times take about 27 bytes per step. All
-times are nanoseconds.
+Rows are in compressed blocks, see `dlbench.records.rows.format`; noisy times take about 27 bytes per step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PHASES = ("input", "h2d", "forward", "backward", "exchange", "optimizer")
 """Phases of a step, in order; `exchange` is the gradient exchange after the backward pass."""
 
 LAUNCHED = ("forward", "backward", "optimizer")
-"""Phases in which a device that computes on its own may wait for the host to hand it work."""
+"""Phases in which a GPU may wait for the host's calls."""
 
 FIELDS: tuple[tuple[str, str], ...] = (
     ("step", "<i4"),  # from 0, warm-up included
@@ -37,20 +36,20 @@ FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8") for phase in LAUNCHED)
-"""Further columns, of GPUs only: how long the device waited for the host's calls within the phase, at most."""
+"""Further columns of GPUs: upper bound of the device's wait for the host's calls within the phase."""
 
 _ALL_FIELDS = [list(field) for field in (*FIELDS, *LAUNCH_FIELDS)]
 
 
 def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
-    """The numpy layout of one record; `launches`: with what only GPUs have."""
-    return np.dtype([*FIELDS, *(LAUNCH_FIELDS if launches else ())])
+    """Returns the numpy type of a row. `launches`: with the columns of GPUs."""
+    return np.dtype([*FIELDS, *LAUNCH_FIELDS] if launches else list(FIELDS))
 
 
 class StepWriter(BlockWriter):
-    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call: more than
-    ranks measure between two standstills, at which they flush, so that no measured step has that work in it. Raises
-    RunError: rows of the rank are there already, or cannot be written; as all errors, it names the file.
+    """Appends rows; keeps up to `capacity` in memory, more than ranks measure between two pauses, at which they flush,
+    so that no measured step includes the writing. Raises RunError: rows of the rank exist already, or cannot be
+    written.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 128, *, launches: bool = False) -> None:
@@ -67,7 +66,7 @@ class StepWriter(BlockWriter):
             super()._write(data, num_rows)
 
     def sync(self) -> None:
-        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files."""
+        """Writes the rows in memory and syncs the file, before the record is written."""
         with _naming(self._path):
             super().sync()
 
@@ -79,7 +78,7 @@ class StepWriter(BlockWriter):
         if kind is None:
             self.close()
             return
-        # Why it ends is known already; a disk that refuses the rest as well would hide it.
+        # The first error must not be hidden by a second one.
         with suppress(RunError):
             self.close()
 
@@ -94,33 +93,33 @@ def _naming(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFile:
-    """Steps of one rank, as read."""
+    """The steps of a rank."""
 
     header: dict[str, Any]
     steps: npt.NDArray[np.void]  # Structured array with the fields of `FIELDS`.
-    torn_bytes: int  # Bytes behind the last whole block: 0 unless the rank was killed while writing.
+    torn_bytes: int  # Bytes behind the last complete block; 0 unless the rank was killed.
 
     @property
     def measured(self) -> npt.NDArray[np.void]:
-        """Without warm-up."""
+        """Returns the steps without warm-up."""
         measured: npt.NDArray[np.void] = self.steps[self.steps["warmup"] == 0]
         return measured
 
 
 class StepReader(BlockReader):
-    """Steps of one rank. `rows`: what was opened already; `run_id`: the run that they must be of; empty: any."""
+    """Reads the steps of a rank. `rows`: an opened file; `run_id`: the run that they must belong to; empty: any."""
 
     def __init__(self, path: Path, rows: Opened | None = None, *, run_id: str = "") -> None:
         super().__init__(path, STEPS_FORMAT, "step times", rows, run_id)
         version, fields = self.header.get("version"), self.header.get("fields")
         self.launches = fields == _ALL_FIELDS
-        """Whether rows have `LAUNCH_FIELDS` too."""
+        """Whether rows have `LAUNCH_FIELDS`."""
         if version != STEPS_VERSION or not (self.launches or fields == _ALL_FIELDS[: len(FIELDS)]):
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
 
 
 def read_steps(path: Path, run_id: str = "") -> StepFile:
-    """The steps of one rank. Raises IncompleteDataError: as `StepReader`, or they are damaged."""
+    """Reads the steps of a rank. Raises IncompleteDataError: as `StepReader`, or they are damaged."""
     reader = StepReader(path, run_id=run_id)
     blocks = [*reader.blocks()]
     # Not `concatenate`, which compares the fields of all arrays with each other.

@@ -131,7 +131,7 @@ class Glued(UNet):
 
 
 def test_a_network_without_a_chain_is_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match="none of its modules is given the very tensor that another one returns"):
+    with pytest.raises(UserError, match="none of its modules takes the tensor that another one returns"):
         cut_of(Glued(), torch.randn(4, 64))
 
 

@@ -420,7 +420,7 @@ def test_spans_of_another_version_are_refused(path: Path, change: dict[str, Any]
         ({"first": 0, "names": "a"}, "names of spans are damaged"),
         ({}, "names of spans are damaged"),
         ({"first": 0, "names": ["a"] * 65_537}, "more names"),
-        ({"first": 0, "names": []}, "a name that there is not"),
+        ({"first": 0, "names": []}, "an unknown lane or name"),
     ],
     ids=lambda value: str(value)[:40],
 )

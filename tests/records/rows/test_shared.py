@@ -88,11 +88,11 @@ def test_a_rank_begins_once(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
     rows(path, 2, 2)
     before = path.read_bytes()
-    with pytest.raises(RunError, match=r"node-0000\.steps: cannot be written: holds rows of rank 1 already; start"):
+    with pytest.raises(RunError, match=r"node-0000\.steps: cannot be written: already contains rows of rank 1; start"):
         writer(path, 1)
     assert path.read_bytes() == before
     path.write_bytes(b"of something else, and longer than a head")
-    with pytest.raises(RunError, match="holds what no rank wrote"):
+    with pytest.raises(RunError, match="already contains data that no rank wrote"):
         writer(path, 1)
     path.unlink()
     os.mkfifo(path)
@@ -175,10 +175,10 @@ def test_a_plan_that_says_nothing_of_nodes_is_named(tmp_path: Path) -> None:
         '{"layout": {"ranks": 1, "nodes": 2}}',
     ):
         folder.plan.write_text(content)
-        with pytest.raises(IncompleteDataError, match=r"plan\.json: says not which node has rank 3: "):
+        with pytest.raises(IncompleteDataError, match=r"plan\.json: does not show which node has rank 3: "):
             folder.steps(3)
     folder.plan.unlink()
-    with pytest.raises(IncompleteDataError, match=r"plan\.json: says not which node has rank 3: No such file"):
+    with pytest.raises(IncompleteDataError, match=r"plan\.json: does not show which node has rank 3: No such file"):
         folder.spans(3)
     assert str(run_folder(tmp_path, 1, 4).steps(3)) == f"{tmp_path}/node-0000.steps/rank-0003"
 
@@ -191,7 +191,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     ]
     one, other = (read_run(folder.path) for folder in (apart, together))
     assert measure(one) == measure(other)
-    assert damaged_traces(together.path, together.path.name, whole=True) == ()
+    assert damaged_traces(together.path, together.path.name, every_block=True) == ()
     texts = []
     for run in (one, other):
         notes = Notes()

@@ -136,7 +136,7 @@ def test_spans_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
     existing.node_spans(0).write_bytes(b"what another run has written")
     other = RankSpans(plan_of(), existing, PLACE)
     assert other.close()["dropped"] == 1
-    assert "holds what no rank wrote" in other.problem
+    assert "already contains data that no rank wrote" in other.problem
     assert existing.node_spans(0).read_bytes() == b"what another run has written"
 
 

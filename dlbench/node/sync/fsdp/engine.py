@@ -91,10 +91,7 @@ class FsdpEngine(TorchRanks):
         return model, optimizer
 
     def _make_mesh(self) -> DeviceMesh:
-        """Makes the device mesh: replicas, shards, tensor parallelism; neighbouring ranks in the last dimension.
-
-        Dimensions of one rank are left out, unless the run has only one.
-        """
+        """Makes the mesh: replicas, shards, tensor-parallel neighbours; no dimensions of one rank, unless all are."""
         tensor_ranks, size = self._settings.tensor_ranks, self._place.size
         lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
         is_sharded = tensor_ranks < size or size == 1
@@ -124,10 +121,7 @@ class FsdpEngine(TorchRanks):
             block.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])
 
     def _frees(self, name: str) -> bool:
-        """Returns whether a module's parameters are freed between the passes.
-
-        The root's are not, which is torch's default: the backward pass begins with them.
-        """
+        """Returns whether a module is freed between the passes; not the root, as the backward pass begins with it."""
         return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
@@ -292,10 +286,7 @@ class FsdpEngine(TorchRanks):
         ]
 
     def _check_shards(self) -> tuple[bool, str]:
-        """Returns whether the shards of all ranks hold each parameter once per copy, and the counted elements in words.
-
-        Called by all ranks.
-        """
+        """Returns whether all ranks' shards hold each parameter once per copy, and counts; called by all ranks."""
         total = sum(self.gather(sum(_local(shard).numel() for shard in self._shards.values())))
         expected = padding = 0
         for name, shape in self._shapes.items():
@@ -346,10 +337,7 @@ class FsdpEngine(TorchRanks):
         return {2: "bf16", 4: "fp32"}.get(scattered_bytes // max(1, elements), "unknown")
 
     def settings(self) -> list[Setting]:
-        """Returns settings, after `exchange_result`.
-
-        Sharding is in force only if the shards hold every parameter and the bytes are those that sharding sends.
-        """
+        """Returns settings, after `exchange_result`; sharding is in force only if shards and sent bytes agree."""
         requested, settings = self._settings, super().settings()
         if requested.offload:
             shards = [_local(shard) for shard in self._shards.values()]

@@ -2,15 +2,12 @@
 
 The network's table of layers (`Layer.tensor`) says how each is divided: a product by its outputs (`ColwiseParallel` of
 torch) or by its inputs (`RowwiseParallel`), attention by its heads. The ranks of a replica read the same samples and
-hold undivided layers (embeddings, norms) whole; activations between layers are whole and equal on them. A layer of BERT
-takes four all-reduces of activations: in the forward pass of the partial sums after the attention output and the second
-feed-forward product, in the backward pass of the gradients of the inputs of query, key and value, and of the first
-feed-forward product. torch would make them itself, those of query, key and value separately; here they are made where
-they can be counted and timed.
+hold undivided layers (embeddings, norms) whole. A layer of BERT takes four all-reduces of activations: of the outputs
+of attention and feed-forward block in the forward pass, of the gradients of their inputs in the backward pass. They are
+made here and not by torch, so that they can be counted and timed.
 
 Ranks of a replica have equal seeds, so dropout of whole tensors is the same on each. Within attention each rank draws
-different random numbers, as different heads do on one rank: the draws differ from those of one rank, have the same
-distribution, and depend only on seed and step.
+different random numbers, of the distribution of one rank, that depend only on seed and step.
 """
 
 from __future__ import annotations
@@ -81,7 +78,6 @@ class SharedLayers:
         return replicate
 
     def _output_hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        """Returns a hook that sums a module's partial outputs over the ranks of the replica."""
 
         def add(module: nn.Module, args: Any, partial_output: Tensor) -> Tensor:
             return self._sum(partial_output, "forward", name)
@@ -125,8 +121,6 @@ class SharedLayers:
 
 
 class _Sum(torch.autograd.Function):
-    """Sums a tensor over ranks in the forward pass, or its gradient in the backward pass."""
-
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, add: Callable[[Tensor], None], phase: str) -> Tensor:
         if phase == "backward":

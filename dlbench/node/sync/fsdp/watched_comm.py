@@ -233,17 +233,12 @@ class CommWatch:
                 # torch keeps the memory of one reduce-scatter at a time: if this one is still in flight when the next
                 # module's gradients are ready, the computing stream waits. Earlier passes of the step sent none.
                 arrivals = step.arrivals.get((next_scatters.pop(0), "leave"), [])[-1:]
-            wait_s = 0.0
-            if arrivals:
-                wait_s = max(0.0, between(arrivals[0], call.done))
+            wait_s = max(0.0, between(arrivals[0], call.done)) if arrivals else 0.0
             exposed_s.append(wait_s)
         return exposed_s
 
     def seconds(self) -> dict[tuple[str, Phase], float]:
-        """Returns the seconds that this rank waited in all measured steps, by method and phase.
-
-        On a GPU it is the mean over watched steps, times the number of measured steps.
-        """
+        """Returns this rank's waiting in all measured steps by method and phase; on a GPU scaled from watched steps."""
         if self.clock.marks_are_free or not self.steps:
             return dict(self._seconds)
         total: dict[tuple[str, Phase], float] = defaultdict(float)

@@ -260,7 +260,6 @@ class HorovodEngine(Engine):
         )
 
     def _from_timeline(self, summary: TimelineSummary) -> dict[str, Any]:
-        """Returns the fields of `ExchangeResult` that come from the timeline of the watched steps."""
         fields: dict[str, Any] = {
             "exchange": exchange_of(summary.timeline.methods),
             "messages": summary.messages,

@@ -92,10 +92,7 @@ def evidence(summary: TimelineSummary, carrier: str) -> str:
 
 
 def fusion_in_force(requested: Fusion | None, summary: TimelineSummary | None, place: RankPlace) -> Setting:
-    """Returns tensor fusion read back from the library, or the size of a message that is larger than requested.
-
-    `requested`: None if the autotuner chooses.
-    """
+    """Returns fusion read back from Horovod, or by a larger message; `requested` None: the autotuner chooses."""
     threshold = read_back("horovod_effective_fusion_threshold_bytes", ctypes.c_longlong)
     evidence = NOT_READ if threshold is None else READ
     if requested is not None and summary is not None:
@@ -136,10 +133,7 @@ class TuningRow:
 
 
 def parse_log(text: str) -> tuple[TuningRow, ...]:
-    """Returns the complete rows of an autotuner's log, without a row that is still being written.
-
-    Horovod writes a blank after one comma of its rows, but not of its header.
-    """
+    """Returns the complete rows of an autotuner's log; rows have a blank after one comma, the header has not."""
     lines = text[: text.rfind("\n") + 1].splitlines()
     rows = []
     for fields in csv.DictReader(lines, skipinitialspace=True):
@@ -204,10 +198,7 @@ class TuningWatch:
 
 
 def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | None:
-    """Returns the seconds that tuning cost: its steps minus as many steps at the later median; at least 0.
-
-    `settled_step`: steps until the search ended; None: it did not.
-    """
+    """Returns seconds of tuning steps above the later median, 0 or more; None if the search did not end."""
     if settled_step is None or not step_s[settled_step:]:
         return None
     after = statistics.median(step_s[settled_step:])

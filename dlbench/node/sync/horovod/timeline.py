@@ -1,16 +1,13 @@
 """Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused.
 
-The file is a Chrome trace. Each tensor is a process (`pid`); its spans nest: `ALLREDUCE` around
-`MEMCPY_IN_FUSION_BUFFER`, the operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`) and
-`MEMCPY_OUT_FUSION_BUFFER`; the end of `ALLREDUCE` gives type and shape of the sent tensor. Times are microseconds of
-the steady clock since Horovod's start (timeline.cc of Horovod 0.28). A killed process leaves the array open and may
-cut the last entry.
+The file is a Chrome trace. Each tensor is a process (`pid`); its spans nest: `ALLREDUCE` around the copies and the
+operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`); the end of `ALLREDUCE` gives type and shape. Times are
+microseconds of the steady clock since Horovod's start (timeline.cc of Horovod 0.28).
 
 Rank 0 records it during a few warm-up steps. With HOROVOD_TIMELINE set, rank 0 has a writer thread that polls for the
-whole run (WriterLoop in timeline.cc of Horovod 0.28): 92 % of an idle core and, as it yields, 0.3 % of a busy one where
-this was tried. It is recognised because it never waits, and moved to the idle scheduling class before the measured
-steps, so that any other thread runs first. While the window is open it keeps its class, because Horovod's background
-thread waits for its lock. A build in which that thread sleeps needs none of this.
+whole run (WriterLoop in timeline.cc): 92 % of an idle core and, as it yields, 0.3 % of a busy one where this was tried.
+It is recognised because it never waits, and moved to the idle scheduling class after the window (not before, because
+Horovod's background thread waits for its lock). A build in which that thread sleeps needs none of this.
 """
 
 from __future__ import annotations
@@ -377,10 +374,7 @@ class TimelineWindow:
                 yield number, step, messages
 
     def _origin_s(self, pairs: Sequence[tuple[WatchedStep, tuple[FusedMessage, ...]]]) -> tuple[float | None, str]:
-        """Returns time 0 of the timeline on the monotonic clock, in seconds; or None and the reason.
-
-        Horovod's times are the host's on a GPU, too: rank 0 waits there for the begin and end of each message.
-        """
+        """Returns time 0 of the timeline, whose times are the host's, on the monotonic clock in s; or the reason."""
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
             return None, "the timeline does not say when its times begin"
@@ -412,7 +406,6 @@ class TimelineWindow:
         )
 
     def _interval(self, step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
-        """Returns begin and end of an operation, in seconds after the start of the backward pass."""
         begin_s = self._watch.clock.monotonic_ns(step.begin) / 1e9
         return origin_s + message.begin_us / 1e6 - begin_s, origin_s + message.end_us / 1e6 - begin_s
 
@@ -443,10 +436,7 @@ def _threads() -> dict[int, tuple[int, int]]:
 
 
 def _spinning_thread(old_threads: set[int]) -> int | None:
-    """Returns the one new thread that computes and never waits while there is no work; None if there is no such.
-
-    Horovod's other threads wait in every cycle, on a crowded machine too.
-    """
+    """Returns the one new thread that never waits while there is no work; Horovod's others wait in every cycle."""
     before = _threads()
     time.sleep(_SPIN_CHECK_S)
     spinning = []

@@ -1,14 +1,9 @@
 """Buckets: the gradients of one message, their buffer, and the thread that exchanges messages.
 
-A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and from then on
-the parameter's `grad` is a view of the buffer: nothing is copied back. On a CPU that is done when autograd has just
-written the gradient; on a GPU for all of a bucket together, by two operations instead of one per gradient. (Making
-`grad` a view before the backward pass would cost more: the buffer would have to be cleared first, and autograd would
-add to it.)
-
+A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and then becomes a
+view of it. (Making it a view before the backward pass would cost more: autograd would add to a cleared buffer.)
 Wait-free back-propagation (Zhang et al., Poseidon, 2017): the backward pass hands over complete messages and continues;
-one thread exchanges. A message that is complete early waits for those before it, because all ranks must exchange in
-the same order. torch releases the GIL while autograd or a library works, so both run in parallel.
+one thread exchanges them, on all ranks in the same order. torch releases the GIL meanwhile, so both run in parallel.
 """
 
 from __future__ import annotations
@@ -35,10 +30,7 @@ def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
-    """Returns numbers of tensors that make the shortest messages of at least `num_bytes`; the last may be smaller.
-
-    `sizes`: bytes of the tensors in the order in which they are ready.
-    """
+    """Returns numbers of tensors, in order of `sizes` (bytes), for the shortest messages of at least `num_bytes`."""
     counts, count, message_bytes = [], 0, 0
     for size in sizes:
         count += 1
@@ -52,7 +44,7 @@ def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
 
 
 def arena_elements(counts: Sequence[int], multiple: int) -> int:
-    """Returns the elements of an arena for tensors of so many elements, however they are put into messages."""
+    """Returns the elements of an arena for tensors of `counts` elements, however they are put into messages."""
     return sum(counts) + len(counts) * (multiple + ALIGNMENT)
 
 
@@ -60,7 +52,6 @@ class Bucket:
     """One message: a buffer, and a view of it for each gradient."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
-        """Takes its buffer from the start of `arena`, padded with zeros to `multiple` elements, for equal shares."""
         self.parameters = tuple(parameters)
         self.num_elements = sum(p.numel() for p in parameters)
         self.vector = arena[: -(-self.num_elements // multiple) * multiple]
@@ -84,10 +75,7 @@ class Bucket:
         return self.num_elements * self.vector.element_size()
 
     def take(self, place: int, scale: float) -> None:
-        """Copies a gradient into the buffer, times `scale`, and makes it a view of it; zeros if there is none.
-
-        On a GPU that is done for all gradients together when the last one is taken.
-        """
+        """Copies a gradient times `scale` (zeros if none), makes it a view; on a GPU all with the last one."""
         self.missing -= 1
         if not self.takes_together:
             view, parameter = self._views[place], self.parameters[place]

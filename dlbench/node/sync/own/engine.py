@@ -384,5 +384,4 @@ class OwnExchange(EngineOverLibrary):
 
 
 def _ascending(times_s: Sequence[float]) -> list[int]:
-    """Returns the numbers of gradients in the order of their times; equal times in the order of numbers."""
     return sorted(range(len(times_s)), key=times_s.__getitem__)

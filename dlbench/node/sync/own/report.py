@@ -82,11 +82,7 @@ class ExchangeMoments:
         return messages
 
     def sums(self) -> dict[str, float]:
-        """Returns medians over steps, in seconds, as fields of `ExchangeResult`.
-
-        Communication, its parts after the backward pass (exposed) and within it (hidden), the backward pass, and
-        packing and merging if messages are packed.
-        """
+        """Returns medians over steps, in seconds, as fields of `ExchangeResult`; packing and merging if any."""
         times_of_steps = [self._step(step) for step in self.steps]
         times = {}
         for key in times_of_steps[0]:

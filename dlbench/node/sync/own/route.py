@@ -118,9 +118,7 @@ class RouteBuilder:
         self._arena = torch.zeros(elements, dtype=torch.float32, device=self.device)
         method = self._method(groups)
         wire = self.plan.sync.wire
-        line = None
-        if self.plan.sync.fusion.rule == "mgwfbp":
-            line = self._line(method, wire)
+        line = self._line(method, wire) if self.plan.sync.fusion.rule == "mgwfbp" else None
         return Route(
             world=self._world,
             method=method,
@@ -155,7 +153,6 @@ class RouteBuilder:
         return Hybrid(flat, hierarchical, threshold_bytes)
 
     def _line(self, method: Method, wire: Wire) -> LineCost:
-        """Returns seconds by bytes of gradients, from `sync.network` or timed now."""
         name = f"{self._carrier} {method.name}"
         if wire != "fp32":
             name += f" {wire}"
@@ -178,7 +175,6 @@ class RouteBuilder:
 
     @property
     def _num_lines(self) -> int:
-        """Number of lines that the plan needs."""
         sync, num_lines = self.plan.sync, 0
         if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
             num_lines += 2
@@ -344,16 +340,11 @@ class Hybrid(Method):
         return self._for_size(num_bytes).sent(num_bytes)
 
     def _for_size(self, num_bytes: float) -> Method:
-        if num_bytes < self.threshold_bytes:
-            return self._hierarchical
-        return self._flat
+        return self._hierarchical if num_bytes < self.threshold_bytes else self._flat
 
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
-    """Returns the elements of the vectors to time: from 4 KiB to the largest by factors of four.
-
-    Each is a multiple of `multiple`. There are at least two, as a line needs.
-    """
+    """Returns elements of two or more vectors to time, multiples of `multiple`: from 4 KiB by factors of four."""
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * 4 < largest_bytes:
         sizes.append(sizes[-1] * 4)
@@ -379,10 +370,7 @@ class Calibration:
     gather: Callable[[Any], list[Any]]  # `Engine.gather`.
 
     def measure(self, name: str, counts: Sequence[int], budget_s: float) -> LineCost:
-        """Returns the line `name` from messages of `counts` elements.
-
-        Larger sizes are left out once rank 0 has used `budget_s`; two sizes are always timed.
-        """
+        """Returns the line `name` from messages of `counts` elements: two sizes, and more while `budget_s` lasts."""
         began = time.monotonic()
         flag = torch.zeros(1, device=self.arena.device)
         stream_timer = None
