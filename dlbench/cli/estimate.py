@@ -230,9 +230,9 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
         raise UserError(f"{runs[0]}: is not a folder of runs; for a workload, --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
-    from dlbench.views.time_to_train import Asked, TimeToTrain
+    from dlbench.views.time_to_train import TimeToTrain, TrainingQuestion
 
-    report, document = estimate_of(read_runs(runs, where), Asked(**question))
+    report, document = estimate_of(read_runs(runs, where), TrainingQuestion(**question))
     emit(document, "json" if as_json else "text", None, full=True)
     times = [time_to_train for group in report.groups if (time_to_train := group.of(TimeToTrain))]
     problem = f"{named(runs)}: no run has figures of speed; `dlbench report` says why"

@@ -24,11 +24,11 @@ from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import (
-    Asked,
     TimeToTrain,
     TimeToTrainView,
     TrainingAnswer,
     TrainingPoint,
+    TrainingQuestion,
     answers,
     held_by,
 )
@@ -49,8 +49,8 @@ START_S = 3.5
 """What the factory's ranks take from the start of the process to the first step."""
 
 
-def found_in(folder: Path, asked: Asked | None = None) -> TimeToTrain:
-    (group,) = estimate(scan(folder), asked or Asked())[0].groups
+def found_in(folder: Path, asked: TrainingQuestion | None = None) -> TimeToTrain:
+    (group,) = estimate(scan(folder), asked or TrainingQuestion())[0].groups
     return group.of(TimeToTrain)
 
 
@@ -175,7 +175,7 @@ def test_runs_to_a_target_tell_their_own_time_and_none_where_one_missed_it(tmp_p
         missed = plan.layout.ranks == 2 and plan.series.repeat == 3
         training = Training(values=[0.1, 0.2, 0.3 if missed else 0.6])
         write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(training=training))
-    found = found_in(tmp_path, Asked(deadline_s=60))
+    found = found_in(tmp_path, TrainingQuestion(deadline_s=60))
     (one,) = found.points
     assert found.amount == "Trained to a top-1 accuracy of at least 50.0 %, as measured."
     # 3 evaluations of 0.5 s, one behind 20 steps of 0.1 s each.
@@ -185,7 +185,7 @@ def test_runs_to_a_target_tell_their_own_time_and_none_where_one_missed_it(tmp_p
     assert found.answers[0].remarks == (
         "The whole interval of the mean is under 60 seconds, without start-up and queue.",
     )
-    asked = found_in(tmp_path, Asked(epochs=2))
+    asked = found_in(tmp_path, TrainingQuestion(epochs=2))
     # An epoch of 160 images at 80 images a second.
     assert asked.points[1].time.value == pytest.approx(2 * 160 / 80 + START_S)
 
@@ -209,7 +209,7 @@ def test_what_jobs_hold_is_what_is_billed(
     write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), story)
     (run,) = scan(tmp_path).runs
     assert {what: held_by(run, what) for what in held} == held
-    found = found_in(tmp_path, Asked(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
+    found = found_in(tmp_path, TrainingQuestion(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
     (point,) = found.points
     assert found.held == "GPU"
     assert point.price.value == pytest.approx(held["GPU"] * 2.5 * (1 + START_S / 3600))
@@ -264,7 +264,7 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
     points: tuple[TrainingPoint, ...], limit: float, other: float | None, is_deadline: bool
 ) -> None:
     hours = limit * 4 / 3600
-    asked = Asked(deadline_s=limit if is_deadline else other, budget=None if is_deadline else hours)
+    asked = TrainingQuestion(deadline_s=limit if is_deadline else other, budget=None if is_deadline else hours)
     (answer,) = answers(points, asked, "GPU")
 
     def meets(point: TrainingPoint) -> bool:
@@ -282,7 +282,7 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
 
 
 def sure(points: Sequence[TrainingPoint], deadline: float) -> TrainingAnswer:
-    (found,) = answers(points, Asked(deadline_s=deadline), "GPU")
+    (found,) = answers(points, TrainingQuestion(deadline_s=deadline), "GPU")
     return found
 
 
