@@ -151,9 +151,9 @@ def test_errors_of_the_readers_are_those_of_the_command(
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("", "answered nothing that can be read"),
-        ("print('[]')", "answered nothing that can be read"),
-        ("print('{}')", "answered nothing that can be read: format"),
+        ("", "gave an answer that cannot be read"),
+        ("print('[]')", "gave an answer that cannot be read"),
+        ("print('{}')", "gave an answer that cannot be read: format"),
         ("raise SystemExit(9)", "ended with 9"),
         ("import os\nos.kill(os.getpid(), 9)", "ended by signal SIGKILL"),
     ],
