@@ -109,9 +109,9 @@ def test_opens_stats_and_listings_and_how_long_a_listing_takes(answering: Answer
     text = " ".join(result.stdout.split())
     assert "Opening files Page cache Ranks Opens/s Stats/s Names listed/s cold 1 1,000 4,000 200,000" in text
     assert "warm 4 4,000 4,000 800,000" in text
-    assert "The names of 1,000,000 files were from .dlbench-index in 250 ms; " in text
+    assert "The names of 1,000,000 files came from .dlbench-index in 250 ms; " in text
     told = "names and attributes of files stay cached (not root)"
-    assert f"listing them would take one rank 5 s, by what it listed cold ({told})." in text
+    assert f"listing them would take one rank 5 s, by the cold listing rate ({told})." in text
     found = json.loads(io("resnet50", "--data", data, "--repeats", 5, "--json").stdout)["supplies"][0]
     assert (found["opens_per_s"]["value"], found["num_files"], found["open_s"]) == (1000, 1000000, 0.25)
 
