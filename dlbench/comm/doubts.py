@@ -96,7 +96,7 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         point.num_bytes // width,
         width,
         shards=run.plan.comm.shards,
-        chunks=point.chunks_run,
+        chunks=point.chunks,
     )
     problems = []
     steps = max(rank.steps for rank in ranks)

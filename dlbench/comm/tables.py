@@ -1,8 +1,4 @@
-"""Reads the output of nccl-tests (text or JSON) and of OSU's micro-benchmarks as series of times.
-
-A series holds the times of one program, data type, operation, root and side (in place or out of place); the cycles of
-nccl-tests are its repeats.
-"""
+"""Reads the output of nccl-tests (text or JSON) and of OSU's micro-benchmarks as series of times."""
 
 from __future__ import annotations
 
@@ -113,9 +109,7 @@ class NcclTable(OutputTable):
             return
         before = len(self.cells)
         for column, word in zip(self.columns[before:], words, strict=False):
-            form = NUMBER
-            if column in ("type", "redop"):
-                form = NAME
+            form = NAME if column in ("type", "redop") else NUMBER
             if column == "timestamp" or not form.fullmatch(word):
                 break
             self.cells += (word,)
@@ -183,9 +177,7 @@ class OsuTable(OutputTable):
     def set_columns(self, text: str, line: int) -> None:
         if any(series.dtype == self.dtype for series in self.series.values()):
             raise ValueError("a second table without a title; give all that each program printed")
-        unit = "us"
-        if self.head.measures == "bandwidth":
-            unit = "MB/s"
+        unit = "MB/s" if self.head.measures == "bandwidth" else "us"
         self.columns, self.last_size = re.split(r"\s{2,}|\t", text), None
         self.head.line = line
         if f"({unit})" not in "".join(self.columns[1:2]):
@@ -266,9 +258,7 @@ class OutputReader:
                 program = f"OSU {library}{one_sided} {name} (one-sided)"
             self._leave_out(program)
             return
-        carrier = "nccl"
-        if library == "MPI":
-            carrier = "mpi"
+        carrier = "mpi" if library == "MPI" else "nccl"
         title = f"OSU {name} {version or ''}".strip()
         self._table = OsuTable(
             OutputSeries(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind)
@@ -355,7 +345,7 @@ def read_output(path: Path) -> OutputReader:
 
 
 def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
-    """Raises `LookupError`, `TypeError`, `AttributeError`: another form; `ValueError`: no figures."""
+    """Returns the series of a JSON report. Raises `LookupError`, `TypeError`, `AttributeError`: another form."""
     kind: str | None = ""
     if program := PROGRAM.search(report["args"][0]):
         kind = kind_of(program[1])
@@ -371,11 +361,8 @@ def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]
         for figures in (row["out_of_place"], row["in_place"]):
             if "cpu_time" in figures:
                 raise ValueError(f"cpu_time {CPU_TIME}")
-            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"]]
-            if figures["nwrong"] is None:
-                cells.append("N/A")
-            else:
-                cells.append(figures["nwrong"])
+            wrong = "N/A" if figures["nwrong"] is None else figures["nwrong"]
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], wrong]
         table.add_row(cells)
     if "average_bus_bandwidth" not in report or not table.has_figures:
         raise ValueError("has no complete table: the run did not end; give the file of a complete run")

@@ -1,11 +1,5 @@
-"""Models own work of a rank over its batch, and epochs to a target over the global batch.
-
-Own work is w(b) = w0 + w1 b, piecewise through all measured batches; beyond the smallest or the largest it is a line
-through that end, with a model error that grows with each halving or doubling (`dlbench.perfmodels.extrapolation`) and
-is estimated from the smallest batch, predicted by the others.
-
-Epochs to a target are E(B) = E0 (1 + B / Bc) (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
-section 2.4: examples processed over their minimum, with the best learning rate of each batch).
+"""Models own work of a rank over its batch, w(b) = w0 + w1 b by pieces, and epochs to a target over the global batch,
+E(B) = E0 (1 + B / Bc) (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.4).
 """
 
 from __future__ import annotations
@@ -24,8 +18,7 @@ LEAST_BATCHES = 3  # Global batches with runs to the target needed to fit both E
 
 
 def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Returns draws of the own work of a rank at `batch` samples, seconds, shape (draws,). The runs of each batch are
-    drawn with replacement; beyond the measured batches the model's error is included. Equal seeds draw equal runs, so
+    """Returns draws of a rank's own work at `batch` samples, seconds, shape (draws,). Equal seeds draw equal runs, so
     that ratios of two batches are paired. `batches`: two or more, ascending.
     """
     rng = np.random.default_rng([*seed, 0])
@@ -61,9 +54,8 @@ def why_no_epochs(quality: QualityFigures) -> Refused | None:
 
 
 def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Returns draws of the epochs to the target at a global batch, shape (draws,). Residuals of the law are drawn for
-    each run; two points of the prior of `dlbench.perfmodels.extrapolation` replace the two fitted constants. Beyond the
-    largest batch of a run the model's error is included. Raises `ValueError`: see `why_no_epochs`.
+    """Returns draws of the epochs to the target at a global batch, shape (draws,), by residuals of the law for each
+    run; two points of the prior replace the two fitted constants. Raises `ValueError`: see `why_no_epochs`.
     """
     if (why := why_no_epochs(quality)) is not None:
         raise ValueError(why.text)

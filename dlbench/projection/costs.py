@@ -1,15 +1,6 @@
 """Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend.
-
-Messages are priced by each algorithm that the library may use, each order of nodes below leaf switches and each draw of
-the network's costs. These are drawn by their likelihood at the measured points, where the time of messages is the price
-times a level and a trend per doubling of the ranks. The trend continues beyond the anchor, as congestion does.
-
-Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. The order
-is that of the largest measured point on several leaf switches; if none was recorded, it is drawn between sorted and
-shuffled.
-
-Nodes of one machine (a one-box cluster) share its cores (`Ingredients.shared_cores`), and messages of more ranks wait
-for these: messages become longer by the CPU time that they take.
+These are drawn by their likelihood at the measured points, where the time of messages is the price times a level and a
+trend per doubling of the ranks, such as congestion, which continues beyond the anchor.
 """
 
 from __future__ import annotations
@@ -79,9 +70,7 @@ class Costs:
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> Costs | None:
-        """Returns the costs; None if no exchange was recorded. `names`: algorithms that a library may choose. Raises
-        `NoModelError`: the exchange of the runs has no model.
-        """
+        """Returns the costs; None: no exchange was recorded. `names`: of a library. Raises `NoModelError`."""
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
@@ -159,9 +148,7 @@ class Costs:
         )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Returns the doublings from the anchor, shape (points,), and the logarithm of measured over priced times,
-        shape (points, orders, rows of costs), for points on several nodes with the time of messages.
-        """
+        """Returns doublings from the anchor, (points,), and log measured over priced times, (points, orders, costs)."""
         doublings, missed = [], []
         for point in self.ingredients.points:
             times = [run.communication_s for run in point.runs if run.communication_s]
@@ -170,21 +157,16 @@ class Costs:
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
                 prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                costs = [self._total(price, messages.sizes) for price in prices]
+                costs = [self._rows(sum(map(price, messages.sizes), np.zeros(1))) for price in prices]
                 missed.append(np.log(np.mean(times) / np.array(costs)))
         num_rows = max(1, len(self.network.draws))
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
-
-    def _total(self, price: Price, sizes: Sequence[float]) -> Array:
-        total: Array = np.sum([self._rows(price(size)) for size in sizes], axis=0)
-        return total
 
     def _rows(self, price: Array) -> Array:
         """Returns a price by draw of the network's costs; by the fitted costs if there are no draws."""
         return price[1:] if self.network.draws else price
 
     def names(self, method: ExchangeMethod | None) -> tuple[str, ...]:
-        """Returns the algorithms by which an exchange is priced."""
         algorithm = priced_as(method or self.ran)
         if method is None or method.exchange == self.ran.exchange:
             return self.algorithms
@@ -192,9 +174,7 @@ class Costs:
 
     def _layout(self, ranks: int, method: ExchangeMethod | None, order: Order) -> Layout:
         method, full, leaf = method or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
-        group = full
-        if method.exchange in GROUPED:
-            group = method.group_size
+        group = method.group_size if method.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
         leaf_size = leaves = None
@@ -251,7 +231,7 @@ class Costs:
         return messages_of(result, fusion, seconds, ranks, backward_s=backward, cycle=cycle)
 
     def drawn(self, ranks: int, method: ExchangeMethod | None, messages: Messages) -> list[Array]:
-        """Returns the time of each message by draw, in seconds."""
+        """Returns the seconds of each message by draw."""
         prices, names, draws = self._prices(ranks, method), self.names(method), len(self.chosen)
         algorithm = self.chosen
         if names != self.algorithms:
@@ -271,16 +251,12 @@ class Costs:
 
 
 def _crowding(ingredients: Ingredients) -> float:
-    """Returns the CPU time of messages over their time on the wire at the anchor if all nodes share cores, else 0. It
-    is the CPU time on the shared cores beyond that of the smallest point, and grows with the ranks.
-    """
+    """Returns CPU time of messages beyond the smallest point over wire time at the anchor; 0: nodes share no cores."""
     anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
     times = [run.communication_s for run in anchor.runs if run.communication_s]
     if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
         return 0.0
-    alone_s = 0.0
-    if first is not anchor:
-        alone_s = first.cpu_s or 0.0
+    alone_s = 0.0 if first is anchor else first.cpu_s or 0.0
     cores_s = max(0.0, anchor.cpu_s - alone_s) * anchor.ranks / cores
     norm = 2 / sum(OVERLAP)
     wire_s = max(0.0, statistics.fmean(times) ** norm - cores_s**norm) ** (1 / norm)
@@ -289,9 +265,7 @@ def _crowding(ingredients: Ingredients) -> float:
 
 
 def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
-    """Returns the network with a level beyond leaves if it was not measured but the taper of leaves is known: uplinks
-    with the speed of nodes' links, and fewer by the taper. R3 and its flag name this assumption.
-    """
+    """Returns the network with a level beyond leaves if only their taper is known: fewer links like those of nodes."""
     leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
     if network.beyond is not None or network.across is None or leaf is None or taper is None:
         return network
@@ -319,9 +293,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
-    """Returns the index of the leaf switch of each node, as recorded at a measured rank count; None: nodes are in the
-    order of switches.
-    """
+    """Returns the index of each node's leaf switch as recorded at that count; None: nodes are in order of switches."""
     for point in ingredients.points:
         if point.ranks == ranks and point.leaves is not None:
             return point.leaves

@@ -139,7 +139,6 @@ def measured_points(ingredients: Ingredients) -> tuple[MeasuredPoint, ...]:
     first, unit = ingredients.points[0], f"{ingredients.sample_unit}/s"
 
     def by_run(point: PointFigures) -> dict[RunKey, float]:
-        """Returns mean steps by run, seconds."""
         return {KnownKey.of(run.run_id, 0, run.session or run.run_id): run.step_s for run in point.runs}
 
     def rates(point: PointFigures) -> dict[RunKey, float]:
@@ -170,9 +169,7 @@ def measured_points(ingredients: Ingredients) -> tuple[MeasuredPoint, ...]:
 
 def _quantity(targets: Sequence[Target]) -> str:
     """Returns the main figure of a projection: the efficiency, or the step if that is not known."""
-    if all(target.efficiency for target in targets):
-        return "efficiency"
-    return "step"
+    return "efficiency" if all(target.efficiency for target in targets) else "step"
 
 
 def _main(target: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
@@ -186,7 +183,6 @@ def _main(target: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
 def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[Target], ...]:
     """Returns the columns of the table of targets."""
     name, rate = _quantity(targets), f"{sample_unit}/s"
-
     step_title = "" if name == "step" else "Step"
 
     def band(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
@@ -233,7 +229,7 @@ def largest_loss(target: Target) -> str:
     return f"{largest.name}, {percent(largest.seconds.median / target.step.median, 0)}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PartRow:
     """A part of one target's step."""
 
@@ -249,24 +245,16 @@ def part_rows(targets: Sequence[Target]) -> list[PartRow]:
     rows = []
     for target in targets:
         for part in target.parts:
-            row = PartRow(
-                ranks=target.ranks,
-                part=part.name,
-                seconds=figure(part.seconds, "s"),
-                seconds_95=figure(part.seconds, "s", 95),
-                share=part.seconds.median / target.step.median,
-            )
-            rows.append(row)
+            seconds, seconds_95 = figure(part.seconds, "s"), figure(part.seconds, "s", 95)
+            share = part.seconds.median / target.step.median
+            rows.append(PartRow(target.ranks, part.name, seconds, seconds_95, share))
     return rows
 
 
 def projection_chart(
     subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more_layers: Sequence[Any] = ()
 ) -> Chart:
-    """Returns the chart of efficiency (or the step) over ranks: measured filled, projected hollow with the 80 % band.
-
-    `more_layers`: further layers over the same axes, `ranks` and `value`.
-    """
+    """Returns the chart of efficiency (or step) over ranks: measured filled, projected hollow with the 80 % band."""
     name = _quantity(targets)
     measured_rows: Rows = [
         {"ranks": point.ranks, "series": "measured", **figure_row(getattr(point, name))} for point in measured

@@ -1,8 +1,4 @@
-"""Reasons to refuse a projection, and flags on its figures: each with a code, a sentence and a remedy.
-
-`reasons` and `flags` are those by the ingredients. Those that only the model can find (R5, R8, R10, F5, F7, F8, F10,
-F12) it makes with `refused` and `flagged`, so that all codes and their words are here.
-"""
+"""Reasons to refuse a projection, and flags on its figures: each with a code, a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -114,10 +110,7 @@ def flagged(code: str, /, **words: object) -> Flag:
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
-    """Returns all reasons of the ingredients to refuse a rank count; empty if it may be projected.
-
-    `by`: the model needs a network and a recorded exchange; points only reach less far.
-    """
+    """Returns all reasons of the ingredients to refuse a rank count by the model, or by points only; empty: none."""
     without_model = tuple(_of_kind(ingredients, ranks))
     if by == "model" and not without_model:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
@@ -132,10 +125,8 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:
-    """Returns the points for a curve to a rank count.
-
-    For a target on several nodes these are points on several nodes, and a single full node if there are too few, as
-    steps inside a node differ from those between nodes. Points of the other kind of scaling have other batches.
+    """Returns the points for a curve to a rank count. For several nodes these are on several nodes, and a single full
+    node if there are too few, as steps inside a node differ.
     """
     points = [
         point
@@ -199,7 +190,6 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
 
 
 def _of_kind(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
-    """Yields the refusals of steps that no model covers, whatever else is measured."""
     anchor, exchange = ingredients.anchor, ingredients.exchange
     if not anchor.runs[0].parts:
         yield refused("R8", ranks, what="the parts of the step are not known")

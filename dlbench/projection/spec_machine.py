@@ -1,8 +1,4 @@
-"""Times of computing and messages by data sheets, an upper bound of what a machine can do.
-
-Computing is the roofline (Williams et al., "Roofline", CACM 52(4), 2009): each layer takes the longer of its operations
-at peak and its bytes at the memory's rate; each operand is moved once. Messages take alpha + bytes / rate of links.
-"""
+"""Times by data sheets: a roofline of each layer (Williams et al., CACM 52(4), 2009), links of alpha + bytes / rate."""
 
 from __future__ import annotations
 
@@ -53,9 +49,7 @@ def layout_of(system: SystemSpec, ranks: int) -> Layout:
 
 
 def elsewhere(ingredients: Ingredients, system: SystemSpec, network: NetworkModel | None) -> Ingredients:
-    """Returns the ingredients with the nodes, leaves and network of a system. `network`: its measured costs; None: by
-    data sheet. For the system of the runs only unknown values are filled in.
-    """
+    """Returns the ingredients on another system by `network` or data sheet; on their own only unknown values change."""
     stated = system.network or NetworkSpec()
     leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
     if ingredients.system in ("", system.name):

@@ -72,9 +72,7 @@ class _Ending:
 
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
-    """Returns the cause by the log; None if it has none, or if a rank reported its own failure. The log is
-    `launch.log`, else the newest `slurm-*.out`.
-    """
+    """Returns the cause by `launch.log` or the newest `slurm-*.out`; None: none, or a rank reported its own failure."""
     # Messages on an earlier attempt precede the first line of this one.
     text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]
     reason_of_job = _of_the_whole_job(text)
@@ -117,9 +115,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
 
 
 def progress_in_log(folder: RunFolder, run_id: str) -> str:
-    """Returns the last progress of rank 0, e.g. ``measuring, step 40 of 100``; without one, the last message of bash on
-    the job's script, e.g. ``module: command not found``; else an empty text.
-    """
+    """Returns the last progress of rank 0, e.g. ``measuring, step 40 of 100``, or bash's last message on the script."""
     text = _log_of(folder)
     lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", text, re.MULTILINE)
     lines = lines or _SCRIPT.findall(text.rpartition(ATTEMPT_MARK)[2])
@@ -127,10 +123,7 @@ def progress_in_log(folder: RunFolder, run_id: str) -> str:
 
 
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
-    """Returns rank and signal of a rank that a signal ended, by mpirun or srun in `launch.log`; None if there is none.
-
-    The exit code does not show it, and other ranks may be ended before they can report it.
-    """
+    """Returns rank and signal of a rank ended by a signal, which exit codes do not show, by `launch.log`; else None."""
     text = _text_of(folder.launch_log)
     noticed = _noticed(text)
     if noticed is not None:
@@ -192,7 +185,6 @@ def _first(text: str) -> _Ending | None:
 
 
 def _noticed(text: str) -> re.Match[str] | None:
-    """Returns the first message of mpirun on a rank ended by a signal."""
     # mpirun itself ends the others by SIGTERM.
     return next((match for match in _MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
 

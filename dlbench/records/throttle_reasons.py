@@ -1,7 +1,5 @@
-"""NVML's clocks event reasons (formerly throttle reasons): why a GPU's clock is below its maximum.
-
-Source: nvml.h, `nvmlClocksEventReasons` (NVIDIA driver API). Samples have the mask as an 8-byte float, exact up to
-2^53; NVML uses the lowest eleven bits.
+"""NVML's clocks event reasons (formerly throttle reasons): why a GPU's clock is below its maximum (nvml.h,
+`nvmlClocksEventReasons`). Samples have the mask as an 8-byte float, exact up to 2^53; NVML uses eleven bits.
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ _last_columns: list[Any] = []  # `fields`, `delta` and columns of the last check
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
-    """Returns the first line of a file of rows, as JSON and as bytes. `format_name`: the required `format`; `content`:
-    the content in words; `rows`: the file if it is open already.
-    """
+    """Returns the first line of a file of rows, as JSON and as bytes. `content`: in words; `rows`: the file if open."""
     try:
         with nullcontext(rows.file) if rows else opened(path, 1).file as file:
             line = file.readline(MAX_HEADER)
@@ -51,9 +49,7 @@ def read_header(path: Path, format_name: str, content: str, rows: Opened | None 
 
 class BlockReader:
     """Reads a file by block, so that memory does not grow with it; the part of a rank of a shared file is read at once.
-
-    Arguments and errors are those of `read_header`. `run_id`: the run that the rows must belong to; empty: any. Each
-    kind of file has a reader that checks its header and takes its notes (`take_note`).
+    `run_id`: the run that the rows must belong to; empty: any.
     """
 
     def __init__(
@@ -202,10 +198,7 @@ class BlockReader:
 
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Returns columns of files with equal columns and blocks, each of shape (files, rows); None if they differ.
-
-    This is faster than by file for small files; all are in memory at once. Notes are skipped.
-    """
+    """Returns columns of many small files with equal columns and blocks, shape (files, rows); None if they differ."""
     first = readers[0]
     columns, delta = first.fields(), first.header["delta"]
     if any(reader.fields() != columns or reader.header["delta"] != delta for reader in readers):

@@ -1,9 +1,5 @@
-"""`node-NNNN.spans`: spans of the ranks of a node in more detail than the phases of steps; blocks of rows.
-
-Lanes are the threads of a trace. Stages (starting, building, profiling memory, staging, warm-up, measuring, evaluation,
-checkpoint, finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging
-from the first rank of each node by stream; swap from the window of runs with a plan for activations: recomputing and
-waiting (track 0), swapping out (1), swapping in (2).
+"""`node-NNNN.spans`: spans of the ranks of a node in more detail than the phases of steps. Lanes are the threads of a
+trace (docs/formats.md); tracks of swap are recomputing and waiting (0), swapping out (1), swapping in (2).
 """
 
 from __future__ import annotations
