@@ -1,6 +1,4 @@
-"""Fits costs to measurements, and compares their predictions with the measurements. There is one fit for each system,
-carrier and element type over dlbench's own algorithms; algorithms and libraries also get lines by rank count.
-"""
+"""Fits costs to measurements, by system, carrier and type of element, and compares predictions with measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import NormalDist
 from types import MappingProxyType
 
@@ -151,13 +150,10 @@ def fit_one(
         dtype = "fp32"
     precision = _chosen("--dtype", dtype, dtypes, where)
     groups = [group for group in groups if group.dtype == precision]
-    carriers: list[str] = []
-    modelled: list[str] = []
-    run_ids: dict[str, None] = {}
-    for group in groups:
-        carriers += [series.carrier for series in group.series]
-        modelled += [series.carrier for series in group.series if not series.is_library]
-        run_ids |= dict.fromkeys(run.plan.run_id for run in group.runs)
+    all_series = list(chain.from_iterable(group.series for group in groups))
+    carriers = [series.carrier for series in all_series]
+    modelled = [series.carrier for series in all_series if not series.is_library]
+    run_ids = dict.fromkeys(run.plan.run_id for run in chain.from_iterable(group.runs for group in groups))
     carrier = _chosen("--transport", transport, modelled or carriers, where)
     scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
     fits = fit_all(table, fitted=fitted, only=scope)

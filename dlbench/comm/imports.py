@@ -1,6 +1,4 @@
-"""Fits the costs of a network to the output of nccl-tests and OSU's micro-benchmarks. A library's collective becomes a
-line per rank count; with several counts, costs are fitted for the algorithm that explains the times best.
-"""
+"""Fits the costs of a network to the output of nccl-tests and OSU's micro-benchmarks."""
 
 from __future__ import annotations
 

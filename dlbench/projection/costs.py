@@ -1,6 +1,5 @@
-"""Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend.
-These are drawn by their likelihood at the measured points, where the time of messages is the price times a level and a
-trend per doubling of the ranks, such as congestion, which continues beyond the anchor.
+"""Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend,
+by their likelihood at the measured points: the time of messages is the price times a level and a trend per doubling.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from dlbench.projection.exchange import (
     NoModelError,
     Price,
     messages_of,
+    method_of_run,
     price_of,
     priced_as,
-    way_of,
 )
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.slopes import lines, normal_slopes
@@ -59,11 +58,11 @@ class Costs:
 
     ingredients: Ingredients
     network: NetworkModel
-    ran: ExchangeMethod
+    run_method: ExchangeMethod
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # Algorithms that the runs may have used.
-    placed: npt.NDArray[np.int64]  # Index of the order, by draw.
-    chosen: npt.NDArray[np.int64]  # Index of the algorithm, by draw.
+    order_indexes: npt.NDArray[np.int64]  # Index of the order, by draw.
+    algorithm_indexes: npt.NDArray[np.int64]  # Index of the algorithm, by draw.
     rows: npt.NDArray[np.int64]  # Index of the network's draw of costs, by draw.
     trend: Array  # Logarithm of the factor on times per doubling of the ranks, by draw.
     crowding: float  # CPU time of messages over time on the wire at the anchor, if nodes share cores.
@@ -74,19 +73,19 @@ class Costs:
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
-        ran = way_of(result, ingredients.engine)
-        algorithm = priced_as(ran)
+        run_method = method_of_run(result, ingredients.engine)
+        algorithm = priced_as(run_method)
         # A library chooses its algorithm, but Gloo's all-reduce is a ring.
         if algorithm != "ring" or result.carrier in RINGS:
             names = (algorithm,)
         costs = cls(
             ingredients=ingredients,
             network=_with_uplinks(ingredients, network),
-            ran=ran,
+            run_method=run_method,
             orders=orders_of(ingredients),
             algorithms=tuple(names),
-            placed=np.zeros(draws, dtype=np.int64),
-            chosen=np.zeros(draws, dtype=np.int64),
+            order_indexes=np.zeros(draws, dtype=np.int64),
+            algorithm_indexes=np.zeros(draws, dtype=np.int64),
             rows=np.zeros(draws, dtype=np.int64),
             trend=np.zeros(draws),
             crowding=_crowding(ingredients),
@@ -113,13 +112,13 @@ class Costs:
         by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
         chances[:, by_algorithm < HARDLY] = 0.0
         columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
-        placed, chosen, rows = np.unravel_index(columns, chances.shape)
+        order_indexes, algorithm_indexes, rows = np.unravel_index(columns, chances.shape)
         standing = np.flatnonzero(by_algorithm >= HARDLY)
         return replace(
             costs,
             algorithms=tuple(list(missed)[number] for number in standing),
-            placed=placed,
-            chosen=np.searchsorted(standing, chosen),
+            order_indexes=order_indexes,
+            algorithm_indexes=np.searchsorted(standing, algorithm_indexes),
             rows=rows,
             trend=line.drawn(columns),
         )
@@ -132,18 +131,15 @@ class Costs:
         trend = self.trend
         if network != self.network:
             trend = trend - np.median(trend)
-        ran = replace(self.ran, group_size=ingredients.exchange.group_size)
         orders = orders_of(ingredients)
-        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.placed))
-        rows = self.rows % max(1, len(network.draws))
         return replace(
             self,
             ingredients=ingredients,
             network=network,
-            ran=ran,
+            run_method=replace(self.run_method, group_size=ingredients.exchange.group_size),
             orders=orders,
-            placed=placed,
-            rows=rows,
+            order_indexes=np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.order_indexes)),
+            rows=self.rows % max(1, len(network.draws)),
             trend=trend,
         )
 
@@ -167,13 +163,13 @@ class Costs:
         return price[1:] if self.network.draws else price
 
     def names(self, method: ExchangeMethod | None) -> tuple[str, ...]:
-        algorithm = priced_as(method or self.ran)
-        if method is None or method.exchange == self.ran.exchange:
+        algorithm = priced_as(method or self.run_method)
+        if method is None or method.exchange == self.run_method.exchange:
             return self.algorithms
         return (algorithm,)
 
     def _layout(self, ranks: int, method: ExchangeMethod | None, order: Order) -> Layout:
-        method, full, leaf = method or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
+        method, full, leaf = method or self.run_method, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = method.group_size if method.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
@@ -193,7 +189,7 @@ class Costs:
             layout = self._layout(ranks, method, order)
             if layout not in by_layout:
                 by_layout[layout] = [
-                    price_of(self.network, layout, method or self.ran, name) for name in self.names(method)
+                    price_of(self.network, layout, method or self.run_method, name) for name in self.names(method)
                 ]
             prices += by_layout[layout]
         return prices
@@ -202,7 +198,7 @@ class Costs:
         """Returns whether it is open if the nodes of a run are in the order of leaf switches."""
         layouts = [self._layout(ranks, None, order) for order in self.orders]
         is_in_order = np.array([layout.leaves is None for layout in layouts])
-        chance = float(np.mean(is_in_order[self.placed]))
+        chance = float(np.mean(is_in_order[self.order_indexes]))
         return HARDLY < chance < 1 - HARDLY
 
     def messages(
@@ -211,10 +207,11 @@ class Costs:
         """Returns the messages of a step: those of the runs, or those fused at that many ranks. `scale`: of costs."""
         ingredients, result = self.ingredients, self.ingredients.exchange
         assert result is not None
-        fusion = (method or self.ran).fusion
-        ran = result.fusion_rule
-        if fusion is None and ran is not None and ran.rule == "mgwfbp" and ranks != ingredients.anchor.ranks:
-            fusion = ran
+        fusion = (method or self.run_method).fusion
+        run_fusion = result.fusion_rule
+        is_other_count = ranks != ingredients.anchor.ranks
+        if fusion is None and is_other_count and run_fusion is not None and run_fusion.rule == "mgwfbp":
+            fusion = run_fusion
         cycle = None
         if ingredients.engine == "horovod" and result.by == "backend" and result.gradients:
             threshold = ingredients.fusion_threshold_bytes
@@ -232,8 +229,8 @@ class Costs:
 
     def drawn(self, ranks: int, method: ExchangeMethod | None, messages: Messages) -> list[Array]:
         """Returns the seconds of each message by draw."""
-        prices, names, draws = self._prices(ranks, method), self.names(method), len(self.chosen)
-        algorithm = self.chosen
+        prices, names, draws = self._prices(ranks, method), self.names(method), len(self.algorithm_indexes)
+        algorithm = self.algorithm_indexes
         if names != self.algorithms:
             algorithm = np.zeros_like(algorithm)
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
@@ -242,7 +239,7 @@ class Costs:
         # Messages take longer if ranks of all nodes share cores.
         share = self.crowding * ranks / self.ingredients.anchor.ranks
         longer *= (1 + share**norms) ** (1 / norms)
-        picks = len(names) * self.placed + algorithm  # Prices are ordered by order of nodes, then by algorithm.
+        picks = len(names) * self.order_indexes + algorithm  # Prices are ordered by order of nodes, then by algorithm.
         seconds = []
         for size in messages.sizes:
             rows = np.array([self._rows(price(size)) for price in prices])

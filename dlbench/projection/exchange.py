@@ -53,7 +53,7 @@ class ExchangeMethod:
     """Chunks of the messages of the run, by bytes of fp32 gradients; other messages get those of this dlbench."""
 
 
-def way_of(result: ExchangeResult, engine: str) -> ExchangeMethod:
+def method_of_run(result: ExchangeResult, engine: str) -> ExchangeMethod:
     """Returns the exchange of gradients that a run used."""
     return ExchangeMethod(
         exchange=result.exchange,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
@@ -32,7 +33,6 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
-from dlbench.records.watch import NodeLoad
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
@@ -74,7 +74,8 @@ def gathered(
     ] or exchanges
     timed.sort(key=lambda exchange: exchange.communication_s or 0.0)
     exchange = timed[(len(timed) - 1) // 2] if timed else None
-    leaves = {rank.switch for record in records for rank in record.ranks if rank.switch}
+    ranks = chain.from_iterable(record.ranks for record in records)
+    leaves = {rank.switch for rank in ranks if rank.switch}
     notes = []
     if left_out:
         notes.append(f"Left out, because their nodes are not full: {', '.join(left_out)}.")
@@ -177,9 +178,8 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         runs.append(figures)
     middle = sorted(runs, key=lambda run: run.step_s)[(len(runs) - 1) // 2]
     records = _records(point, table)
-    busy: list[NodeLoad] = []
-    for record in records:
-        busy += [load for load in record.load if load.busy_s is not None and load.window_s > 0]
+    loads = chain.from_iterable(record.load for record in records)
+    busy = [load for load in loads if load.busy_s is not None and load.window_s > 0]
     core_use = [(load.busy_s or 0.0) / (load.window_s * len(load.cores)) for load in busy]
     plan = table.runs[point.run_ids[0]].plan
     cpu_s = None
@@ -232,10 +232,7 @@ def without_strategy(run: Run) -> Run:
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
     """Returns the number of cores that all nodes share, as in a one-box cluster; None: separate cores, or unknown."""
-    loads: list[NodeLoad] = []
-    for run in runs:
-        if run.record is not None:
-            loads += run.record.load
+    loads = list(chain.from_iterable(run.record.load for run in runs if run.record is not None))
     nodes = len(loads) / max(1, len(runs))
     if nodes < 2 or any(load.others_s is None for load in loads):
         return None
@@ -324,9 +321,8 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
     def subject(run: Run) -> tuple[str, str, str, str]:
         return run.plan.workload.name, run.plan.workload.preset, run.plan.workload.data.source, goal(run)
 
-    runs: list[Run] = []
-    for other in groups or [group]:
-        runs += [run for run in other.runs if subject(run) == subject(group.sample)]
+    all_runs = chain.from_iterable(other.runs for other in groups or [group])
+    runs = [run for run in all_runs if subject(run) == subject(group.sample)]
     records = [(run, run.record) for run in runs if run.record is not None]
     noise = [record.noise_scale.noise_scale for _, record in records if record.noise_scale is not None]
     results = [(run, record.quality) for run, record in records if record.quality is not None]

@@ -1,6 +1,5 @@
-"""Records projections in RUNS/.projections/<UTC>-<digest of the file>.json, and scores them by runs planned later.
-Files are never overwritten, and changed ones are rejected. If one target was projected several times from one anchor,
-only the last projection before the first such run counts.
+"""Records projections in RUNS/.projections/<UTC>-<digest>.json, and scores them by runs planned later. Changed files
+are rejected; of several projections of a target from one anchor only the last before the first such run counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Models the scatter of nodes and their steps, and the lateness of the slowest of more nodes.
 
-In logarithms, the own work of a rank is the median of all ranks plus effects of its node and of the step. Each node
-counts with its slowest rank: h_n is the median over steps, y_nt the residual, and a step is late by max exp(h_n + y_nt)
-- 1. h of other nodes is a mixture of normal and slower hosts (importance resampling; Gelman et al., Bayesian Data
-Analysis, 3rd edition, 2013, section 10.4). y is drawn from the measured values, the largest of n nodes as the quantile
-U^(1/n) (David and Nagaraja, Order Statistics, 3rd edition, 2003, section 2.1): with spikes in 1 % of the steps, a
-fitted generalised Pareto tail was off by 41 % for 64 nodes, and this by 2 %.
+In logarithms, the own work of a node's slowest rank is the median of all ranks plus h_n (its median over steps) and
+y_nt; a step is late by max exp(h_n + y_nt) - 1. h of other nodes is a mixture of normal and slower hosts (importance
+resampling; Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section 10.4). y is drawn from measured values,
+the largest of n nodes as the quantile U^(1/n) (David and Nagaraja, Order Statistics, 3rd edition, 2003, section 2.1):
+with spikes in 1 % of the steps, a fitted generalised Pareto tail was off by 41 % for 64 nodes, this by 2 %.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from dlbench.lazy import alt
 from dlbench.projection.cost import TrainingCost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import LedgerRow, Score, line, score
-from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counted, figure
+from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
 from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -98,10 +99,8 @@ def projected_group(
     more_sections: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """Returns a projection with its ingredients. `ledger`: rows of every system; those of its own are shown."""
-    rows: list[Any] = []
-    for section in more_sections:
-        for sheet in section.sheets:
-            rows += sheet.rows
+    sheets = chain.from_iterable(section.sheets for section in more_sections)
+    rows = list(chain.from_iterable(sheet.rows for sheet in sheets))
     anchor, first, network = ingredients.anchor, ingredients.points[0], ingredients.network
     costs = "not known"
     if network is not None:
@@ -109,7 +108,7 @@ def projected_group(
         if network.num_points:
             costs += f", {network.num_points} points"
     runs = sum(len(point.runs) for point in ingredients.points)
-    ranks = counted([point.ranks for point in ingredients.points])
+    ranks = counts_text([point.ranks for point in ingredients.points])
     basis = (
         f"from {runs_text(runs)} at {ranks} ranks",
         f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
@@ -401,7 +400,7 @@ def _lines(texts: Iterable[tuple[str, str, int | None]]) -> list[str]:
             counts.append(ranks)
     lines_of_text = []
     for (code, text), counts in ranks_by_text.items():
-        ranks_of_text = f" ({counted(counts)} ranks)" if counts else ""
+        ranks_of_text = f" ({counts_text(counts)} ranks)" if counts else ""
         lines_of_text.append(f"{code}{ranks_of_text}: {text}")
     return lines_of_text
 

@@ -126,7 +126,7 @@ class Projection:
     cost_scale: float = field(default=1.0, metadata={HIDDEN: False})
 
 
-def counted(values: Sequence[int]) -> str:
+def counts_text(values: Sequence[int]) -> str:
     """Returns rank counts in words, e.g. `2, 4 and 8`."""
     texts = [f"{value:,}" for value in values]
     if len(texts) == 1:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.projected import Flag, Refused, counted
+from dlbench.projection.projected import Flag, Refused, counts_text
 from dlbench.report.wording import percent, ranks_text
 from dlbench.stats.resampling import LEAST_RUNS
 
@@ -177,7 +177,7 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     is_long_enough = len(points) >= MIN_POINTS
     short = [point.ranks for point in points if len(point.runs) < LEAST_RUNS]
     if len(anchor.runs) < LEAST_RUNS or (is_long_enough and len(usable_points(ingredients, ranks)) < MIN_POINTS):
-        yield refused("R1", None, ranks=f"{counted(short or [anchor.ranks])} ranks", least=LEAST_RUNS)
+        yield refused("R1", None, ranks=f"{counts_text(short or [anchor.ranks])} ranks", least=LEAST_RUNS)
     if is_long_enough or (is_beyond and anchor.nodes == 1):  # The latter is R2.
         return
     counts = "rank counts"
@@ -185,7 +185,7 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
         counts = f"counts of full nodes ({ranks_text(ingredients.per_node)} each)"
     reason = f"a curve needs at least {MIN_POINTS} {counts}, and there are {len(points)}"
     if points:
-        reason += f": {counted([point.ranks for point in points])} ranks"
+        reason += f": {counts_text([point.ranks for point in points])} ranks"
     yield refused("R7", ranks, what=reason, other=f"measure {MIN_POINTS - len(points)} more")
 
 

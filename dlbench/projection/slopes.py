@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from itertools import chain
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
@@ -48,9 +49,8 @@ class Lines:
 
 
 def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> Lines:
-    """Returns lines through points of x, shape (points,), and y, shape (points, columns). `slopes`, `prior`: values of
-    a slope and logarithms of their chances; `expected`: variance of the error, with the weight of `PRIOR_POINTS`
-    points.
+    """Returns lines through points x, (points,), and y, (points, columns). `slopes`, `prior`: values of a slope and
+    logs of their chances; `expected`: variance of the error, with the weight of `PRIOR_POINTS` points.
     """
     x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
     squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
@@ -69,9 +69,8 @@ def normal_slopes(deviation: float) -> tuple[Array, Array]:
 
 
 def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
-    """Returns the slowdown of the backward pass per second of exchange hidden in it, and the standard deviation of
-    computing between sessions (a share), both (draws,). The forward pass hides nothing, so it corrects for hosts and
-    sessions.
+    """Returns the slowdown of the backward pass per second of exchange hidden in it, and the deviation of computing
+    between sessions (a share), both (draws,). The forward pass hides nothing, so it corrects for sessions.
     """
     forward, backward, hidden, run_variances = [], [], [], []
     for point in ingredients.points:
@@ -85,7 +84,7 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
         hidden.append(statistics.fmean(hidden_s))
         if len(runs) > 1:
             run_variances.append(statistics.variance(passes) / len(runs) / forward[-1] ** 2)
-    names = {run.session for point in ingredients.points for run in point.runs}
+    names = {run.session for run in chain.from_iterable(point.runs for point in ingredients.points)}
     one_session, several_sessions = SESSIONS
     session = one_session if len(names) == 1 else several_sessions
     rng = np.random.default_rng([SEED, 20])

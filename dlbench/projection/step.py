@@ -1,9 +1,8 @@
 """Projects the step to rank counts that were not measured, for all draws at once; docs/projection.md has the equations.
 
 A is input + forward + backward, X the exposed and G the hidden exchange, L the lateness of the slowest node, kappa the
-slowdown of the backward pass by G (`slopes`), and rho the factor on prices of messages (`costs`): the time of messages
-over their prices at the anchor (if runs did not record it: such that X is the measured exchange). At the anchor, the
-largest measured point, all parts are measured; models only give the changes from there. Each draw has its own runs,
+slowdown of the backward pass by G (`slopes`), and rho the time of messages over their prices at the anchor (`costs`),
+the largest measured point. There all parts are measured; models only give the changes. Each draw has its own runs,
 network costs, algorithm, order of nodes, nodes and error of the model, with fixed seeds.
 """
 
@@ -49,8 +48,7 @@ def project(
     draws: int = DRAWS,
 ) -> Projection:
     """Returns the projection to these rank counts, or why there is none; equal ingredients give equal answers.
-    `method`: another exchange of gradients. `other_system`: for targets on it (`spec_machine.elsewhere`). `misses`: of
-    its ledger.
+    `method`: another exchange. `other_system`: see `spec_machine.elsewhere`. `misses`: by the ledger.
     """
     target_system = other_system or ingredients
     model: AnchoredModel | Refused | None = None
@@ -230,7 +228,7 @@ class AnchoredModel:
     """Seconds of the anchor's step: `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`."""
     late: Array  # Lateness of the slowest node of the anchor (a share).
     rho: Array  # Factor on the network's costs.
-    shown: Array  # X at the anchor, seconds.
+    exposed: Array  # X at the anchor, seconds.
     hidden: Array  # G at the anchor, seconds.
     slowed: Array  # kappa.
     host_growth: Array  # Seconds per doubling of the ranks.
@@ -244,7 +242,7 @@ class AnchoredModel:
     @property
     def unexplained_s(self) -> float:
         """Returns the exchange of the anchor that the network's costs do not explain, median, seconds."""
-        return float(np.median(self.figures["exchange"] - self.shown))
+        return float(np.median(self.figures["exchange"] - self.exposed))
 
     @property
     def anchor_step(self) -> Array:
@@ -257,16 +255,16 @@ class AnchoredModel:
         if method is not None and self.unexplained_s > (1 - LEAST_EXPLAINED) * exchange_s:
             share = percent(1 - self.unexplained_s / exchange_s, 0)
             raise NoModelError(f"the network's costs explain only {share} of the measured exchange")
-        at = StepAt(model=self, ranks=ranks, method=method)
-        parts = at.parts()
+        step_at = StepAt(model=self, ranks=ranks, method=method)
+        parts = step_at.parts()
         step = sum(parts.values())
         # A count between measured points is close to both.
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in ingredients.points)
         factor = self.session * error.drawn(doublings, len(self.rho), (SEED, 15))
         # No step is faster than its computing, however large the error of the model is.
-        bounded = np.maximum(step * factor, at.compute() + at.computing["input"] + self.figures["optimizer"])
+        bounded = np.maximum(step * factor, step_at.compute() + step_at.computing["input"] + self.figures["optimizer"])
         factor = bounded / step
-        target_flags = (*flags(ingredients, ranks), *at.waiting[1])
+        target_flags = (*flags(ingredients, ranks), *step_at.waiting[1])
         point = None
         if method is None and self.is_home:
             point = ingredients.measured_at(ranks)
@@ -323,7 +321,7 @@ class StepAt:
 
     def exchange(self) -> Array:
         """Returns the exposed exchange, with the part that costs do not explain at the anchor."""
-        exposed = self.overlapped[1] + self.model.figures["exchange"] - self.model.shown
+        exposed = self.overlapped[1] + self.model.figures["exchange"] - self.model.exposed
         return np.maximum(0.0, exposed)
 
     @property
@@ -385,7 +383,7 @@ class StepAt:
             straggler, hidden = self.straggler(), self.model.hidden
             for _ in range(_HIDDEN_ROUNDS):
                 computing["backward"] = np.maximum(0.0, self.backward_alone + self.model.slowed * hidden)
-                exposed = _shown(self.messages, self.costs, computing, straggler)
+                exposed = _exposed_exchange(self.messages, self.costs, computing, straggler)
                 hidden = sum(self.costs) - exposed
         return computing["backward"], exposed
 
@@ -430,7 +428,9 @@ def _measured(point: PointFigures, draws: int) -> tuple[Array, dict[str, Array]]
     return step, {name: account[name] * step / total for name in PARTS}
 
 
-def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
+def _exposed_exchange(
+    messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array
+) -> Array:
     """Returns the exposed exchange of the slowest rank, seconds by draw."""
     begun = computing["input"] + computing["forward"] + computing["backward"]
     ready = [ready_s * (1 + straggler / begun) for ready_s in ready_at(messages, computing)]
@@ -455,9 +455,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
 
 
 def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> AnchoredModel | Refused:
-    """Returns the model anchored at the largest measured point, or why not (R5, R8). `names`: of a library's
-    algorithms.
-    """
+    """Returns the model anchored at the largest measured point, or why not (R5, R8). `names`: possible algorithms."""
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
     figures = _account(anchor.runs, weights)
@@ -468,16 +466,16 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
             messages = costs.messages(anchor.ranks, None, figures, 1.0)
             prices = costs.drawn(anchor.ranks, None, messages)
 
-            def shown_of(scale: Array) -> Array:
-                return _shown(messages, [price * scale for price in prices], figures, figures["straggler"])
+            def exposed_at(scale: Array) -> Array:
+                return _exposed_exchange(messages, [price * scale for price in prices], figures, figures["straggler"])
 
             # The measured time of messages counts if all runs recorded it.
             under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
             if len(under_way) == len(anchor.runs):
                 rho = _mean(weights, under_way) / sum(prices)
             else:
-                rho = _calibrated(shown_of, figures["exchange"])
-            exposed = shown_of(rho)
+                rho = _calibrated(exposed_at, figures["exchange"])
+            exposed = exposed_at(rho)
             hidden = rho * sum(prices) - exposed
             scale = float(np.median(rho))
             exchange_s, off = float(np.median(figures["exchange"])), float(np.median(figures["exchange"] - exposed))
@@ -498,7 +496,7 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
         figures=figures,
         late=late,
         rho=rho,
-        shown=exposed,
+        exposed=exposed,
         hidden=hidden,
         slowed=slowed,
         host_growth=host_growth(ingredients, draws),

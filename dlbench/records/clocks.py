@@ -65,15 +65,15 @@ class ClockLine(Spec):
         used = self.used_points
         if not used:
             return np.zeros_like(local_ns)
-        at = np.array([point.local_ns for point in used], dtype=np.int64)
+        point_times_ns = np.array([point.local_ns for point in used], dtype=np.int64)
         offsets = np.array([point.offset_ns for point in used], dtype=np.int64)
         limit = MAX_DRIFT_PPM / 1_000_000
-        inside = np.diff(offsets) / np.diff(at)
+        inside = np.diff(offsets) / np.diff(point_times_ns)
         outside = np.clip(inside if len(inside) else [0.0], -limit, limit)
         slopes = np.concatenate([outside[:1], inside, outside[-1:]])
-        part = np.searchsorted(at, local_ns, side="right")
-        start = np.maximum(part - 1, 0)
-        total: Times = offsets[start] + np.rint(slopes[part] * (local_ns - at[start])).astype(np.int64)
+        segments = np.searchsorted(point_times_ns, local_ns, side="right")
+        start = np.maximum(segments - 1, 0)
+        total: Times = offsets[start] + np.rint(slopes[segments] * (local_ns - point_times_ns[start])).astype(np.int64)
         return total
 
     def offset_at(self, local_ns: int) -> int:
@@ -81,8 +81,7 @@ class ClockLine(Spec):
 
     def bound_at(self, local_ns: int) -> int | None:
         """Returns the largest error of `offset_at`, ns, for a constant drift; 0 on node 0, None without points. Between
-        points it is a mean of their bounds, outside it grows by `MAX_DRIFT_PPM`; 1 is added, as offsets are whole
-        numbers.
+        points it is a mean of their bounds, outside it grows by `MAX_DRIFT_PPM`; 1 is for rounding.
         """
         used = self.used_points
         if not used:

@@ -112,7 +112,6 @@ class ExchangeResult(Spec):
 
     @property
     def sent_bytes(self) -> float | None:
-        """Returns the bytes that a rank sends in a step; None: unknown."""
         sent = [num_bytes for num_bytes in (self.bytes_inside, self.bytes_across) if num_bytes is not None]
         return sum(sent) if sent else None
 

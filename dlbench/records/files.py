@@ -67,9 +67,7 @@ def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> No
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """Writes to a user's path. Devices and pipes (`-o /dev/null`, `-o >(less)`) are kept; of links the target is
-    replaced.
-    """
+    """Writes to a user's path; devices and pipes (`-o /dev/null`) are not replaced, and of a link the target is."""
     if not is_stream(path):
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         write_atomic(target, content)

@@ -69,7 +69,6 @@ class RunFolder:
         return of_node(node) / f"rank-{rank:04d}"
 
     def checkpoint(self, step: int) -> Path:
-        """Returns the path of the state of training after a number of optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
 

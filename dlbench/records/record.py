@@ -295,7 +295,7 @@ class Record(Spec):
     layers: tuple[LayerMacs, ...] = Field((), description="Forward multiply-accumulates of a sample by layer.")
     training_flops_per_sample: CountOrZero | None = Field(
         None,
-        description="Model FLOPs of a sample: forward, and twice that backward less the input's gradient, once each.",
+        description="Model FLOPs of a sample: forward, twice that backward but the input's gradient, no recomputation.",
     )
     quality: QualityResult | None = Field(None, description="Training to a quality; null for throughput runs.")
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if requested.")

@@ -68,8 +68,8 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Returns the state: failed has a cause, interrupted stopped on request, incomplete was killed or still
-        running.
+        """Returns the state: failed (with a cause), interrupted (on request), incomplete (killed or running), or the
+        record's.
         """
         if self.recorded is not None:
             return self.recorded

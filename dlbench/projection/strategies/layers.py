@@ -126,10 +126,9 @@ def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> CountedMe
 def as_counted(
     layers: Sequence[Layer], memory: CountedMemory, name: str, *, slots: int, batch: int, ranks: int
 ) -> float:
-    """Returns bytes of a rank under serial, data, zero-1 or fsdp by the memory of a run without sharding. `batch`:
-    samples of a rank. FSDP, by its order of work in torch 2.13: the root module (first and last block) stays gathered
-    over both passes; during a block's backward pass the block before is prefetched, then its gradients are
-    reduce-scattered.
+    """Returns bytes of a rank under serial, data, zero-1 or fsdp by the memory of a run without sharding. FSDP, by its
+    order of work in torch 2.13: the root module (first and last block) stays gathered over both passes; during a
+    block's backward pass the block before is prefetched, then its gradients are reduce-scattered.
     """
     elements, weights = by_block(layers)
     activations, weight_bytes = [memory.gamma * batch * block_bytes for block_bytes in elements], sum(weights)

@@ -192,7 +192,7 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
     verdicts += tuple(
         _measured_text(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    shown_rows = list(_shown(rows))
+    shown_rows = list(_best_groupings(rows))
     kind, notes = "model only", (*basis, _CONSEQUENCE)
     if all(row.is_ideal for row in rows):
         kind, notes = "ideal", tuple(basis)
@@ -269,7 +269,7 @@ def _measured_text(row: StrategyRow) -> str:
     return f"{step}; {', '.join(details)}."
 
 
-def _shown(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
+def _best_groupings(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
     for _, group in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
         candidates = list(group)
         chosen_row = best(candidates) or min(candidates, key=lambda row: (bool(row.refused), row.memory_bytes))

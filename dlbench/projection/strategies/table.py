@@ -3,8 +3,8 @@
 By Kahira et al., HPDC 2021 (ParaDL), table 3, corrected by counting: a pass of a pipeline takes the sum of all stages
 and (parts - 1) times the longest; filter adds gradients of *inputs*, and the first input has none; channel leaves a
 first layer of few channels whole, and sums the last outputs as well; with spatial, two ranks have one neighbour,
-strides reach less far on one side, and dense layers are whole; memory has the optimizer's slots. Collectives are rings
-unless another algorithm was measured to be faster. Only the exchange after the backward pass is exposed.
+strides reach less far on one side, and dense layers are whole; memory has the optimizer's slots. Only the exchange
+after the backward pass is exposed.
 """
 
 from __future__ import annotations
@@ -233,11 +233,11 @@ class StrategyCase:
             if self.memory_limit is None:
                 return replace(row, refused="it needs a memory limit, which is not known")
             try:
-                plan = self._planned(batch, self.memory_limit)
+                plan, note = self._planned(batch, self.memory_limit)
             except DoesNotFitError as error:
                 return replace(row, bound_by="memory", refused=str(error))
             compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
-            notes = (self._plan_note(plan),)
+            notes = (note,)
         if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
             memory = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
         return self._with_fit(
@@ -276,15 +276,13 @@ class StrategyCase:
             return self._pipeline(size, batch)
         return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
 
-    def _planned(self, batch: int, memory_limit: int) -> BlockPlan:
+    def _planned(self, batch: int, memory_limit: int) -> tuple[BlockPlan, str]:
         chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
         swap = self.rates is not None
-        return plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
-
-    def _plan_note(self, plan: BlockPlan) -> str:
+        plan = plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
         decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
         blocks = "measured blocks" if self.chain else "blocks of the network"
-        return f"a plan for {blocks}: {decisions}"
+        return plan, f"a plan for {blocks}: {decisions}"
 
     def _chain(self, batch: int) -> Chain:
         """Returns the blocks of the network as a chain, whose activations can be recomputed."""
@@ -317,9 +315,8 @@ class StrategyCase:
         return sent, max(0.0, free - now)
 
     def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float, float]:
-        """Returns seconds of FSDP's messages and the exposed part, bytes of the largest block, and those that a rank
-        sends. While a block computes, the next weights are gathered and the last gradients scattered; the root module
-        (the first and the last block) is gathered once, before the first pass, and scattered last.
+        """Returns seconds of FSDP's messages and the exposed part, bytes of the largest block, and bytes sent. While a
+        block computes, the next is gathered and the last scattered; the root module (first and last block) only once.
         """
         weights = [layer.weights for layer in self.layers]
         sizes = [WEIGHT_BYTES * _sum(weights, block) for block in self._blocks]

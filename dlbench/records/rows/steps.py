@@ -44,9 +44,7 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
 
 
 class StepWriter(BlockWriter):
-    """Appends rows; keeps `capacity` of them in memory until ranks pause, so that no measured step includes the
-    writing.
-    """
+    """Appends rows; keeps `capacity` in memory until ranks pause, so that no measured step includes the writing."""
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 128, *, launches: bool = False) -> None:
         """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
