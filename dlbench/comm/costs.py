@@ -114,11 +114,8 @@ def _transfer_bound(
     beta = 0.0
     if all(betas):
         beta = 1 / sum(1 / level_beta for level_beta in betas)
-    share = (ranks - 1) / ranks
-    if collective in ("broadcast", "reduce"):
-        share = 1.0
-    elif collective == "allreduce":
-        share *= 2
+    part = (ranks - 1) / ranks
+    share = {"broadcast": 1.0, "reduce": 1.0, "allreduce": 2 * part}.get(collective, part)
     return max((ranks - 1).bit_length() * min(alphas_s), share * num_bytes * beta / links)
 
 

@@ -114,7 +114,7 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
             content = system_content(group.sample.plan).items()
             settings[group.id] = {key: value for key, value in content if not key.startswith("system.launch.")}
         if differences := side_by_side(settings).differences:
-            why = f"its runs have different settings ({named(differences)}); fit each kind from a folder of its own"
+            why = f"its runs have different settings ({named(differences)}); fit each kind from its own folder"
             unfitted.append(f"{scope.title}: {why}")
             continue
         try:
@@ -176,7 +176,7 @@ def _chosen(option: str, choice: str | None, names: list[str], where: str) -> st
         return choice
     if len(distinct) > 1:
         raise UserError(
-            f"{where}: a file holds one of {', '.join(distinct)}; choose with {option}, e.g. {option} {distinct[0]}"
+            f"{where}: a file contains one of {', '.join(distinct)}; choose with {option}, e.g. {option} {distinct[0]}"
         )
     return distinct[0]
 

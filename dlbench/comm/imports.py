@@ -280,7 +280,7 @@ def _assumed(collective: Collective, measured: Measured) -> str:
     """Returns the algorithm that predicts held-out points best; the first if none can be held out."""
     median_errors: dict[str, float] = {}
     has_groups = all(1 < layout.group_size < layout.ranks for _, layout in measured)
-    for name in STAND_INS if collective == "allreduce" else ALGORITHMS[collective]:
+    for name in {"allreduce": STAND_INS}.get(collective, ALGORITHMS[collective]):
         if has_groups or name not in GROUPED_ALGORITHMS:
             _, predictions = choose_sharing([point for point, _ in _observations(collective, name, measured)])
             errors = [abs(seconds / point.seconds - 1) for point, seconds in predictions]

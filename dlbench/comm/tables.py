@@ -133,13 +133,12 @@ class NcclTable(OutputTable):
             figures = dict(zip(self.columns[start : start + 4], cells[start:], strict=False))
             # Old versions print the largest difference (error) instead of a count.
             wrong = figures.get("#wrong", 0)
-            if figures.get("error") == "N/A":
-                wrong = "N/A"
-            if wrong != "N/A" and float(wrong):
+            is_checked = wrong not in ("N/A", None) and figures.get("error") != "N/A"
+            if is_checked and float(wrong):
                 raise ValueError(f"nccl-tests counted {float(wrong):g} wrong values at {size} B, {side} (#wrong)")
             time, algbw, busbw = (float(str(figures[name]).replace("N/A", "nan")) for name in FIGURES)
             series = self.of(row["type"], row.get("redop", ""), row.get("root", ""), side)
-            series.is_checked = wrong != "N/A"
+            series.is_checked = is_checked
             series.add(size, time * 1e-6)
             if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
                 raise ValueError(f"{size} B in {time:g} us are not {algbw:g} GB/s: time must be in us, algbw in GB/s")
@@ -273,7 +272,7 @@ class OutputReader:
         if "cputime" in columns:
             raise ValueError(f"column cputime {CPU_TIME}")
         if any(columns.count(name) != 2 for name in FIGURES):
-            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must each be there twice")
+            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must each appear twice")
         head = nccl_head(self._path, kind, len(self._hosts), set(self._hosts.values()), self._groups)
         self._table = NcclTable(replace(head, line=self.line), columns)
 
@@ -293,7 +292,9 @@ class OutputReader:
         is_open = isinstance(self._table, NcclTable)
         self._close()
         if is_open:
-            raise ValueError("the table has no end (the line 'Avg bus bandwidth'): the file is cut off; give all of it")
+            raise ValueError(
+                "the table has no end (the line 'Avg bus bandwidth'): the file is cut off; give the whole file"
+            )
 
 
 def kind_of(name: str) -> str | None:
@@ -361,8 +362,7 @@ def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]
         for figures in (row["out_of_place"], row["in_place"]):
             if "cpu_time" in figures:
                 raise ValueError(f"cpu_time {CPU_TIME}")
-            wrong = "N/A" if figures["nwrong"] is None else figures["nwrong"]
-            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], wrong]
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], figures["nwrong"]]
         table.add_row(cells)
     if "average_bus_bandwidth" not in report or not table.has_figures:
         raise ValueError("has no complete table: the run did not end; give the file of a complete run")

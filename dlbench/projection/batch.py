@@ -48,9 +48,8 @@ def why_no_epochs(quality: QualityFigures) -> Refused | None:
     batches = len({run.global_batch for run in quality.runs})
     if batches >= LEAST_BATCHES or (batches and quality.noise_scale is not None):
         return None
-    if batches == 1:
-        return refused("R10", None, batches="1 global batch", least=LEAST_BATCHES)
-    return refused("R10", None, batches=f"{batches} global batches", least=LEAST_BATCHES)
+    noun = "global batch" if batches == 1 else "global batches"
+    return refused("R10", None, batches=f"{batches} {noun}", least=LEAST_BATCHES)
 
 
 def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequence[int]) -> Array:

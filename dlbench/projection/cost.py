@@ -109,7 +109,7 @@ def cost_section(
     columns = drop_empty_columns(columns_of(TrainingCost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
     sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
-        notes.append("A row without a price per hour saved may save no time.")
+        notes.append("Rows without node-hours per hour saved may save no time.")
     last = rows[-1]
     figures = [f"{figure_text(figure)} {figure.unit}" for figure in (last.hours, last.node_hours, last.kwh) if figure]
     if last.price:

@@ -32,6 +32,8 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
 from dlbench.stats.resampling import SEED
 
+Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
+
 _SORTED: Order = (0.0, 0)
 _NUM_ORDERS = 8  # Orders that are priced in place of the launcher's.
 _SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled; equally likely a priori.
@@ -48,8 +50,6 @@ that the model does not have."""
 OVERLAP = (0.1, 0.7)
 """Ends of the inverse norm that combines the time of messages on the wire with the ranks' CPU time for them on shared
 cores: 0 is the longer of both, 1 their sum. 16 paced ranks on two cores: 0.3 to 0.6 (bench `projection`)."""
-
-Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
 
 
 @dataclass(frozen=True, kw_only=True)

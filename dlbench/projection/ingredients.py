@@ -84,7 +84,7 @@ class PointFigures(Spec):
     def _runs_and_leaves(self) -> Self:
         names = [run.run_id for run in self.runs]
         if len(set(names)) < len(names):
-            raise ValueError(f"runs at {self.ranks} ranks: each run needs its own name, and some are there twice")
+            raise ValueError(f"runs at {self.ranks} ranks: each run needs its own name, and some appear twice")
         if self.leaves is not None and len(self.leaves) != self.nodes:
             raise ValueError(
                 f"there are leaf switches of {len(self.leaves)} nodes, but {self.ranks} ranks use {self.nodes}"

@@ -203,7 +203,7 @@ class LedgerRow:
     """A projected target that was measured afterwards."""
 
     created: str = field(metadata=column("Recorded"))
-    title: str = field(metadata=column("Of"))
+    title: str = field(metadata=column("Projection"))
     system: str
     anchor_ranks: int = field(metadata=column("From ranks", is_brief=True))
     ranks: int = field(metadata=column("Ranks", is_brief=True))

@@ -236,7 +236,7 @@ class PartRow:
     part: str = field(metadata=column("Part of the step", text=PART_TITLES.__getitem__))
     seconds: Estimate = field(metadata=column("Median, 80 %"))
     seconds_95: Estimate = field(metadata=column("95 %", text=interval_text))
-    share: float = field(metadata=column("Of the step", unit="fraction"))
+    share: float = field(metadata=column("Share of the step", unit="fraction"))
 
 
 def part_rows(targets: Sequence[Target]) -> list[PartRow]:
@@ -481,6 +481,6 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
             Sheet(
                 name="ledger", title="By target", columns=columns_of(LedgerRow), rows=report.ledger, in_terminal=is_all
             ),
-            Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
+            Sheet(name="ledger-score", title="Score", columns=columns_of(Score), rows=scores, in_terminal=is_all),
         ),
     )

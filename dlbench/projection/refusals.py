@@ -43,7 +43,7 @@ REFUSALS = {
         "the cost of messages {level} was never measured",
         "measure it: dlbench comm submit --system {system} --nodes {measured}",
     ),
-    "R4": ("{what}", "give each rank cores of its own, then measure again"),
+    "R4": ("{what}", "bind each rank to its own cores, then measure again"),
     "R5": (
         "the network file does not fit these runs: {what}",
         "measure the network of these runs (dlbench comm submit) and pass it with --network FILE",

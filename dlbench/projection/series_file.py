@@ -36,9 +36,7 @@ def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
             if count != point[name]:
                 raise UserError(f"{where}: {name} {count:,}: earlier rows have {point[name]:,} at {ranks:,} ranks")
         if row["run"] in steps:
-            raise UserError(
-                f"{where}: run {row['run']!r}: is there twice at {ranks:,} ranks; give one row for each run"
-            )
+            raise UserError(f"{where}: run {row['run']!r}: appears twice at {ranks:,} ranks; give one row for each run")
         steps[row["run"]] = _run(where, row, counts)
     batches = {point.get("batch_per_rank", 0) for point in points.values()}
     if scaling == "strong":
@@ -119,7 +117,7 @@ def _used(where: str, header: list[str]) -> list[str]:
     wrong = [name for name in used if header.count(name) != 1]
     if wrong:
         raise UserError(
-            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must be there once; instead of "
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must appear once; instead of "
             "step_s samples_per_s with batch_per_rank is possible (step_s = ranks x batch_per_rank / samples_per_s)"
         )
     return used

@@ -54,10 +54,11 @@ def elsewhere(ingredients: Ingredients, system: SystemSpec, network: NetworkMode
     leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
     if ingredients.system in ("", system.name):
         costs = network or ingredients.network or network_of(system)
-        notes = (*ingredients.notes, f"Costs of messages are those of {system.name} by data sheet.")
+        notes = ingredients.notes
+        if costs.transport == DATA_SHEET:
+            notes = (*notes, f"Costs of messages are those of {system.name} by data sheet.")
         missing = {name: value for name, value in leaves.items() if getattr(ingredients, name) is None}
-        update = {**missing, "network": costs, "notes": notes if costs.transport == DATA_SHEET else ingredients.notes}
-        return ingredients.model_copy(update=update)
+        return ingredients.model_copy(update={**missing, "network": costs, "notes": notes})
     if ingredients.network is None:
         raise UserError(
             f"--system {system.name}: costs of messages on {ingredients.system} are unknown, and so is the effect of "

@@ -31,6 +31,8 @@ from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision,
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel, RankPair
 from dlbench.units import format_bytes
 
+MAX_BYTES = 1 << 24  # Limit for a file of fitted costs.
+
 
 class CommPoint(Spec):
     """One collective, by one algorithm or library, at one size."""
@@ -161,9 +163,6 @@ def read_launched(path: Path) -> Run | CommRun:
     if text_in(RunFolder(path).plan, "format") == COMM_FORMAT:
         return read_comm_run(path)
     return read_run(path)
-
-
-MAX_BYTES = 1 << 24  # Limit for a file of fitted costs.
 
 
 def read_network(path: Path) -> NetworkModel:

@@ -91,7 +91,7 @@ def large_result(path: Path, content_name: str, level: int | None) -> Iterator[I
     import gzip
 
     if is_stream(path):
-        raise UserError(f"-o {path}: is a device or a pipe; {content_name} needs a file of its own")
+        raise UserError(f"-o {path}: is a device or a pipe; {content_name} needs a regular file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:

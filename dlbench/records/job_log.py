@@ -104,7 +104,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     if killed is not None and ending.words in (_NO_MEMORY, _by(signal.SIGKILL)):
         reason = f"rank {ending.rank} was OOM-killed: Slurm detected {killed[1]}"
     elif ending.words == _NO_MEMORY:
-        reason = f"rank {ending.rank} was OOM-killed (out of memory), as Slurm says"
+        reason = f"rank {ending.rank} was OOM-killed (out of memory), by Slurm's report"
     else:
         reason = f"rank {ending.rank} was the first to end, {ending.words}"
         # On a full disk the rank has no status, but its error is in the log.

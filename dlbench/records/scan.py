@@ -91,7 +91,7 @@ class LaunchedRun:
             return self.interrupted.detail
         if self._is_failed:
             return failure_line(self.statuses, self.failure or self.seen, self.counted)
-        log = f"; its log says {self.progress}" if self.progress else ""
+        log = f"; its log reports {self.progress}" if self.progress else ""
         if not self.statuses:
             return f"not started: no rank wrote a status{log}"
         last = max(self.statuses, key=attrgetter("updated"))
@@ -263,7 +263,8 @@ def _read(folder: RunFolder) -> Run:
     if record is not None:
         _share_alike(record.ranks)
         _share_alike([rank.gpu for rank in record.ranks if rank.gpu is not None])
-        _share_alike(() if record.watch is None else record.watch.nodes, "sources")
+    if record is not None and record.watch is not None:
+        _share_alike(record.watch.nodes, "sources")
     return launched(Run, folder, plan, record)
 
 

@@ -386,9 +386,9 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "a file holds one of box, local; choose with --system"),
+        ({}, "a file contains one of box, local; choose with --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "a file holds one of torch-gloo, mpi; choose with --transport"),
+        ({"system": "local"}, "a file contains one of torch-gloo, mpi; choose with --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],

@@ -144,12 +144,10 @@ def as_counted(
     for number, (remaining, done) in zip(
         reversed(range(len(inner_bytes))), backward(activations, gradients), strict=False
     ):
-        beside = done + root + (inner_bytes[number - 1] if number else 0.0)
-        peak = max(
-            peak,
-            remaining + beside + inner_bytes[number],
-            remaining - activations[number] + beside + scattered * inner_bytes[number],
-        )
+        others = done + root + (inner_bytes[number - 1] if number else 0.0)  # Bytes besides this block's.
+        computing = remaining + others + inner_bytes[number]
+        scattering = remaining - activations[number] + others + scattered * inner_bytes[number]
+        peak = max(peak, computing, scattering)
     return (1 + slots) * weight_bytes / ranks + max(peak, (1 + memory.scratch) * weight_bytes / ranks)
 
 

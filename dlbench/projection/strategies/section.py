@@ -305,6 +305,6 @@ COLUMNS: tuple[Column[StrategyRow], ...] = (
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),
-    Column("basis", "Known from", _basis),
+    Column("basis", "Basis", _basis),
     Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )

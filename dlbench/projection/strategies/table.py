@@ -195,7 +195,7 @@ class StrategyCase:
 
     def _row(self, name: str, size: int, limit_of_group: int, reason: str) -> StrategyRow:
         """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason."""
-        inner, ranks = name.removeprefix("data+"), 1 if name == "serial" else self.layout.ranks
+        inner, ranks = name.removeprefix("data+"), {"serial": 1}.get(name, self.layout.ranks)
         replicas = ranks // size
         row = self._limited(name, replicas, limit_of_group, reason)
         if size > limit_of_group:

@@ -32,7 +32,7 @@ _BEGINNING = 1 << 16  # Bytes at the start of a file, which contain a whole head
 
 
 class Opened(NamedTuple):
-    """Rows to be read, those of a rank as if it had a file of its own."""
+    """Rows to be read, those of a rank as of a file of its own."""
 
     file: IO[bytes]
     torn_bytes: int = 0  # Bytes of an incomplete chunk after them.
@@ -116,7 +116,7 @@ def opened(path: Path, chunks: int | None = None) -> Opened:
         if node_file is path and chunks != 1 and len(index.places) > 1:
             raise UnfitFileError(
                 path,
-                f"holds rows of several ranks; ask for those of one, e.g. {path.name}/rank-{min(index.places):04d}",
+                f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(index.places):04d}",
             )
         rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
