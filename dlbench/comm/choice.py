@@ -83,7 +83,7 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
 
 
 def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
-    """Returns ranges of sizes with a clear winner, or none; unclear sizes join ranges of one winner if tied with it."""
+    """Returns ranges of sizes with a clear winner, or none. Unclear sizes between ranges of one winner join them."""
     winners = [""] * len(standings)
     for index, standing in enumerate(standings):
         if standing.is_clear:

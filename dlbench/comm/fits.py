@@ -131,8 +131,8 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
 def fit_one(
     table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
 ) -> NetworkFit:
-    """Returns the fit for a file (`*.network.json`), or only lines if only libraries were measured. An option may be
-    left out if there is one value, or fp32. `where`: the name of the runs in errors.
+    """Returns the fit for a file (`*.network.json`), or only lines if only libraries were measured. Options may be None
+    if the runs have one value, or fp32. `where`: the name of the runs in errors.
     """
     if table.pairs and not table.groups:
         raise IncompleteDataError(f"{where}: has only pairs of ranks, and costs are fitted to collectives")
@@ -286,7 +286,7 @@ def fit_of(
     fitted: str,
     keys: Mapping[int, PointKey] = MappingProxyType({}),
 ) -> NetworkFit:
-    """Returns the costs fitted to points. `by_run`: seconds of each point by run. `keys`: reported points by id."""
+    """Returns the costs fitted to points. `by_run`: seconds of each point by run. `keys`: of reported points, by id."""
     sharing, predictions = choose_sharing(observations)
     network = fit_network(
         observations,

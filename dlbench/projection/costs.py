@@ -1,5 +1,5 @@
-"""Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend,
-by their likelihood at the measured points: the time of messages is the price times a level and a trend per doubling.
+"""Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend.
+Draws follow the measured points, where the time of messages is the price times a level and a trend per doubling.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Costs:
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> Costs | None:
-        """Returns the costs; None: no exchange was recorded. `names`: of a library. Raises `NoModelError`."""
+        """Returns the costs; None without a recorded exchange. `names`: of a library. Raises `NoModelError`."""
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
@@ -144,7 +144,7 @@ class Costs:
         )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Returns doublings from the anchor, (points,), and log measured over priced times, (points, orders, costs)."""
+        """Returns doublings from the anchor, (points,), and log measured over priced times, (points, orders, rows)."""
         doublings, missed = [], []
         for point in self.ingredients.points:
             times = [run.communication_s for run in point.runs if run.communication_s]
@@ -248,7 +248,7 @@ class Costs:
 
 
 def _crowding(ingredients: Ingredients) -> float:
-    """Returns CPU time of messages beyond the smallest point over wire time at the anchor; 0: nodes share no cores."""
+    """Returns the CPU time of messages over their wire time at the anchor if all nodes share cores, else 0."""
     anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
     times = [run.communication_s for run in anchor.runs if run.communication_s]
     if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
@@ -262,7 +262,7 @@ def _crowding(ingredients: Ingredients) -> float:
 
 
 def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
-    """Returns the network with a level beyond leaves if only their taper is known: fewer links like those of nodes."""
+    """Returns the network with a level beyond leaves if only their taper is known: as `across`, with fewer links."""
     leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
     if network.beyond is not None or network.across is None or leaf is None or taper is None:
         return network
@@ -290,7 +290,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
-    """Returns the index of each node's leaf switch as recorded at that count; None: nodes are in order of switches."""
+    """Returns the index of each node's leaf switch, recorded or by `order`; None: nodes are in order of switches."""
     for point in ingredients.points:
         if point.ranks == ranks and point.leaves is not None:
             return point.leaves

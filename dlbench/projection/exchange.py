@@ -198,7 +198,7 @@ def _fused(
 
 
 def ready_at(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
-    """Returns when messages are ready on a median rank, after the step's start; if unknown, after the backward pass."""
+    """Returns when messages are ready on a median rank, seconds into the step; if unknown, after the backward pass."""
     shares = [1.0] * len(messages.sizes)
     if messages.ready_s is not None and messages.backward_s > 0:
         shares = [min(1.0, ready_s / messages.backward_s) for ready_s in messages.ready_s]

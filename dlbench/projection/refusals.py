@@ -110,7 +110,7 @@ def flagged(code: str, /, **words: object) -> Flag:
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
-    """Returns all reasons of the ingredients to refuse a rank count by the model, or by points only; empty: none."""
+    """Returns all reasons of the ingredients to refuse a rank count; empty: none. `by`: the model, or points only."""
     without_model = tuple(_of_kind(ingredients, ranks))
     if by == "model" and not without_model:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))

@@ -49,8 +49,8 @@ class Lines:
 
 
 def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> Lines:
-    """Returns lines through points x, (points,), and y, (points, columns). `slopes`, `prior`: values of a slope and
-    logs of their chances; `expected`: variance of the error, with the weight of `PRIOR_POINTS` points.
+    """Returns lines through points with x of shape (points,), y of shape (points, columns). `slopes`, `prior`: values
+    of a slope and logs of their chances; `expected`: variance of the error, with the weight of `PRIOR_POINTS` points.
     """
     x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
     squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)

@@ -1,4 +1,4 @@
-"""Times by data sheets: a roofline of each layer (Williams et al., CACM 52(4), 2009), links of alpha + bytes / rate."""
+"""Times of computing and messages by data sheets: rooflines (Williams et al., CACM 52(4), 2009), alpha + n / rate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def layout_of(system: SystemSpec, ranks: int) -> Layout:
 
 
 def elsewhere(ingredients: Ingredients, system: SystemSpec, network: NetworkModel | None) -> Ingredients:
-    """Returns the ingredients on another system by `network` or data sheet; on their own only unknown values change."""
+    """Returns the ingredients on a system by its costs or data sheet; on the runs' own, unknown values are added."""
     stated = system.network or NetworkSpec()
     leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
     if ingredients.system in ("", system.name):

@@ -48,7 +48,7 @@ def project(
     draws: int = DRAWS,
 ) -> Projection:
     """Returns the projection to these rank counts, or why there is none; equal ingredients give equal answers.
-    `method`: another exchange. `other_system`: see `spec_machine.elsewhere`. `misses`: by the ledger.
+    `method`, `other_system`: if not those of the runs. `misses`: errors of earlier projections, by the ledger.
     """
     target_system = other_system or ingredients
     model: AnchoredModel | Refused | None = None
@@ -284,7 +284,7 @@ class AnchoredModel:
 
 @dataclass(frozen=True, kw_only=True)
 class StepAt:
-    """The modelled step at one rank count: its terms by draw, in seconds, which raise `NoModelError`."""
+    """The modelled step at one rank count: its terms by draw, in seconds. They may raise `NoModelError`."""
 
     model: AnchoredModel
     ranks: int
@@ -455,7 +455,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
 
 
 def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> AnchoredModel | Refused:
-    """Returns the model anchored at the largest measured point, or why not (R5, R8). `names`: possible algorithms."""
+    """Returns the model anchored at the largest measured point, or the refusal. `names`: algorithms of a library."""
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
     figures = _account(anchor.runs, weights)

@@ -81,7 +81,7 @@ class ClockLine(Spec):
 
     def bound_at(self, local_ns: int) -> int | None:
         """Returns the largest error of `offset_at`, ns, for a constant drift; 0 on node 0, None without points. Between
-        points it is a mean of their bounds, outside it grows by `MAX_DRIFT_PPM`; 1 is for rounding.
+        points it is a mean of their bounds, beyond it grows by `MAX_DRIFT_PPM`; 1 is added for rounding.
         """
         used = self.used_points
         if not used:

@@ -43,7 +43,7 @@ class Numbered:
 
 
 def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> None:
-    """Puts `content` at `path` as a whole, or raises RunError and changes nothing. `follow`: a folder may be a link."""
+    """Puts `content` at `path` as a whole, or raises RunError and leaves what was there. `follow`: folder links."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +67,7 @@ def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> No
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """Writes to a user's path; devices and pipes (`-o /dev/null`) are not replaced, and of a link the target is."""
+    """Writes to a path of a user: into a device or pipe (`-o /dev/null`), or as a whole; of links to the target."""
     if not is_stream(path):
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         write_atomic(target, content)
@@ -131,7 +131,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON; bytes that are not UTF-8 become escapes such as ``\\xff``. Raises ValueError: an infinite number."""
+    """Writes JSON; bytes that are not UTF-8 become escapes like ``\\xff``. Raises ValueError: not finite numbers."""
     text = json_text(content)
     try:
         data = text.encode()

@@ -1,4 +1,4 @@
-"""`interrupted.json`: a run that stopped on request, and the attempts at a run; `attempt-NNNN/` has earlier ones."""
+"""`interrupted.json`: a run that stopped on request. If Slurm restarts it, earlier attempts are in `attempt-NNNN/`."""
 
 from __future__ import annotations
 

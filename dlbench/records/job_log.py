@@ -72,7 +72,7 @@ class _Ending:
 
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
-    """Returns the cause by `launch.log` or the newest `slurm-*.out`; None: none, or a rank reported its own failure."""
+    """Returns the cause by the log of the job; None if it has none, or if a rank reported a failure of its own."""
     # Messages on an earlier attempt precede the first line of this one.
     text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]
     reason_of_job = _of_the_whole_job(text)
@@ -115,7 +115,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
 
 
 def progress_in_log(folder: RunFolder, run_id: str) -> str:
-    """Returns the last progress of rank 0, e.g. ``measuring, step 40 of 100``, or bash's last message on the script."""
+    """Returns rank 0's last progress, e.g. ``measuring, step 40 of 100``, else bash's last error, else empty text."""
     text = _log_of(folder)
     lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", text, re.MULTILINE)
     lines = lines or _SCRIPT.findall(text.rpartition(ATTEMPT_MARK)[2])
@@ -123,7 +123,7 @@ def progress_in_log(folder: RunFolder, run_id: str) -> str:
 
 
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
-    """Returns rank and signal of a rank ended by a signal, which exit codes do not show, by `launch.log`; else None."""
+    """Returns rank and signal of the first rank that a signal ended, by `launch.log`; None if there is none."""
     text = _text_of(folder.launch_log)
     noticed = _noticed(text)
     if noticed is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # It is imported where a run is read, as `dlbench run` calls 
 
 
 def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
-    """Returns the plan with the layers of the run of `model.layers_from`, and a note. Raises UserError: it has none."""
+    """Returns the plan with the layers of the run in `model.layers_from`, and a note. Raises UserError: it has none."""
     model = plan.workload.model
     if not isinstance(model, PacedModel) or model.layers_from is None:
         return plan, None

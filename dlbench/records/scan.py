@@ -285,7 +285,7 @@ def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) ->
 
 
 def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
-    """Lets neighbours share equal sets of field names and equal values of `name`: more than half of a rank's memory."""
+    """Lets neighbours share equal sets of field names and values of `name`, which take more than half of the memory."""
     for last, part in itertools.pairwise(parts):
         if part.model_fields_set == last.model_fields_set:
             object.__setattr__(part, "__pydantic_fields_set__", last.model_fields_set)
@@ -311,7 +311,7 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
 
 
 def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:
-    """Reads a JSON file as a model; None: missing. Raises WithheldError: no permission; IncompleteDataError: damage."""
+    """Reads a JSON file as a model; None: no file. Raises WithheldError: not allowed; IncompleteDataError: damaged."""
     try:
         return model.model_validate(read_json(path, limit))
     except FileNotFoundError:
@@ -332,7 +332,7 @@ def read_given(path: Path, model: type[ModelT], content_name: str, made_by: str,
 def given_content(
     path: Path, model: type[BaseModel], content_name: str, made_by: str, limit: int = MAX_JSON
 ) -> dict[str, object]:
-    """Returns the content of a user's file. Raises UserError: missing, other format; IncompleteDataError: not JSON."""
+    """Returns the content of a user's file. Raises UserError: no file, other format; IncompleteDataError: no JSON."""
     try:
         content = parse_json(read_named(path, limit))
     except OSError as error:

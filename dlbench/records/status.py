@@ -1,4 +1,4 @@
-"""Statuses of ranks, of a node at each stage and of failed ranks; they, not exit codes, tell why a run failed."""
+"""Statuses of ranks, which tell why a run failed: of a node's ranks at each stage, and of each rank that failed."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
 
 
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
-    """Returns the newest status of each rank. `is_over`: it has a record, so files without permission are skipped."""
+    """Returns the newest status of each rank. `is_over`: with a record, files without read permission are skipped."""
     newest: dict[int, RankStatus] = {}
     try:
         names = [entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)]

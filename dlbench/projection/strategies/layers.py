@@ -152,7 +152,7 @@ def as_counted(
 
 
 def gamma(layers: Sequence[Layer], plan: RunPlan, record: Record) -> tuple[float, str]:
-    """Returns activations at the peak over x and y of all layers (Kahira et al., HPDC 2021), else 1, and the source."""
+    """Returns activations at the peak over x and y of all layers (Kahira et al., HPDC 2021; 1: unknown), with basis."""
     train = plan.workload.train
     weights = sum(layer.weights for layer in layers) * WEIGHT_BYTES * (2 + train.optimizer.slots)
     elements = sum(layer.inputs + layer.outputs for layer in layers)

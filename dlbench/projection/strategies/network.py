@@ -11,7 +11,7 @@ from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, Network
 
 
 class Groups:
-    """Groups of `size` ranks of a layout, `stride` apart: 1 for neighbours, else the same index in several groups."""
+    """Groups of `size` ranks, `stride` apart: 1 for neighbours, more for equal indexes in neighbouring groups."""
 
     def __init__(self, layout: Layout, network: NetworkModel, size: int, stride: int = 1) -> None:
         self.size = size
@@ -28,7 +28,7 @@ class Groups:
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
 
     def seconds(self, collective: Collective, num_bytes: float, element_bytes: int) -> float:
-        """Returns the seconds of a collective of each group: by a ring, or, if no link is shared, the best one."""
+        """Returns seconds of a collective of each group: by a ring, or, if groups share no link, the fastest."""
         if self.size == 1 or not num_bytes:
             return 0.0
         whole_bytes = round(num_bytes / element_bytes) * element_bytes

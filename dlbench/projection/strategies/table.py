@@ -304,7 +304,7 @@ class StrategyCase:
         return [forward, backward]
 
     def _overlapped(self, model: GroupModel, groups: Groups) -> tuple[float, float]:
-        """Returns seconds of messages, and those after the backward pass, of gradients summed in buckets during it."""
+        """Returns the time of messages and its part after the backward pass, during which gradients are summed."""
         sent = free = now = bucket = 0.0
         for number in reversed(range(len(model.weights))):
             now += model.backward[number]
@@ -316,7 +316,7 @@ class StrategyCase:
 
     def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float, float]:
         """Returns seconds of FSDP's messages and the exposed part, bytes of the largest block, and bytes sent. While a
-        block computes, the next is gathered and the last scattered; the root module (first and last block) only once.
+        block computes, the next is gathered, and the last scattered; the root module (first and last block) is so once.
         """
         weights = [layer.weights for layer in self.layers]
         sizes = [WEIGHT_BYTES * _sum(weights, block) for block in self._blocks]

@@ -16,7 +16,7 @@ _TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
 def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str, ...]:
-    """Returns a line for each file of spans or samples that is damaged (its start, or any block) or of another run."""
+    """Returns a line for each file of spans or samples that is damaged or another run's, by its start or all of it."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))
     except OSError as error:

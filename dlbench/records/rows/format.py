@@ -27,8 +27,8 @@ _LEVEL = 1  # Of deflate: measured rows are mostly noise, which higher levels do
 
 
 class BlockWriter:
-    """Appends rows and notes to a file. `delta`: integer columns stored as differences. `rank`: whose rows these are in
-    a file of its node; None: a file of its own. Rows beyond `max_bytes` are left out and counted.
+    """Appends rows and notes to a file. `delta`: integer columns stored as differences. `rank`: of these rows, in a
+    file that its node's ranks share; None: a separate file. Rows beyond `max_bytes` are left out and counted.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class BlockWriter:
             )
 
     def note(self, content: Mapping[str, Any], *, before_rows: bool = False) -> None:
-        """Writes the rows in memory, then a note; with `before_rows` keeps it, to be written before the next rows."""
+        """Writes the rows in memory, then a note; with `before_rows` it is written later, before the next rows."""
         data = json.dumps(content, allow_nan=False, sort_keys=True).encode()
         if len(data) > MAX_CONTENT:
             raise ValueError(f"a note of {len(data)} bytes, but at most {MAX_CONTENT} can be read")

@@ -32,7 +32,7 @@ _last_columns: list[Any] = []  # `fields`, `delta` and columns of the last check
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
-    """Returns the first line of a file of rows, as JSON and as bytes. `content`: in words; `rows`: the file if open."""
+    """Returns the first line of a file of rows, as JSON and as bytes. `content`: its rows in words, for errors."""
     try:
         with nullcontext(rows.file) if rows else opened(path, 1).file as file:
             line = file.readline(MAX_HEADER)
@@ -198,7 +198,7 @@ class BlockReader:
 
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Returns columns of many small files with equal columns and blocks, shape (files, rows); None if they differ."""
+    """Returns columns of files with equal columns and blocks, shape (files, rows), fast for small files; else None."""
     first = readers[0]
     columns, delta = first.fields(), first.header["delta"]
     if any(reader.fields() != columns or reader.header["delta"] != delta for reader in readers):

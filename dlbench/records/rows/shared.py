@@ -32,7 +32,7 @@ _BEGINNING = 1 << 16  # Bytes at the start of a file, which contain a whole head
 
 
 class Opened(NamedTuple):
-    """Rows to be read, those of a rank as of a file of its own."""
+    """The opened rows of a file, or of one rank in it."""
 
     file: IO[bytes]
     torn_bytes: int = 0  # Bytes of an incomplete chunk after them.
@@ -46,7 +46,7 @@ class _Index(NamedTuple):
 
 
 def chunk(rank: int, number: int, piece: bytes) -> bytes:
-    """Returns a piece of a rank's rows with its head."""
+    """Returns a chunk: its head and a piece of a rank's rows."""
     head = _HEAD.pack(_MARK, rank, number, len(piece))
     return head + zlib.crc32(head).to_bytes(4, "little") + piece
 
@@ -106,7 +106,7 @@ def file_of(path: Path) -> Path:
 
 
 def opened(path: Path, chunks: int | None = None) -> Opened:
-    """Opens the rows of a file or of a rank's part of one, or the first chunks. Raises OSError: it cannot be read."""
+    """Opens the rows of a file, or of a rank's part of one. `chunks`: only the first. Raises OSError: unreadable."""
     node_file = file_of(path)
     file = open_file(node_file, follow=False)
     if node_file is path and file.peek(4)[:4] != _MARK:
@@ -131,7 +131,7 @@ def _opened(index: _Index, rank: int, pieces: Sequence[bytes]) -> Opened:
 
 
 def opened_at_once(path: Path) -> dict[int, Opened]:
-    """Returns the rows of every rank of a node's file, read at once. Raises OSError: it cannot be read."""
+    """Returns the opened rows of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()
     index = _index(data)
@@ -142,7 +142,7 @@ def opened_at_once(path: Path) -> dict[int, Opened]:
 
 
 def parts_of(path: Path) -> dict[int, Path]:
-    """Returns the parts of a node's file by rank; none for another file. Raises OSError: it cannot be read."""
+    """Returns the paths of the ranks' parts of a node's file; none for other files. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         ranks = _index_of(path, file).places if file.peek(4)[:4] == _MARK else ()
         return {rank: path / f"rank-{rank:04d}" for rank in ranks}
