@@ -305,7 +305,7 @@ MUTATIONS: Mapping[str, Callable[[], Mutation]] = {
     "costs are not scaled to the measured exchange": patched(
         "_calibrated", lambda prices, anchor, drawn, shown, exchange: np.ones_like(exchange)
     ),
-    "the exchange is the model's, not the account's": changed(shown=lambda found: found.figures["exchange"]),
+    "the exchange is the model's, not the account's": changed(exposed=lambda model: model.figures["exchange"]),
     "costs of messages are certain": changed(costs=lambda model: certain(model.costs)),
     "what has no model does not grow": changed(host_growth=lambda model: 0 * model.host_growth),
     "sessions are alike": changed(session=lambda model: np.ones_like(model.session)),

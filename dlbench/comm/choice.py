@@ -1,7 +1,4 @@
-"""The algorithm to use at each size: the clear winner or none; and the size of fused messages.
-
-A winner is clear if every other series is slower by more than `STAY_WITHIN`, beyond the scatter of five runs or more.
-"""
+"""The algorithm to use at each size, or none if there is no clear winner; and the size of fused messages."""
 
 from __future__ import annotations
 
@@ -79,23 +76,14 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
             if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
         }
         second = next(iter(leads), "")
-        best_of_size = Best(
-            **standing_fields(size, fastest.series.title, slower),
-            time=fastest.time,
-            minimum_s=fastest.minimum_s,
-            rate=fastest.rate,
-            second=second,
-            lead=leads.get(second),
-        )
+        fields = standing_fields(size, fastest.series.title, slower) | {"second": second, "lead": leads.get(second)}
+        best_of_size = Best(**fields, time=fastest.time, minimum_s=fastest.minimum_s, rate=fastest.rate)
         fastest_by_size.append(best_of_size)
     return tuple(fastest_by_size)
 
 
 def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
-    """Returns ranges of sizes with one clear winner, or with none, of standings by ascending size.
-
-    Sizes without a clear winner join the ranges on both sides if these have the same winner and it is tied there.
-    """
+    """Returns ranges of sizes with a clear winner, or none. Unclear sizes between ranges of one winner join them."""
     winners = [""] * len(standings)
     for index, standing in enumerate(standings):
         if standing.is_clear:
@@ -124,10 +112,8 @@ def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
 
 
 def fusion_bytes(startup_s: float, per_byte_s: float) -> float:
-    """Returns the smallest message whose rate is `RATE_SHARE` of the asymptotic one, bytes; infinite if bytes are free.
-
-    With t(n) = s + n b the rate n / t(n) is a share of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
-    (half the rate at n_1/2 = s / b: Hockney, Parallel Computing 20(3), 1994).
+    """Returns the smallest message, bytes, whose rate is `RATE_SHARE` of the asymptotic one; infinite if bytes are
+    free. With t(n) = s + n b: n_90 = 9 s / b (half the rate at n_1/2 = s / b: Hockney, Parallel Computing 20(3), 1994).
     """
     if per_byte_s <= 0:
         return math.inf

@@ -51,10 +51,7 @@ def cost(  # noqa: PLR0913 - an operation has five properties, its price three s
     shards: int | None = None,
     measured: Measurement | None = None,
 ) -> Cost:
-    """Returns the cost of an algorithm by the costs of a network.
-
-    With `measured`, the prediction is that of a fit without this point, and "over ideal" is of the measured time.
-    """
+    """Returns the cost of an algorithm by a network's costs; with `measured`, predicted by a fit without this point."""
     width = ELEMENT_BYTES[dtype]
     elements = whole_elements(num_bytes, width)
     chunks = pipeline_chunks(collective, algorithm, layout, elements)
@@ -87,10 +84,8 @@ def cost(  # noqa: PLR0913 - an operation has five properties, its price three s
 
 
 def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
-    """Returns a lower bound on the time of any algorithm (Chan et al. 2007, Collective communication), in seconds.
-
-    It is the largest of the least times for start-ups, for a rank's bytes over all levels at once, for the bytes
-    reduced, and for start-ups and bytes between nodes. Their sum is no bound: transfers, additions and levels overlap.
+    """Returns a lower bound on the seconds of any algorithm (Chan et al. 2007, Collective communication): the largest
+    of the least times for start-ups, bytes, additions and transfers between nodes, as these overlap.
     """
     inside, between = network.levels.get("inside"), network.levels.get("across")
     ranks, nodes = layout.ranks, -(-layout.ranks // layout.node_size)
@@ -119,11 +114,8 @@ def _transfer_bound(
     beta = 0.0
     if all(betas):
         beta = 1 / sum(1 / level_beta for level_beta in betas)
-    share = (ranks - 1) / ranks
-    if collective in ("broadcast", "reduce"):
-        share = 1.0
-    elif collective == "allreduce":
-        share *= 2
+    part = (ranks - 1) / ranks
+    share = {"broadcast": 1.0, "reduce": 1.0, "allreduce": 2 * part}.get(collective, part)
     return max((ranks - 1).bit_length() * min(alphas_s), share * num_bytes * beta / links)
 
 

@@ -95,9 +95,7 @@ LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
 def _per_byte_cell(beta: Estimate) -> Cell:
     if beta.low is None or beta.high is None:
         return Cell(per_byte_text(beta.value))
-    fastest = "∞"
-    if beta.low > 0:
-        fastest = per_byte_text(beta.low)
+    fastest = per_byte_text(beta.low) if beta.low > 0 else "∞"
     return Cell(per_byte_text(beta.value), f"[{per_byte_text(beta.high)}, {fastest}]")
 
 
@@ -120,11 +118,8 @@ COST_COLUMNS = columns_of(MessageCost, "name", "messages", "up_to_bytes", "links
 def document_of(report: CollectivesReport) -> Document:
     """Returns the whole report."""
     groups: tuple[GroupReport | PairsReport, ...] = (*report.groups, *report.pairs)
-    empty: tuple[str, ...] = ()
-    if not groups and report.runs:
-        empty = ("No run has figures. The reason for each run is below.",)
-    elif not groups:
-        empty = ("No run has figures. There are no runs here.",)
+    reason = "The reason for each run is below." if report.runs else "There are no runs here."
+    empty = () if groups else (f"No run has figures. {reason}",)
     cards = tuple(map(_card, groups))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
@@ -252,10 +247,7 @@ def _sections(group: GroupReport) -> Iterator[Section]:
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
-    """Returns time and rates of the fastest series of each size, as nccl-tests print them, and its lead.
-
-    Rates have no interval of their own, as that of the time says the same.
-    """
+    """Returns time, rates and lead of the fastest series of each size; rates need no interval of their own."""
     short = group.short_titles
     columns: list[Column[Best]] = [
         Column("", "Size", "num_bytes", unit="bytes", is_brief=True),
@@ -280,7 +272,6 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
 
 
 def _clear_text(best: Best) -> str:
-    """Returns whether the fastest is clearly so; if there are too few runs, how many there are."""
     if best.is_clear:
         return "yes"
     if best.lead is not None and best.lead.n < MIN_RUNS:
@@ -313,10 +304,7 @@ def rates_sheet(group: MeasuredGroup) -> Sheet[Measurement]:
 def _sheet_by_size(
     group: MeasuredGroup, name: str, title: str, cell: Callable[[Measurement], Value | Cell]
 ) -> Sheet[Measurement]:
-    """Returns a table with a line per size and a column per series.
-
-    A page folds it, as charts show its numbers, and the terminal leaves it out.
-    """
+    """Returns a folded table with a line per size and a column per series, which the terminal leaves out."""
     short = group.short_titles
     return Sheet(
         name=name,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 
 from dlbench.analysis.core_load import LOAD_CODES, load_doubts
 from dlbench.analysis.doubts import Doubt, Severity, merged
@@ -15,7 +17,7 @@ from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.comm import ELEMENT_BYTES
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
 COUNTERS = {"messages": "messages", "bytes_sent": "bytes sent", "bytes_across": "bytes to other groups"}
 NOISY = 0.5  # Share of the median that the middle half of iterations may span before a point is called noisy.
@@ -26,10 +28,8 @@ def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     doubts = [*_layout_doubts(group), *mixed_configurations({"": environments_of(group.runs)}), *_noise(group.runs)]
     # Noise and the load of cores are reported once for all runs.
     doubts += load_doubts(_loads(group.runs))
-    of_runs: list[Doubt] = []
-    for run in group.runs:
-        of_runs += [doubt for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)]
-    doubts += merged(of_runs)
+    of_runs = chain.from_iterable(map(run_doubts, group.runs))
+    doubts += merged([doubt for doubt in of_runs if doubt.code not in ("noisy-iterations", *LOAD_CODES)])
     return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
 
 
@@ -96,21 +96,21 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         point.num_bytes // width,
         width,
         shards=run.plan.comm.shards,
-        chunks=point.chunks_run,
+        chunks=point.chunks,
     )
     problems = []
     steps = max(rank.steps for rank in ranks)
     if point.steps != steps:
         problems.append(f"steps: {point.steps} counted, {steps} by the formula")
     for name, title in COUNTERS.items():
-        counted = getattr(point, name)
-        if len(counted) != len(ranks):
-            problems.append(f"{title}: counted on {len(counted)} of {len(ranks)} ranks")
+        counts_by_rank = getattr(point, name)
+        if len(counts_by_rank) != len(ranks):
+            problems.append(f"{title}: counted on {len(counts_by_rank)} of {len(ranks)} ranks")
             continue
-        expected = [getattr(rank, name) for rank in ranks]
-        wrong = next((rank for rank in range(len(ranks)) if counted[rank] != expected[rank]), None)
-        if wrong is not None:
-            problems.append(f"{title} of rank {wrong}: {counted[wrong]:,} counted, {expected[wrong]:,} by the formula")
+        for rank, (count, formula) in enumerate(zip(counts_by_rank, map(attrgetter(name), ranks), strict=True)):
+            if count != formula:
+                problems.append(f"{title} of rank {rank}: {count:,} counted, {formula:,} by the formula")
+                break
     if not problems:
         return ""
     return f"counters differ from the formulas: {'; '.join(problems)}"
@@ -118,15 +118,12 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
 
 def _layout_doubts(group: CollectiveGroup) -> Iterator[Doubt]:
     if len(group.runs) < MIN_RUNS:
-        how = "s)"
+        num_runs = counted(len(group.runs), "valid run")
+        text = f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({num_runs})"
         if len(group.runs) == 1:
-            how = "); its intervals are those of iterations and do not show how runs differ"
-        text = f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({len(group.runs)} valid run{how}"
+            text += "; its intervals are those of iterations and do not show how runs differ"
         yield Doubt(code="few-repeats", severity="serious", text=text)
-    hosts: set[str] = set()
-    for run in group.runs:
-        assert run.record is not None
-        hosts |= set(run.record.hosts)
+    hosts = set(chain.from_iterable(run.record.hosts for run in group.runs if run.record is not None))
     if group.layout.num_groups > 1 and (group.sample.plan.layout.nodes == 1 or len(hosts) == 1):
         text = "all groups are on one host: messages between groups cost the same as messages within a group"
         yield Doubt(code="pretended-groups", severity="note", text=text)

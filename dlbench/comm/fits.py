@@ -1,9 +1,4 @@
-"""Fits costs to measurements, and compares their predictions with the measurements.
-
-There is one fit for each system, carrier and type of element, over every collective, layout, algorithm and size of
-dlbench's own algorithms. Libraries choose their algorithms themselves, so only a line through their sizes is fitted,
-for each rank count; every algorithm gets such a line too.
-"""
+"""Fits costs to measurements, by system, carrier and type of element, and compares predictions with measurements."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import NormalDist
 from types import MappingProxyType
 
@@ -42,9 +38,7 @@ class Scope:
 
 
 def _recommended_text(is_poor: bool) -> str | None:
-    if not is_poor:
-        return None
-    return "no: errors too large"
+    return "no: errors too large" if is_poor else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +109,12 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
         if only not in (None, scope):
             continue
         # One model is not fitted to runs with different system settings.
-        settings = {group.id: _system_settings(group) for group, _ in of_scope}
+        settings = {}
+        for group, _ in of_scope:
+            content = system_content(group.sample.plan).items()
+            settings[group.id] = {key: value for key, value in content if not key.startswith("system.launch.")}
         if differences := side_by_side(settings).differences:
-            why = f"its runs have different settings ({named(differences)}); fit each kind from a folder of its own"
+            why = f"its runs have different settings ({named(differences)}); fit each kind from its own folder"
             unfitted.append(f"{scope.title}: {why}")
             continue
         try:
@@ -131,18 +128,11 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
     return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
 
 
-def _system_settings(group: CollectiveGroup) -> dict[str, str]:
-    content = system_content(group.sample.plan)
-    return {key: value for key, value in content.items() if not key.startswith("system.launch.")}
-
-
 def fit_one(
     table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
 ) -> NetworkFit:
-    """Returns the fit for a file (`*.network.json`): of one system, one carrier, one type of element.
-
-    If only libraries were measured, the model has no levels, only their lines. Each option may be left out if there is
-    one value only; the type is then fp32 if it was measured. `where`: the name of the runs in errors.
+    """Returns the fit for a file (`*.network.json`), or only lines if only libraries were measured. Options may be None
+    if the runs have one value, or fp32. `where`: the name of the runs in errors.
     """
     if table.pairs and not table.groups:
         raise IncompleteDataError(f"{where}: has only pairs of ranks, and costs are fitted to collectives")
@@ -160,13 +150,10 @@ def fit_one(
         dtype = "fp32"
     precision = _chosen("--dtype", dtype, dtypes, where)
     groups = [group for group in groups if group.dtype == precision]
-    carriers: list[str] = []
-    modelled: list[str] = []
-    run_ids: dict[str, None] = {}
-    for group in groups:
-        carriers += [series.carrier for series in group.series]
-        modelled += [series.carrier for series in group.series if not series.is_library]
-        run_ids |= dict.fromkeys(run.plan.run_id for run in group.runs)
+    all_series = list(chain.from_iterable(group.series for group in groups))
+    carriers = [series.carrier for series in all_series]
+    modelled = [series.carrier for series in all_series if not series.is_library]
+    run_ids = dict.fromkeys(run.plan.run_id for run in chain.from_iterable(group.runs for group in groups))
     carrier = _chosen("--transport", transport, modelled or carriers, where)
     scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
     fits = fit_all(table, fitted=fitted, only=scope)
@@ -189,7 +176,7 @@ def _chosen(option: str, choice: str | None, names: list[str], where: str) -> st
         return choice
     if len(distinct) > 1:
         raise UserError(
-            f"{where}: a file holds one of {', '.join(distinct)}; choose with {option}, e.g. {option} {distinct[0]}"
+            f"{where}: a file contains one of {', '.join(distinct)}; choose with {option}, e.g. {option} {distinct[0]}"
         )
     return distinct[0]
 
@@ -230,9 +217,7 @@ def _half_width(rows: Sequence[Measurement]) -> float | None:
 
 
 def line_name(group: CollectiveGroup, series: MeasuredSeries) -> str:
-    """Returns the name of a line: the carrier and `flat` (a library's all-reduce, as the exchange `flat` calls it in
-    place) or the algorithm; for other collectives with their name in between.
-    """
+    """Returns the name of a line, e.g. `gloo flat` (a library's all-reduce), `gloo ring`, `gloo all-gather ring`."""
     carrier = series.carrier.removeprefix("torch-")
     if group.collective == "allreduce" and series.algorithm in (LIBRARY, IN_PLACE):
         return f"{carrier} flat"
@@ -301,9 +286,7 @@ def fit_of(
     fitted: str,
     keys: Mapping[int, PointKey] = MappingProxyType({}),
 ) -> NetworkFit:
-    """Returns the costs fitted to points. `by_run`: seconds of each point by run. `keys`: keys of the points that a
-    report shows, by id of the observation.
-    """
+    """Returns the costs fitted to points. `by_run`: seconds of each point by run. `keys`: of reported points, by id."""
     sharing, predictions = choose_sharing(observations)
     network = fit_network(
         observations,

@@ -1,9 +1,4 @@
-"""Fits the costs of a network to the output of nccl-tests and OSU's micro-benchmarks.
-
-A library's collective becomes a line per rank count. With several rank counts, costs of messages are fitted to the
-same times for the algorithm that explains them best, as a library does not say which one it uses. `osu_latency` is
-one message: a broadcast between two ranks. `osu_bw` has the rate of large messages.
-"""
+"""Fits the costs of a network to the output of nccl-tests and OSU's micro-benchmarks."""
 
 from __future__ import annotations
 
@@ -106,7 +101,6 @@ def _layouts(all_series: Sequence[OutputSeries], options: ImportOptions) -> dict
 
 
 def _chosen(paths: Sequence[Path], options: ImportOptions) -> tuple[list[OutputSeries], list[str]]:
-    """Returns one series of each table of the files, and a text for each thing that is left out."""
     all_series: list[OutputSeries] = []
     left_out: list[str] = []
     for path in paths:
@@ -137,7 +131,6 @@ def _chosen(paths: Sequence[Path], options: ImportOptions) -> tuple[list[OutputS
 def _only(
     option: str, attribute: str, choice: str | None, all_series: Sequence[OutputSeries], left_out: list[str]
 ) -> list[OutputSeries]:
-    """Returns the series of the chosen type or operation, and notes the others in `left_out`."""
     chosen = []
     for kind in dict.fromkeys(series.measures for series in all_series):
         names = {series: getattr(series, attribute) for series in all_series if series.measures == kind}
@@ -287,10 +280,7 @@ def _assumed(collective: Collective, measured: Measured) -> str:
     """Returns the algorithm that predicts held-out points best; the first if none can be held out."""
     median_errors: dict[str, float] = {}
     has_groups = all(1 < layout.group_size < layout.ranks for _, layout in measured)
-    names = ALGORITHMS[collective]
-    if collective == "allreduce":
-        names = STAND_INS
-    for name in names:
+    for name in {"allreduce": STAND_INS}.get(collective, ALGORITHMS[collective]):
         if has_groups or name not in GROUPED_ALGORITHMS:
             _, predictions = choose_sharing([point for point, _ in _observations(collective, name, measured)])
             errors = [abs(seconds / point.seconds - 1) for point, seconds in predictions]

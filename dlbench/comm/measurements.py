@@ -1,9 +1,5 @@
-"""Turns runs of the collective benchmark into measurements: a time with an interval for each series and size.
-
-A series is one algorithm (or one library's own collective) over one carrier. A run's time is the median over its
-timed iterations; figures are medians over runs. Rates are those of nccl-tests (its doc/PERFORMANCE.md): algbw =
-bytes / time, busbw = algbw x a factor of the collective, with the bytes of each rank's whole buffer: for all-gather
-the gathered result, for reduce-scatter the input.
+"""Turns runs of the collective benchmark into measurements: medians over runs of medians over iterations. Rates are
+those of nccl-tests (its doc/PERFORMANCE.md), with the bytes of each rank's whole buffer.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ class SeriesName:
 
     @property
     def title(self) -> str:
-        """`ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
+        """Returns e.g. `ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
         if not self.is_library:
             return f"{self.algorithm} over {self.carrier}"
         variant = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
@@ -71,7 +67,7 @@ class Measurement:
     """Median over all iterations of one operation alone by the host's clock, seconds; None if `time` is by it."""
     skew_s: float | None = None
     """Median over all iterations of the time between the first and the last rank's start, seconds."""
-    chunks: int | None = field(default=None, metadata={"json": False})  # `CommPoint.chunks_run`.
+    chunks: int | None = field(default=None, metadata={"json": False})  # Chunks of the buffer.
     # Counters of the rank with the most; None for libraries.
     steps: int | None = None
     messages: int | None = None
@@ -85,7 +81,6 @@ class Measurement:
 
     @property
     def rate(self) -> Estimate:
-        """Returns busbw, GB/s, or algbw for one rank."""
         return self.busbw or self.algbw
 
 
@@ -115,7 +110,6 @@ class MeasuredGroup:
 
     @property
     def points(self) -> tuple[Measurement, ...]:
-        """Returns all measurements, by series and size."""
         return tuple(chain.from_iterable(series.rows for series in self.series))
 
     @property
@@ -158,9 +152,7 @@ class CollectiveGroup:
         """Returns ranks, groups and leaf switches for cost models; without leaf switches if runs differ in them."""
         layouts = {layout_of(run) for run in self.runs}
         layout = layouts.pop()
-        if layouts:
-            return replace(layout, leaf_size=None)
-        return layout
+        return replace(layout, leaf_size=None) if layouts else layout
 
     @property
     def has_uneven_leaves(self) -> bool:
@@ -188,10 +180,7 @@ class CollectiveTable:
 
 
 def tabulate(scan: CommScan) -> CollectiveTable:
-    """Returns the measurements of every valid run by group, and runs without figures with the reason.
-
-    A run with an invalid record had a wrong result, and gives no figure at all.
-    """
+    """Returns the measurements of every valid run by group, and runs without figures with the reason."""
     groups: dict[str, list[CommRun]] = {}
     without: list[WithoutFigures[CommRun]] = []
     damaged = list(scan.problems)
@@ -243,26 +232,18 @@ def why_not(point: CommPoint) -> str:
 
 
 def layout_of(run: CommRun) -> Layout:
-    """Returns the layout of a run with the groups and leaf switches of its record. Switches are ignored unless each has
-    equally many consecutive ranks, in whole groups.
-    """
+    """Returns a run's layout with its groups and leaf switches, which are ignored if their blocks are unequal."""
     if run.record is None:
         return Layout(ranks=run.plan.layout.ranks, group_size=run.plan.group_size)
     group, switches = run.record.group_size, run.record.switches
     blocks = [len(list(ranks)) for _, ranks in groupby(switches)]
     is_even = len(blocks) == len(set(switches)) > 1 and len(set(blocks)) == 1 and blocks[0] % group == 0
     layout = Layout(ranks=run.plan.layout.ranks, group_size=group)
-    if is_even:
-        return replace(layout, leaf_size=blocks[0])
-    return layout
+    return replace(layout, leaf_size=blocks[0]) if is_even else layout
 
 
 def group_id(run: CommRun) -> str:
-    """Returns a digest that is equal for runs whose points may be averaged; it is stable over time and machines.
-
-    Runs with different system settings are separate, and runs whose levels overlap. Other differences, which only
-    records show, are warnings.
-    """
+    """Returns a digest, stable over time and machines, that is equal for runs whose points may be averaged."""
     content = {**_comparable(run), "asked": system_content(run.plan)}
     assert run.record is not None
     points = run.record.points
@@ -298,12 +279,8 @@ def _comparable(run: CommRun) -> dict[str, object]:
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
     """Returns a sort key: dlbench's algorithms as `dlbench comm` lists them, then libraries."""
-    names: Sequence[str] = ALGORITHMS.get(collective, ())
-    if name.is_library:
-        names = BACKENDS
-    position = len(names)
-    if name.algorithm in names:
-        position = names.index(name.algorithm)
+    names: Sequence[str] = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
+    position = names.index(name.algorithm) if name.algorithm in names else len(names)
     return name.is_library, position, name.algorithm, name.carrier
 
 
@@ -339,9 +316,8 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
                 sizes = cells.setdefault(name_of(point), {})
                 sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
     factor = bus_factor(plan.comm.collective, plan.layout.ranks)
-    names = sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
     measured: dict[SeriesName, list[Measurement]] = {}
-    for name in names:
+    for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective)):
         measured[name] = [measurement(points, factor) for _, points in sorted(cells[name].items())]
     fastest: dict[int, float] = {}
     for row in chain.from_iterable(measured.values()):
@@ -381,9 +357,7 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     first = points[0][1]
-    busbw = None
-    if factor > 0:
-        busbw = rate(time, first.num_bytes * factor)
+    busbw = rate(time, first.num_bytes * factor) if factor > 0 else None
     return Measurement(
         series=name_of(first),
         num_bytes=first.num_bytes,
@@ -396,7 +370,7 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
         timing=first.timing,
         single_call_s=_median(chain.from_iterable(point.single_call_s for _, point in points)),
         skew_s=_median(chain.from_iterable(point.skew_s for _, point in points)),
-        chunks=first.chunks_run,
+        chunks=first.chunks,
         steps=first.steps,
         messages=max(first.messages, default=None),
         bytes_sent=max(first.bytes_sent, default=None),
@@ -407,9 +381,7 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
 
 def _median(seconds: Iterable[float]) -> float | None:
     values = list(seconds)
-    if not values:
-        return None
-    return float(np.median(values))
+    return float(np.median(values)) if values else None
 
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:

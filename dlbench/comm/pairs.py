@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -117,12 +118,8 @@ def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
             slowed = measurement(tuple(congested.items()), 0)
             figure = replace(figure, beside=slowed.time, factor=_factor(congested, alone, np.mean))
             if min(figure.at.iterations, slowed.iterations) >= LEAST_OPERATIONS:
-                figure = replace(figure, factor_p99=_factor(congested, alone, _percentile_99))
+                figure = replace(figure, factor_p99=_factor(congested, alone, partial(np.percentile, q=99)))
         yield figure
-
-
-def _percentile_99(times_s: Sequence[float]) -> float:
-    return float(np.percentile(times_s, 99))
 
 
 def _factor(congested: Points, alone: Points, statistic: Callable[..., Any]) -> Estimate:

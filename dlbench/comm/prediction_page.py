@@ -30,9 +30,7 @@ class PredictedTime:
 def predictions_document(predictions: Predictions) -> Document:
     """Returns the predictions at each layout."""
     network = predictions.network
-    basis = "too few runs for intervals"
-    if network.draws:
-        basis = "intervals over runs"
+    basis = "intervals over runs" if network.draws else "too few runs for intervals"
     title = f"by the fitted costs of {network.system}, {network.transport} ({network.num_points} points; {basis})"
     if network.transport == CABLES:
         title = f"by the cables of {network.system}; no figure is measured"
@@ -193,9 +191,7 @@ def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
             f"No fusion size: {size} is above {format_bytes(prediction.fusion_limit)}, the largest measured size; "
             "measure larger sizes."
         )
-    basis = "predicted"
-    if prediction.fusion_is_measured:
-        basis = "measured"
+    basis = "measured" if prediction.fusion_is_measured else "predicted"
     text = (
         f"Recommended fusion size: {size}, the smallest message that reaches {percent(RATE_SHARE, 0)} of the "
         f"asymptotic rate of {prediction.fusion_of} (9 x start-up / time per byte of a line through its {basis} times)"

@@ -77,7 +77,6 @@ class PredictedSeries:
     """Worst error of the fit (fraction) if it is too large for a recommendation."""
 
     def price(self, index: int) -> Price:
-        """Returns the predicted time of one of the sizes."""
         price = Price(self.seconds[index])
         if self.phi:
             price = price._replace(phi=self.phi[index])
@@ -87,7 +86,6 @@ class PredictedSeries:
 
     @property
     def workload_price(self) -> Price:
-        """Returns the predicted time of all gradients as one message."""
         price = Price(self.workload_s or 0.0, self.workload_low_s, self.workload_high_s)
         if self.phi:
             price = price._replace(phi=self.phi[-1])
@@ -145,7 +143,6 @@ class _Case:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Returns the arguments that determine the messages of an algorithm."""
         return {"element_bytes": ELEMENT_BYTES[self.request.dtype], "shards": self.request.shards}
 
     def whole(self, num_bytes: float) -> int:
@@ -170,7 +167,6 @@ class _Case:
         return Price(value, min(value, low), max(value, high), phi)
 
     def seconds(self, name: str, num_bytes: int) -> float:
-        """Returns the predicted time of an algorithm, in seconds."""
         return self.price(name, num_bytes).seconds
 
 
@@ -217,9 +213,7 @@ def _predict(case: _Case) -> LayoutPrediction:
             "dlbench's own algorithms to predict other rank counts"
         )
     usable = usable_series(series)
-    standings: list[Standing] = []
-    if usable:
-        standings = [_standing(usable, index, size) for index, size in enumerate(request.sizes)]
+    standings = [_standing(usable, index, size) for index, size in enumerate(request.sizes)]
     return LayoutPrediction(
         ranks=layout.ranks,
         group_size=layout.group_size,
@@ -240,9 +234,7 @@ def usable_series(series: Sequence[PredictedSeries]) -> Sequence[PredictedSeries
 
 
 def _standing(all_series: Sequence[PredictedSeries], index: int, size: int) -> Standing:
-    """Returns the fastest series at one size. Series whose interval overlaps its own, and those slower by at most
-    `STAY_WITHIN`, count as equally fast.
-    """
+    """Returns the fastest series at a size; those with overlapping intervals or within `STAY_WITHIN` are tied."""
     first, *others = sorted(all_series, key=lambda series: series.seconds[index])
     fastest = end = first.seconds[index]
     if first.high is not None:
@@ -348,7 +340,6 @@ def _series(name: str, prices: Sequence[Price], request: PredictionRequest) -> P
 
 
 def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
-    """Returns the fields for the size of fused messages, by lines measured at this rank count or predicted times."""
     network, request, ranks = case.network, case.request, case.layout.ranks
     # Lines of other collectives have three words: carrier, collective, algorithm.
     lines = [line for line in network.collectives if line.ranks == ranks and line.name.count(" ") == 1 and line.sizes]
@@ -360,9 +351,7 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
         if math.isfinite(size):
             of_line = {"fusion_of": line.name, "fusion_is_measured": True}
             return of_line | _fused(case, size, line.sizes, line.time)
-    best = min(series, key=lambda candidate: candidate.seconds[-1], default=None)
-    if best is None:
-        return {}
+    best = min(series, key=lambda candidate: candidate.seconds[-1])
     of_best = {"fusion_of": best.name}
     if len(request.sizes) < 2:
         return of_best
@@ -373,9 +362,7 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
     time: Callable[[int], float] = line.time
     if not best.is_line:
         time = partial(case.seconds, best.name)
-    measured = None
-    if network.fitted_over is not None:
-        measured = network.fitted_over.sizes
+    measured = None if network.fitted_over is None else network.fitted_over.sizes
     return of_best | _fused(case, size, measured, time)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from dlbench.analysis.comparability import Condition, differing_settings, unique_labels
@@ -152,10 +153,8 @@ def _group(group: CollectiveGroup, fits: Fits, conditions: tuple[Condition, ...]
     label, best = label_of(group), choice.best(group)
     ranges = choice.ranges_of(best)
     recommendation = advice(group, ranges)
-    not_measured: dict[str, None] = {}
-    for run in group.runs:
-        if run.record is not None:
-            not_measured |= dict.fromkeys(run.record.not_measured)
+    records = (run.record for run in group.runs if run.record is not None)
+    not_measured = dict.fromkeys(chain.from_iterable(record.not_measured for record in records))
     # Nothing crosses a bus with one rank.
     rate_name = "busbw" if plan.layout.ranks > 1 else "algbw"
     return GroupReport(

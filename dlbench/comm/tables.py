@@ -1,8 +1,4 @@
-"""Reads the output of nccl-tests (text or JSON) and of OSU's micro-benchmarks as series of times.
-
-A series holds the times of one program, data type, operation, root and side (in place or out of place); the cycles of
-nccl-tests are its repeats.
-"""
+"""Reads the output of nccl-tests (text or JSON) and of OSU's micro-benchmarks as series of times."""
 
 from __future__ import annotations
 
@@ -113,9 +109,7 @@ class NcclTable(OutputTable):
             return
         before = len(self.cells)
         for column, word in zip(self.columns[before:], words, strict=False):
-            form = NUMBER
-            if column in ("type", "redop"):
-                form = NAME
+            form = NAME if column in ("type", "redop") else NUMBER
             if column == "timestamp" or not form.fullmatch(word):
                 break
             self.cells += (word,)
@@ -139,13 +133,12 @@ class NcclTable(OutputTable):
             figures = dict(zip(self.columns[start : start + 4], cells[start:], strict=False))
             # Old versions print the largest difference (error) instead of a count.
             wrong = figures.get("#wrong", 0)
-            if figures.get("error") == "N/A":
-                wrong = "N/A"
-            if wrong != "N/A" and float(wrong):
+            is_checked = wrong not in ("N/A", None) and figures.get("error") != "N/A"
+            if is_checked and float(wrong):
                 raise ValueError(f"nccl-tests counted {float(wrong):g} wrong values at {size} B, {side} (#wrong)")
             time, algbw, busbw = (float(str(figures[name]).replace("N/A", "nan")) for name in FIGURES)
             series = self.of(row["type"], row.get("redop", ""), row.get("root", ""), side)
-            series.is_checked = wrong != "N/A"
+            series.is_checked = is_checked
             series.add(size, time * 1e-6)
             if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
                 raise ValueError(f"{size} B in {time:g} us are not {algbw:g} GB/s: time must be in us, algbw in GB/s")
@@ -183,9 +176,7 @@ class OsuTable(OutputTable):
     def set_columns(self, text: str, line: int) -> None:
         if any(series.dtype == self.dtype for series in self.series.values()):
             raise ValueError("a second table without a title; give all that each program printed")
-        unit = "us"
-        if self.head.measures == "bandwidth":
-            unit = "MB/s"
+        unit = "MB/s" if self.head.measures == "bandwidth" else "us"
         self.columns, self.last_size = re.split(r"\s{2,}|\t", text), None
         self.head.line = line
         if f"({unit})" not in "".join(self.columns[1:2]):
@@ -266,9 +257,7 @@ class OutputReader:
                 program = f"OSU {library}{one_sided} {name} (one-sided)"
             self._leave_out(program)
             return
-        carrier = "nccl"
-        if library == "MPI":
-            carrier = "mpi"
+        carrier = "mpi" if library == "MPI" else "nccl"
         title = f"OSU {name} {version or ''}".strip()
         self._table = OsuTable(
             OutputSeries(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind)
@@ -283,7 +272,7 @@ class OutputReader:
         if "cputime" in columns:
             raise ValueError(f"column cputime {CPU_TIME}")
         if any(columns.count(name) != 2 for name in FIGURES):
-            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must each be there twice")
+            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must each appear twice")
         head = nccl_head(self._path, kind, len(self._hosts), set(self._hosts.values()), self._groups)
         self._table = NcclTable(replace(head, line=self.line), columns)
 
@@ -303,7 +292,9 @@ class OutputReader:
         is_open = isinstance(self._table, NcclTable)
         self._close()
         if is_open:
-            raise ValueError("the table has no end (the line 'Avg bus bandwidth'): the file is cut off; give all of it")
+            raise ValueError(
+                "the table has no end (the line 'Avg bus bandwidth'): the file is cut off; give the whole file"
+            )
 
 
 def kind_of(name: str) -> str | None:
@@ -355,7 +346,7 @@ def read_output(path: Path) -> OutputReader:
 
 
 def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
-    """Raises `LookupError`, `TypeError`, `AttributeError`: another form; `ValueError`: no figures."""
+    """Returns the series of a JSON report. Raises `LookupError`, `TypeError`, `AttributeError`: another form."""
     kind: str | None = ""
     if program := PROGRAM.search(report["args"][0]):
         kind = kind_of(program[1])
@@ -371,11 +362,7 @@ def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]
         for figures in (row["out_of_place"], row["in_place"]):
             if "cpu_time" in figures:
                 raise ValueError(f"cpu_time {CPU_TIME}")
-            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"]]
-            if figures["nwrong"] is None:
-                cells.append("N/A")
-            else:
-                cells.append(figures["nwrong"])
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], figures["nwrong"]]
         table.add_row(cells)
     if "average_bus_bandwidth" not in report or not table.has_figures:
         raise ValueError("has no complete table: the run did not end; give the file of a complete run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 
 from dlbench.analysis.comparability import Condition
@@ -45,10 +46,7 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
     iterations = sorted({point.iterations for point in group.points})
-    hosts = set(record.hosts)
-    for run in group.runs:
-        assert run.record is not None
-        hosts |= set(run.record.hosts)
+    hosts = set(chain.from_iterable(run.record.hosts for run in group.runs if run.record is not None))
     timings = {point.timing for point in group.points}
     layout, groups = group.layout, f"{group.layout.num_groups} of {group.layout.group_size}"
     collective, iterations_title, timing, servers = COLLECTIVE_TITLES[group.collective], "Timed iterations", "", ""

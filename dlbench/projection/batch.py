@@ -1,11 +1,5 @@
-"""Models own work of a rank over its batch, and epochs to a target over the global batch.
-
-Own work is w(b) = w0 + w1 b, piecewise through all measured batches; beyond the smallest or the largest it is a line
-through that end, with a model error that grows with each halving or doubling (`dlbench.perfmodels.extrapolation`) and
-is estimated from the smallest batch, predicted by the others.
-
-Epochs to a target are E(B) = E0 (1 + B / Bc) (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
-section 2.4: examples processed over their minimum, with the best learning rate of each batch).
+"""Models own work of a rank over its batch, w(b) = w0 + w1 b by pieces, and epochs to a target over the global batch,
+E(B) = E0 (1 + B / Bc) (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.4).
 """
 
 from __future__ import annotations
@@ -24,29 +18,28 @@ LEAST_BATCHES = 3  # Global batches with runs to the target needed to fit both E
 
 
 def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Returns draws of the own work of a rank at `batch` samples, seconds, shape (draws,). The runs of each batch are
-    drawn with replacement; beyond the measured batches the model's error is included. Equal seeds draw equal runs, so
+    """Returns draws of a rank's own work at `batch` samples, seconds, shape (draws,). Equal seeds draw equal runs, so
     that ratios of two batches are paired. `batches`: two or more, ascending.
     """
     rng = np.random.default_rng([*seed, 0])
-    at = np.array([figures.batch_per_rank for figures in batches], dtype=np.float64)
+    batch_sizes = np.array([figures.batch_per_rank for figures in batches], dtype=np.float64)
     runs = [np.array(figures.own_work_s) for figures in batches]
     drawn = np.stack([rng.choice(work_s, (draws, len(work_s))).mean(axis=1) for work_s in runs], axis=1)
-    if at[0] <= batch <= at[-1]:
-        above = min(int(np.searchsorted(at, batch, side="right")), len(at) - 1)
-        share = (batch - at[above - 1]) / (at[above] - at[above - 1])
+    if batch_sizes[0] <= batch <= batch_sizes[-1]:
+        above = min(int(np.searchsorted(batch_sizes, batch, side="right")), len(batch_sizes) - 1)
+        share = (batch - batch_sizes[above - 1]) / (batch_sizes[above] - batch_sizes[above - 1])
         inside: Array = drawn[:, above - 1] * (1 - share) + drawn[:, above] * share
         return inside
-    end = 0 if batch < at[0] else -1
-    fixed, per_sample = _lines(at, drawn)
+    end = 0 if batch < batch_sizes[0] else -1
+    fixed, per_sample = _lines(batch_sizes, drawn)
     means = [own_work_s.mean() for own_work_s in runs]
     misses = []
-    if len(at) > 2:
-        first, slope = _lines(at[1:], np.array([means[1:]]))
-        error = math.log(means[0] / (first[0] + slope[0] * at[0]))
-        misses.append(Miss(error=error, doublings=math.log2(at[1] / at[0])))
-    beyond = model_error(misses).drawn(abs(math.log2(batch / at[end])), draws, [*seed, 1])
-    work: Array = drawn[:, end] * (fixed + per_sample * batch) / (fixed + per_sample * at[end]) * beyond
+    if len(batch_sizes) > 2:
+        first, slope = _lines(batch_sizes[1:], np.array([means[1:]]))
+        error = math.log(means[0] / (first[0] + slope[0] * batch_sizes[0]))
+        misses.append(Miss(error=error, doublings=math.log2(batch_sizes[1] / batch_sizes[0])))
+    beyond = model_error(misses).drawn(abs(math.log2(batch / batch_sizes[end])), draws, [*seed, 1])
+    work: Array = drawn[:, end] * (fixed + per_sample * batch) / (fixed + per_sample * batch_sizes[end]) * beyond
     return work
 
 
@@ -55,39 +48,39 @@ def why_no_epochs(quality: QualityFigures) -> Refused | None:
     batches = len({run.global_batch for run in quality.runs})
     if batches >= LEAST_BATCHES or (batches and quality.noise_scale is not None):
         return None
-    if batches == 1:
-        return refused("R10", None, batches="1 global batch", least=LEAST_BATCHES)
-    return refused("R10", None, batches=f"{batches} global batches", least=LEAST_BATCHES)
+    noun = "global batch" if batches == 1 else "global batches"
+    return refused("R10", None, batches=f"{batches} {noun}", least=LEAST_BATCHES)
 
 
 def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequence[int]) -> Array:
-    """Returns draws of the epochs to the target at a global batch, shape (draws,). Residuals of the law are drawn for
-    each run; two points of the prior of `dlbench.perfmodels.extrapolation` replace the two fitted constants. Beyond the
-    largest batch of a run the model's error is included. Raises `ValueError`: see `why_no_epochs`.
+    """Returns draws of the epochs to the target at a global batch, shape (draws,), by residuals of the law for each
+    run; two points of the prior replace the two fitted constants. Raises `ValueError`: see `why_no_epochs`.
     """
     if (why := why_no_epochs(quality)) is not None:
         raise ValueError(why.text)
     rng = np.random.default_rng([*seed, 0])
-    at = np.array([run.global_batch for run in quality.runs], dtype=np.float64)
-    met = np.array([run.epochs for run in quality.runs])
+    batch_sizes = np.array([run.global_batch for run in quality.runs], dtype=np.float64)
+    run_epochs = np.array([run.epochs for run in quality.runs])
     slope = None
-    if len(set(at)) < LEAST_BATCHES:
+    if len(set(batch_sizes)) < LEAST_BATCHES:
         slope = 1 / (quality.noise_scale or math.inf)
-    fitted = _law(at, met[None, :], slope, at)[0]
-    scale = math.sqrt((PRIOR_POINTS * PRIOR_SCALE**2 + float((np.log(met / fitted) ** 2).sum())) / len(at))
-    sigma = scale * np.sqrt(len(at) / rng.chisquare(len(at), (draws, 1)))
-    again = fitted * np.exp(sigma * rng.standard_normal((draws, len(at))))
-    beyond = model_error(()).drawn(math.log2(global_batch / at.max()), draws, [*seed, 1])
-    drawn: Array = _law(at, again, slope, np.array([global_batch]))[:, 0] * beyond
+    fitted = _law(batch_sizes, run_epochs[None, :], slope, batch_sizes)[0]
+    scale = math.sqrt(
+        (PRIOR_POINTS * PRIOR_SCALE**2 + float((np.log(run_epochs / fitted) ** 2).sum())) / len(batch_sizes)
+    )
+    sigma = scale * np.sqrt(len(batch_sizes) / rng.chisquare(len(batch_sizes), (draws, 1)))
+    redrawn = fitted * np.exp(sigma * rng.standard_normal((draws, len(batch_sizes))))
+    beyond = model_error(()).drawn(math.log2(global_batch / batch_sizes.max()), draws, [*seed, 1])
+    drawn: Array = _law(batch_sizes, redrawn, slope, np.array([global_batch]))[:, 0] * beyond
     return drawn
 
 
-def _law(at: Array, met: Array, slope: float | None, targets: Array) -> Array:
+def _law(batch_sizes: Array, run_epochs: Array, slope: float | None, targets: Array) -> Array:
     """Returns E0 (1 + B / Bc), shape (draws, targets), by epochs of shape (draws, runs). `slope`: 1 / Bc if known."""
     if slope is None:
-        smallest, per_sample = _lines(at, met)
+        smallest, per_sample = _lines(batch_sizes, run_epochs)
         return np.asarray(smallest[:, None] + per_sample[:, None] * targets)
-    smallest = np.exp(np.log(met / (1 + slope * at)).mean(axis=1))
+    smallest = np.exp(np.log(run_epochs / (1 + slope * batch_sizes)).mean(axis=1))
     return np.asarray(smallest[:, None] * (1 + slope * targets))
 
 

@@ -1,13 +1,9 @@
-"""Time, node-hours, energy and price of a training at projected rank counts, by draws of their steps.
-
-A training has the epochs that its target needs at the global batch (`dlbench.projection.batch`), else a million
-samples. Node-hours are nodes x steps x step.
-"""
+"""Time, node-hours, energy and price of a training at projected rank counts, by draws of their steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from dlbench.lazy import Array, np
@@ -64,6 +60,8 @@ def costs(
             if np.mean(saved <= 0) <= UNSURE:
                 marginal = (node_hours - before[1])[saved > 0] / saved[saved > 0]
         before = hours, node_hours
+        energy_kwh = None if watts is None else node_hours * watts / 1000
+        price_of_hours = None if price is None else node_hours * price
         row = TrainingCost(
             ranks=target.ranks,
             nodes=target.nodes,
@@ -71,22 +69,16 @@ def costs(
             epochs=_figure(passes, "epochs"),
             hours=_figure(hours, "h"),
             node_hours=_figure(node_hours, "node-hours"),
-            kwh=None,
-            price=None,
+            kwh=_figure(energy_kwh, "kWh"),
+            price=_figure(price_of_hours, currency),
             marginal=_figure(marginal, "node-hours/h"),
         )
-        if watts is not None:
-            row = replace(row, kwh=_figure(node_hours * watts / 1000, "kWh"))
-        if price is not None:
-            row = replace(row, price=_figure(node_hours * price, currency))
         rows.append(row)
     return tuple(rows)
 
 
 def _figure(drawn: Array | None, unit: str) -> Estimate | None:
-    if drawn is None:
-        return None
-    return figure(Band.of(drawn), unit)
+    return None if drawn is None else figure(Band.of(drawn), unit)
 
 
 def cost_section(
@@ -117,7 +109,7 @@ def cost_section(
     columns = drop_empty_columns(columns_of(TrainingCost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
     sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
-        notes.append("A row without a price per hour saved may save no time.")
+        notes.append("Rows without node-hours per hour saved may save no time.")
     last = rows[-1]
     figures = [f"{figure_text(figure)} {figure.unit}" for figure in (last.hours, last.node_hours, last.kwh) if figure]
     if last.price:

@@ -1,15 +1,5 @@
 """Prices the messages of the runs at other rank counts, by draw of algorithm, order of nodes, network costs and trend.
-
-Messages are priced by each algorithm that the library may use, each order of nodes below leaf switches and each draw of
-the network's costs. These are drawn by their likelihood at the measured points, where the time of messages is the price
-times a level and a trend per doubling of the ranks. The trend continues beyond the anchor, as congestion does.
-
-Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. The order
-is that of the largest measured point on several leaf switches; if none was recorded, it is drawn between sorted and
-shuffled.
-
-Nodes of one machine (a one-box cluster) share its cores (`Ingredients.shared_cores`), and messages of more ranks wait
-for these: messages become longer by the CPU time that they take.
+Draws follow the measured points, where the time of messages is the price times a level and a trend per doubling.
 """
 
 from __future__ import annotations
@@ -32,15 +22,17 @@ from dlbench.projection.exchange import (
     NoModelError,
     Price,
     messages_of,
+    method_of_run,
     price_of,
     priced_as,
-    way_of,
 )
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
 from dlbench.stats.resampling import SEED
+
+Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
 
 _SORTED: Order = (0.0, 0)
 _NUM_ORDERS = 8  # Orders that are priced in place of the launcher's.
@@ -59,8 +51,6 @@ OVERLAP = (0.1, 0.7)
 """Ends of the inverse norm that combines the time of messages on the wire with the ranks' CPU time for them on shared
 cores: 0 is the longer of both, 1 their sum. 16 paced ranks on two cores: 0.3 to 0.6 (bench `projection`)."""
 
-Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -68,36 +58,34 @@ class Costs:
 
     ingredients: Ingredients
     network: NetworkModel
-    ran: ExchangeMethod
+    run_method: ExchangeMethod
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # Algorithms that the runs may have used.
-    placed: npt.NDArray[np.int64]  # Index of the order, by draw.
-    chosen: npt.NDArray[np.int64]  # Index of the algorithm, by draw.
+    order_indexes: npt.NDArray[np.int64]  # Index of the order, by draw.
+    algorithm_indexes: npt.NDArray[np.int64]  # Index of the algorithm, by draw.
     rows: npt.NDArray[np.int64]  # Index of the network's draw of costs, by draw.
     trend: Array  # Logarithm of the factor on times per doubling of the ranks, by draw.
     crowding: float  # CPU time of messages over time on the wire at the anchor, if nodes share cores.
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> Costs | None:
-        """Returns the costs; None if no exchange was recorded. `names`: algorithms that a library may choose. Raises
-        `NoModelError`: the exchange of the runs has no model.
-        """
+        """Returns the costs; None without a recorded exchange. `names`: of a library. Raises `NoModelError`."""
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
-        ran = way_of(result, ingredients.engine)
-        algorithm = priced_as(ran)
+        run_method = method_of_run(result, ingredients.engine)
+        algorithm = priced_as(run_method)
         # A library chooses its algorithm, but Gloo's all-reduce is a ring.
         if algorithm != "ring" or result.carrier in RINGS:
             names = (algorithm,)
         costs = cls(
             ingredients=ingredients,
             network=_with_uplinks(ingredients, network),
-            ran=ran,
+            run_method=run_method,
             orders=orders_of(ingredients),
             algorithms=tuple(names),
-            placed=np.zeros(draws, dtype=np.int64),
-            chosen=np.zeros(draws, dtype=np.int64),
+            order_indexes=np.zeros(draws, dtype=np.int64),
+            algorithm_indexes=np.zeros(draws, dtype=np.int64),
             rows=np.zeros(draws, dtype=np.int64),
             trend=np.zeros(draws),
             crowding=_crowding(ingredients),
@@ -124,13 +112,13 @@ class Costs:
         by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
         chances[:, by_algorithm < HARDLY] = 0.0
         columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
-        placed, chosen, rows = np.unravel_index(columns, chances.shape)
+        order_indexes, algorithm_indexes, rows = np.unravel_index(columns, chances.shape)
         standing = np.flatnonzero(by_algorithm >= HARDLY)
         return replace(
             costs,
             algorithms=tuple(list(missed)[number] for number in standing),
-            placed=placed,
-            chosen=np.searchsorted(standing, chosen),
+            order_indexes=order_indexes,
+            algorithm_indexes=np.searchsorted(standing, algorithm_indexes),
             rows=rows,
             trend=line.drawn(columns),
         )
@@ -143,25 +131,20 @@ class Costs:
         trend = self.trend
         if network != self.network:
             trend = trend - np.median(trend)
-        ran = replace(self.ran, group_size=ingredients.exchange.group_size)
         orders = orders_of(ingredients)
-        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.placed))
-        rows = self.rows % max(1, len(network.draws))
         return replace(
             self,
             ingredients=ingredients,
             network=network,
-            ran=ran,
+            run_method=replace(self.run_method, group_size=ingredients.exchange.group_size),
             orders=orders,
-            placed=placed,
-            rows=rows,
+            order_indexes=np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.order_indexes)),
+            rows=self.rows % max(1, len(network.draws)),
             trend=trend,
         )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Returns the doublings from the anchor, shape (points,), and the logarithm of measured over priced times,
-        shape (points, orders, rows of costs), for points on several nodes with the time of messages.
-        """
+        """Returns doublings from the anchor, (points,), and log measured over priced times, (points, orders, rows)."""
         doublings, missed = [], []
         for point in self.ingredients.points:
             times = [run.communication_s for run in point.runs if run.communication_s]
@@ -170,31 +153,24 @@ class Costs:
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
                 prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                costs = [self._total(price, messages.sizes) for price in prices]
+                costs = [self._rows(sum(map(price, messages.sizes), np.zeros(1))) for price in prices]
                 missed.append(np.log(np.mean(times) / np.array(costs)))
         num_rows = max(1, len(self.network.draws))
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
-
-    def _total(self, price: Price, sizes: Sequence[float]) -> Array:
-        total: Array = np.sum([self._rows(price(size)) for size in sizes], axis=0)
-        return total
 
     def _rows(self, price: Array) -> Array:
         """Returns a price by draw of the network's costs; by the fitted costs if there are no draws."""
         return price[1:] if self.network.draws else price
 
     def names(self, method: ExchangeMethod | None) -> tuple[str, ...]:
-        """Returns the algorithms by which an exchange is priced."""
-        algorithm = priced_as(method or self.ran)
-        if method is None or method.exchange == self.ran.exchange:
+        algorithm = priced_as(method or self.run_method)
+        if method is None or method.exchange == self.run_method.exchange:
             return self.algorithms
         return (algorithm,)
 
     def _layout(self, ranks: int, method: ExchangeMethod | None, order: Order) -> Layout:
-        method, full, leaf = method or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
-        group = full
-        if method.exchange in GROUPED:
-            group = method.group_size
+        method, full, leaf = method or self.run_method, self.ingredients.per_node, self.ingredients.nodes_per_leaf
+        group = method.group_size if method.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
         leaf_size = leaves = None
@@ -213,7 +189,7 @@ class Costs:
             layout = self._layout(ranks, method, order)
             if layout not in by_layout:
                 by_layout[layout] = [
-                    price_of(self.network, layout, method or self.ran, name) for name in self.names(method)
+                    price_of(self.network, layout, method or self.run_method, name) for name in self.names(method)
                 ]
             prices += by_layout[layout]
         return prices
@@ -222,7 +198,7 @@ class Costs:
         """Returns whether it is open if the nodes of a run are in the order of leaf switches."""
         layouts = [self._layout(ranks, None, order) for order in self.orders]
         is_in_order = np.array([layout.leaves is None for layout in layouts])
-        chance = float(np.mean(is_in_order[self.placed]))
+        chance = float(np.mean(is_in_order[self.order_indexes]))
         return HARDLY < chance < 1 - HARDLY
 
     def messages(
@@ -231,10 +207,11 @@ class Costs:
         """Returns the messages of a step: those of the runs, or those fused at that many ranks. `scale`: of costs."""
         ingredients, result = self.ingredients, self.ingredients.exchange
         assert result is not None
-        fusion = (method or self.ran).fusion
-        ran = result.fusion_rule
-        if fusion is None and ran is not None and ran.rule == "mgwfbp" and ranks != ingredients.anchor.ranks:
-            fusion = ran
+        fusion = (method or self.run_method).fusion
+        run_fusion = result.fusion_rule
+        is_other_count = ranks != ingredients.anchor.ranks
+        if fusion is None and is_other_count and run_fusion is not None and run_fusion.rule == "mgwfbp":
+            fusion = run_fusion
         cycle = None
         if ingredients.engine == "horovod" and result.by == "backend" and result.gradients:
             threshold = ingredients.fusion_threshold_bytes
@@ -251,9 +228,9 @@ class Costs:
         return messages_of(result, fusion, seconds, ranks, backward_s=backward, cycle=cycle)
 
     def drawn(self, ranks: int, method: ExchangeMethod | None, messages: Messages) -> list[Array]:
-        """Returns the time of each message by draw, in seconds."""
-        prices, names, draws = self._prices(ranks, method), self.names(method), len(self.chosen)
-        algorithm = self.chosen
+        """Returns the seconds of each message by draw."""
+        prices, names, draws = self._prices(ranks, method), self.names(method), len(self.algorithm_indexes)
+        algorithm = self.algorithm_indexes
         if names != self.algorithms:
             algorithm = np.zeros_like(algorithm)
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
@@ -262,7 +239,7 @@ class Costs:
         # Messages take longer if ranks of all nodes share cores.
         share = self.crowding * ranks / self.ingredients.anchor.ranks
         longer *= (1 + share**norms) ** (1 / norms)
-        picks = len(names) * self.placed + algorithm  # Prices are ordered by order of nodes, then by algorithm.
+        picks = len(names) * self.order_indexes + algorithm  # Prices are ordered by order of nodes, then by algorithm.
         seconds = []
         for size in messages.sizes:
             rows = np.array([self._rows(price(size)) for price in prices])
@@ -271,16 +248,12 @@ class Costs:
 
 
 def _crowding(ingredients: Ingredients) -> float:
-    """Returns the CPU time of messages over their time on the wire at the anchor if all nodes share cores, else 0. It
-    is the CPU time on the shared cores beyond that of the smallest point, and grows with the ranks.
-    """
+    """Returns the CPU time of messages over their wire time at the anchor if all nodes share cores, else 0."""
     anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
     times = [run.communication_s for run in anchor.runs if run.communication_s]
     if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
         return 0.0
-    alone_s = 0.0
-    if first is not anchor:
-        alone_s = first.cpu_s or 0.0
+    alone_s = 0.0 if first is anchor else first.cpu_s or 0.0
     cores_s = max(0.0, anchor.cpu_s - alone_s) * anchor.ranks / cores
     norm = 2 / sum(OVERLAP)
     wire_s = max(0.0, statistics.fmean(times) ** norm - cores_s**norm) ** (1 / norm)
@@ -289,9 +262,7 @@ def _crowding(ingredients: Ingredients) -> float:
 
 
 def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
-    """Returns the network with a level beyond leaves if it was not measured but the taper of leaves is known: uplinks
-    with the speed of nodes' links, and fewer by the taper. R3 and its flag name this assumption.
-    """
+    """Returns the network with a level beyond leaves if only their taper is known: as `across`, with fewer links."""
     leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
     if network.beyond is not None or network.across is None or leaf is None or taper is None:
         return network
@@ -319,9 +290,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
-    """Returns the index of the leaf switch of each node, as recorded at a measured rank count; None: nodes are in the
-    order of switches.
-    """
+    """Returns the index of each node's leaf switch, recorded or by `order`; None: nodes are in order of switches."""
     for point in ingredients.points:
         if point.ranks == ranks and point.leaves is not None:
             return point.leaves

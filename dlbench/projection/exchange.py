@@ -1,9 +1,5 @@
-"""The messages of a step at a rank count, their prices, and the time at which the last one has ended.
-
-Messages are sent one after the other, each as soon as its gradients are ready (`dlbench.perfmodels.overlap`), and cost
-what the fitted network gives for their size, layout, format and algorithm. The fusion of gradients depends on the rank
-count if the engine decides by times: `own:mgwfbp` merges by the price of a message, and Horovod sends, once its channel
-is free and a cycle has passed, all gradients that are ready, up to its threshold.
+"""The messages of a step at a rank count, their prices, and the time at which the last one has ended. Fusion depends on
+the rank count if the engine decides by times: `own:mgwfbp` by prices, Horovod by cycles.
 """
 
 from __future__ import annotations
@@ -57,8 +53,8 @@ class ExchangeMethod:
     """Chunks of the messages of the run, by bytes of fp32 gradients; other messages get those of this dlbench."""
 
 
-def way_of(result: ExchangeResult, engine: str) -> ExchangeMethod:
-    """Returns the exchange of gradients of a run."""
+def method_of_run(result: ExchangeResult, engine: str) -> ExchangeMethod:
+    """Returns the exchange of gradients that a run used."""
     return ExchangeMethod(
         exchange=result.exchange,
         fusion=None,
@@ -97,9 +93,7 @@ def priced_as(method: ExchangeMethod) -> str:
 def loads_of_message(
     network: NetworkModel, layout: Layout, method: ExchangeMethod, algorithm: str, num_bytes: float
 ) -> Features:
-    """Returns the loads of a message on the network, by its bytes of fp32 gradients. Raises `NoModelError`: a level was
-    never measured, or the layout does not permit the algorithm.
-    """
+    """Returns the loads of a message, by bytes of fp32 gradients. Raises `NoModelError`: a level was not measured."""
     if algorithm == FASTEST:
         ring = loads_of_message(network, layout, method, "ring", num_bytes)
         tree = loads_of_message(network, layout, method, "double-binary-tree", num_bytes)
@@ -143,10 +137,8 @@ def messages_of(
     backward_s: float | None = None,
     cycle: Cycle | None = None,
 ) -> Messages:
-    """Returns the messages of a step with some fusion of gradients.
-
-    `seconds`: price of a message, for fusion by times. `backward_s`: length of the backward pass to which readiness is
-    scaled; None: that of the run. `cycle`: the fusion of Horovod. Raises `NoModelError`: the run recorded too little.
+    """Returns the messages of a step. `seconds`: price of a message, for fusion by times. `backward_s`: backward pass
+    to which ready times are scaled; None: the run's. Raises `NoModelError`: the run recorded too little.
     """
     if fusion is None and cycle is None:
         sizes = [float(message.num_bytes) for message in result.of_gradients]
@@ -206,9 +198,7 @@ def _fused(
 
 
 def ready_at(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
-    """Returns when messages are ready on a median rank, after the start of the step; at the end of the backward pass if
-    that was not recorded.
-    """
+    """Returns when messages are ready on a median rank, seconds into the step; if unknown, after the backward pass."""
     shares = [1.0] * len(messages.sizes)
     if messages.ready_s is not None and messages.backward_s > 0:
         shares = [min(1.0, ready_s / messages.backward_s) for ready_s in messages.ready_s]
@@ -236,9 +226,7 @@ def bisected(function: Callable[[Array], Array], target: Array, low: float, high
 def _by_cycles(
     sizes: Sequence[float], ready: Sequence[float], seconds: Callable[[float], float], cycle: Cycle
 ) -> tuple[list[float], list[float]]:
-    """Returns sizes and starts of Horovod's messages. At each cycle in which its channel is free, it sends all
-    gradients that are ready, up to the threshold (Sergeev and Del Balso, arXiv 1802.05799, section 4).
-    """
+    """Returns sizes and starts of Horovod's messages by cycles (Sergeev and Del Balso, arXiv 1802.05799, section 4)."""
     fused, starts = [], []
     index, now = 0, 0.0
     while index < len(sizes):

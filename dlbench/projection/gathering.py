@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
@@ -32,7 +33,6 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
-from dlbench.records.watch import NodeLoad
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
@@ -58,9 +58,8 @@ def gathered(
     source: str = "",
     is_whole: bool = True,
 ) -> Ingredients:
-    """Returns the ingredients of a group, without costs of its network. `groups`: all groups of the table, for other
-    batches. `source`: origin of the runs, in words. `is_whole`: include scatter of nodes and power, which are read from
-    step files and samples and are not needed for points only.
+    """Returns the ingredients of a group, without costs of its network. `groups`: all groups, for other batches.
+    `source`: in words. `is_whole`: include scatter of nodes and power, which points only do not need.
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
@@ -68,16 +67,15 @@ def gathered(
     anchor = points[-1]
     runs = [table.runs[run_id] for run_id in anchor.run_ids]
     # The exchange of the median run by communication time (the lower one of an even number).
-    exchanges = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
+    records = _records(anchor, table)
+    exchanges = [record.exchange for record in records if record.exchange is not None]
     timed = [
         exchange for exchange in exchanges if exchange.communication_s is not None and exchange.of_gradients
     ] or exchanges
     timed.sort(key=lambda exchange: exchange.communication_s or 0.0)
     exchange = timed[(len(timed) - 1) // 2] if timed else None
-    leaves: set[str] = set()
-    for run in runs:
-        if run.record is not None:
-            leaves |= {rank.switch for rank in run.record.ranks if rank.switch}
+    ranks = chain.from_iterable(record.ranks for record in records)
+    leaves = {rank.switch for rank in ranks if rank.switch}
     notes = []
     if left_out:
         notes.append(f"Left out, because their nodes are not full: {', '.join(left_out)}.")
@@ -85,8 +83,6 @@ def gathered(
         notes.append(f"The runs at {anchor.ranks} ranks used {len(leaves)} leaf switches.")
     elif anchor.nodes > 1:
         notes.append(f"Leaf switches of more than {anchor.nodes} nodes were not recorded.")
-    if exchange is not None and exchange.chunks_are_guessed:
-        notes.append("Chunks of hierarchical messages were not recorded; those of this dlbench version are assumed.")
     network, workload = plan.system.network or NetworkSpec(), plan.workload
     return Ingredients(
         title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine_title}, {plan.system.name}",
@@ -163,9 +159,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
     runs = []
     for run_id in point.run_ids:
         record, causes = table.runs[run_id].record, table.causes.get(run_id)
-        parts: dict[str, float] = {}
-        if causes is not None:
-            parts = causes.seconds_without(unknown)
+        parts = causes.seconds_without(unknown) if causes is not None else {}
         if parts:
             # Rounding may make a part slightly negative.
             parts = {name: max(0.0, parts[name]) for name in (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS)}
@@ -184,9 +178,8 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         runs.append(figures)
     middle = sorted(runs, key=lambda run: run.step_s)[(len(runs) - 1) // 2]
     records = _records(point, table)
-    busy: list[NodeLoad] = []
-    for record in records:
-        busy += [load for load in record.load if load.busy_s is not None and load.window_s > 0]
+    loads = chain.from_iterable(record.load for record in records)
+    busy = [load for load in loads if load.busy_s is not None and load.window_s > 0]
     core_use = [(load.busy_s or 0.0) / (load.window_s * len(load.cores)) for load in busy]
     plan = table.runs[point.run_ids[0]].plan
     cpu_s = None
@@ -214,13 +207,10 @@ def _records(point: Point, table: RunTable) -> list[Record]:
 
 def _median(values: Sequence[float | None]) -> float | None:
     measured = [value for value in values if value is not None]
-    if not measured:
-        return None
-    return statistics.median(measured)
+    return statistics.median(measured) if measured else None
 
 
 def _leaves(record: Record | None, nodes: int) -> tuple[int, ...] | None:
-    """Returns the index of the leaf switch of each node; None: not recorded for all of them."""
     if record is None:
         return None
     switches = {rank.node_rank: rank.switch for rank in record.ranks}
@@ -241,13 +231,8 @@ def without_strategy(run: Run) -> Run:
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
-    """Returns the number of cores that all nodes of the runs share, as in a one-box cluster; None if each node has its
-    own cores, or if the use of cores was not measured.
-    """
-    loads: list[NodeLoad] = []
-    for run in runs:
-        if run.record is not None:
-            loads += run.record.load
+    """Returns the number of cores that all nodes share, as in a one-box cluster; None: separate cores, or unknown."""
+    loads = list(chain.from_iterable(run.record.load for run in runs if run.record is not None))
     nodes = len(loads) / max(1, len(runs))
     if nodes < 2 or any(load.others_s is None for load in loads):
         return None
@@ -260,7 +245,9 @@ def _shared_cores(runs: Sequence[Run]) -> int | None:
 
 def _own_work(run_id: str, table: RunTable) -> float | None:
     causes = table.causes.get(run_id)
-    return None if causes is None else statistics.median(causes.work_ns) / causes.steps / 1e9 or None
+    if causes is None:
+        return None
+    return statistics.median(causes.work_ns) / causes.steps / 1e9 or None
 
 
 def _batches(
@@ -275,13 +262,12 @@ def _batches(
     like = [
         other.points[-1] for other in groups if other.id != group.id and without_batch(other.sample) == configuration
     ]
-    found: dict[int, list[float]] = {}
+    works_by_batch: dict[int, list[float]] = {}
     for point in (*(points if group.scaling == "strong" else points[-1:]), *like):
         works = (_own_work(run_id, table) for run_id in point.run_ids)
-        found.setdefault(point.batch_per_rank, []).extend(filter(None, works))
-    return tuple(
-        BatchFigures(batch_per_rank=batch, own_work_s=tuple(works)) for batch, works in sorted(found.items()) if works
-    )
+        works_by_batch.setdefault(point.batch_per_rank, []).extend(filter(None, works))
+    measured = sorted((batch, tuple(works)) for batch, works in works_by_batch.items() if works)
+    return tuple(BatchFigures(batch_per_rank=batch, own_work_s=works) for batch, works in measured)
 
 
 def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
@@ -301,9 +287,7 @@ def _supply(points: Sequence[Point], table: RunTable) -> StorageSupply | None:
         sizes: list[float] = []
         for epochs in (record.reading.epochs for record in records if record.reading is not None):
             samples = sum(epoch.samples for epoch in epochs)
-            num_bytes = 0
-            for epoch in epochs:
-                num_bytes += sum(epoch.tier_bytes.values())
+            num_bytes = sum(sum(epoch.tier_bytes.values()) for epoch in epochs)
             if samples:
                 sizes.append(num_bytes / samples)
         if sizes and min(sizes) > 0:
@@ -337,12 +321,10 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
     def subject(run: Run) -> tuple[str, str, str, str]:
         return run.plan.workload.name, run.plan.workload.preset, run.plan.workload.data.source, goal(run)
 
-    runs: list[Run] = []
-    for other in groups or [group]:
-        runs += [run for run in other.runs if subject(run) == subject(group.sample)]
+    all_runs = chain.from_iterable(other.runs for other in groups or [group])
+    runs = [run for run in all_runs if subject(run) == subject(group.sample)]
     records = [(run, run.record) for run in runs if run.record is not None]
     noise = [record.noise_scale.noise_scale for _, record in records if record.noise_scale is not None]
-    scales = [scale for scale in noise if scale]
     results = [(run, record.quality) for run, record in records if record.quality is not None]
     samples = [quality.train_samples for _, quality in results]
     evaluation_s = []  # Evaluation time per epoch, of the runs at the anchor.
@@ -361,7 +343,7 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
             if quality.reached and quality.epochs_to_quality
         ),
         evaluation_s=statistics.median(evaluation_s or [0.0]),
-        noise_scale=_median(scales),
+        noise_scale=_median(list(filter(None, noise))),
     )
 
 
@@ -373,7 +355,10 @@ def _watts(runs: Iterable[Run], nodes: int) -> float | None:
             energy = read_machine(run).energy
         except IncompleteDataError:
             continue  # The report names damaged samples.
-        powers = [] if energy is None else [energy.mean_power_w(kind, "measured") for kind in KINDS]
+        if energy is None:
+            continue
+        powers = (energy.mean_power_w(kind, "measured") for kind in KINDS)
         watts = [power for power in powers if power is not None]
-        node_watts += [sum(watts) / nodes] if watts else []
-    return statistics.median(node_watts) or None if node_watts else None
+        if watts:
+            node_watts.append(sum(watts) / nodes)
+    return _median(node_watts) or None

@@ -84,9 +84,7 @@ def by_data_sheet(
     is_strong: bool = False,
     memory_limit: int | None = None,
 ) -> tuple[Document, bool]:
-    """Returns the projection by data sheet, and whether a strategy fits. `is_strong`: the global batch is that of the
-    smallest count.
-    """
+    """Returns the projection by data sheet, and whether a strategy fits. `is_strong`: equal global batches."""
     per_node = system.node.default_ranks
     rows: list[StrategyRow] = []
     words: list[str] = []

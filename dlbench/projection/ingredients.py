@@ -1,7 +1,5 @@
-"""The ingredients of a projection as one file: measured figures of one comparable group, its network and its input.
-
-`dlbench.projection.gathering` makes it from runs; it can also be written by hand from figures of another tool or a
-publication. Unknown values are null, and projections that need them are refused. Units are seconds, bytes, samples.
+"""The ingredients of a projection as one file, made from runs (`gathering`) or written by hand. Unknown values are
+null, and projections that need them are refused. Units are seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -80,18 +78,13 @@ class PointFigures(Spec):
 
     @property
     def has_parts(self) -> bool:
-        """Returns whether the parts of a step are known for a run."""
         return any(run.parts for run in self.runs)
 
     @model_validator(mode="after")
-    def _named_once(self) -> Self:
+    def _runs_and_leaves(self) -> Self:
         names = [run.run_id for run in self.runs]
         if len(set(names)) < len(names):
-            raise ValueError(f"runs at {self.ranks} ranks: each run needs its own name, and some are there twice")
-        return self
-
-    @model_validator(mode="after")
-    def _leaf_of_each_node(self) -> Self:
+            raise ValueError(f"runs at {self.ranks} ranks: each run needs its own name, and some appear twice")
         if self.leaves is not None and len(self.leaves) != self.nodes:
             raise ValueError(
                 f"there are leaf switches of {len(self.leaves)} nodes, but {self.ranks} ranks use {self.nodes}"
@@ -106,15 +99,14 @@ class NodeScatter(Spec):
     """Scatter of nodes and their steps at the anchor, in logarithms of a rank's own work."""
 
     hosts: tuple[LogRatio, ...] = Field(
-        description="Of each host, how much longer than the median of all ranks its slowest rank works (log of the "
-        "ratio), median over steps."
+        description="By host: log of the work of its slowest rank over the median of all ranks, median over steps."
     )
     maxima: tuple[LogRatio, ...] = Field(
         (),
-        description=f"{QUANTILES_OF_MAXIMA} quantiles of what is left per node and step: of n, the i-th from 0 is at "
+        description=f"{QUANTILES_OF_MAXIMA} quantiles of the residuals of nodes and steps: of n, the i-th from 0 is at "
         "1 - (1 - i / (n - 1))^3.",
     )
-    num_maxima: CountOrZero = Field(0, description="Node-steps behind them.")
+    num_maxima: CountOrZero = Field(0, description="Number of residuals (nodes x steps).")
 
     @model_validator(mode="after")
     def _ascend(self) -> Self:
@@ -126,11 +118,9 @@ class NodeScatter(Spec):
 class SlowHosts(Spec):
     """Hosts of the system that a history found slower than the others."""
 
-    hosts: Count = Field(description="Hosts that were compared.")
-    ratios: tuple[LogRatio, ...] = Field(
-        (), description="Of each slow one, how much longer it works than the other hosts (log of the ratio)."
-    )
-    source: str = Field("", description="Where the figures are from.")
+    hosts: Count = Field(description="Number of compared hosts.")
+    ratios: tuple[LogRatio, ...] = Field((), description="By slow host: log of its work over that of the other hosts.")
+    source: str = Field("", description="Source of the figures.")
 
     @model_validator(mode="after")
     def _some_of_all(self) -> Self:
@@ -145,18 +135,18 @@ class StorageSupply(Spec):
     sample_bytes: Positive | None = Field(None, description="Stored bytes of a sample; null: no files are read.")
     bytes_per_s: Positive | None = Field(None, description="Largest aggregate rate that was measured, bytes/s.")
     nodes: Ranks | None = Field(None, description="Nodes that it was measured on.")
-    is_saturated: Flag = Field(False, description="Whether more demand no longer gave more.")
+    is_saturated: Flag = Field(False, description="Whether more demand did not increase the rate.")
     is_per_node: Flag = Field(
-        False, description="Whether samples lie on each node (staged), so that supply grows with nodes."
+        False, description="Whether samples are on each node (staged), so that the rate grows with nodes."
     )
-    source: str = Field("", description="Where the rate is from.")
+    source: str = Field("", description="Source of the rate.")
 
 
 class BatchFigures(Spec):
     """Own work of a rank at one batch."""
 
     batch_per_rank: Count = Field(description="Samples per rank and step.")
-    own_work_s: tuple[Positive, ...] = Field(min_length=1, description="Of each run, seconds.")
+    own_work_s: tuple[Positive, ...] = Field(min_length=1, description="Own work by run, seconds.")
 
 
 class QualityRun(Spec):
@@ -183,13 +173,13 @@ class QualityFigures(Spec):
 class Ingredients(Spec):
     """`dlbench.ingredients`, version 1."""
 
-    format: Literal["dlbench.ingredients"] = Field("dlbench.ingredients", description="What this file is.")
+    format: Literal["dlbench.ingredients"] = Field("dlbench.ingredients", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    title: str = Field(description="What is projected, in words: workload, preset, engine, system.")
-    source: str = Field(description="Where the figures are from: folders, a file, a publication.")
-    configuration: str = Field("", description="Digest of what comparable runs share; empty: not of runs.")
+    title: str = Field(description="Title: workload, preset, engine, system.")
+    source: str = Field(description="Source of the figures: folders, a file, a publication.")
+    configuration: str = Field("", description="Digest of the configuration of comparable runs; empty: not of runs.")
     system: str = Field("", description="Name of the system.")
-    sample_unit: str = Field("samples", description="What a sample is called.")
+    sample_unit: str = Field("samples", description="Name of samples.")
     scaling: Literal["weak", "strong"] = Field(
         "weak", description="weak: batch per rank is fixed; strong: global batch."
     )
@@ -199,36 +189,35 @@ class Ingredients(Spec):
     points: tuple[PointFigures, ...] = Field(min_length=1, description="By rank count, ascending.")
     is_crowded: Flag = Field(False, description="Whether ranks shared cores.")
     shared_cores: Count | None = Field(
-        None, description="Cores that all nodes have together, as nodes of one machine do; null: each has its own."
+        None, description="Cores that all nodes share, as nodes of one machine do; null: each node has its own."
     )
     exchange: ExchangeResult | None = Field(
-        None, description="Messages and gradients of a step, of the run in the middle at the largest point."
+        None, description="Messages and gradients of a step, of the median run at the largest point."
     )
     engine: str = Field("", description="Name of the engine.")
     training: str = Field(
-        "",
-        description="Digest of what runs share that differ in engine, exchange and strategy alone; empty: not of runs.",
+        "", description="Digest of the configuration without engine, exchange and strategy; empty: not of runs."
     )
-    average_every: Count | None = Field(None, description="Updates between two averages of local SGD; null: no such.")
-    data: str = Field("", description="What was trained on, in words: synthetic data, or which data set.")
-    fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
-    cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")
+    average_every: Count | None = Field(None, description="Updates between two averages of local SGD; null: none.")
+    data: str = Field("", description="Training data in words: synthetic data, or a data set.")
+    fusion_threshold_bytes: CountOrZero | None = Field(None, description="Horovod: most bytes of a fused message.")
+    cycle_s: NonNegative | None = Field(None, description="Horovod: least time between two fused messages, seconds.")
     network: NetworkModel | None = Field(None, description="Costs of messages; null: not known.")
     nodes_per_leaf: Count | None = Field(None, description="Nodes below a leaf switch; null: not known.")
     leaf_taper: float | None = Field(
-        None,
-        ge=1,
-        description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known.",
+        None, ge=1, description="Links of the nodes of a leaf switch over its uplinks, e.g. 2 for 2:1; null: not known."
     )
-    nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
-    slow_hosts: SlowHosts | None = Field(None, description="Slow hosts of its history; null: no history was read.")
-    supply: StorageSupply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
-    batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
-    quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")
+    nodes: NodeScatter | None = Field(None, description="Scatter of nodes; null: not known.")
+    slow_hosts: SlowHosts | None = Field(
+        None, description="Slow hosts by a history of the system; null: none was read."
+    )
+    supply: StorageSupply | None = Field(None, description="Rate of storage; null: synthetic data or not known.")
+    batches: tuple[BatchFigures, ...] = Field((), description="Own work by measured batch, ascending.")
+    quality: QualityFigures | None = Field(None, description="Training needed for a target; null: not known.")
     node_watts: Positive | None = Field(
         None, description="Mean power of a node while it trains, watts; null: not measured."
     )
-    notes: tuple[str, ...] = Field((), description="What a reader must know of these figures, in sentences.")
+    notes: tuple[str, ...] = Field((), description="Notes on these figures, in sentences.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -276,5 +265,4 @@ class Ingredients(Spec):
 
     @property
     def digest(self) -> str:
-        """Returns the first 12 digits of the SHA-256 of the content."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]

@@ -1,10 +1,5 @@
-"""Records projections, and scores them by runs that were planned later.
-
-    RUNS/.projections/<UTC>-<first 12 digits of the SHA-256 of the file>.json
-
-A file is never overwritten, and its name has the digest of its content, so files that were changed are rejected. Runs
-count if they were planned after the record. If one configuration was projected several times from one anchor to one
-target, only the last projection before the first such run counts.
+"""Records projections in RUNS/.projections/<UTC>-<digest>.json, and scores them by runs planned later. Changed files
+are rejected; of several projections of a target from one anchor only the last before the first such run counts.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -137,17 +133,13 @@ def _put(root: Path, stamp: str, content: bytes) -> Path:
 
 
 def read_ledger(*roots: Path) -> tuple[tuple[RecordedProjection, ...], tuple[str, ...]]:
-    """Returns the projections recorded in folders of runs, by time, and a line for each invalid file. A projection in
-    two folders counts once.
-    """
+    """Returns the projections recorded in folders of runs, by time, each once, and a line for each invalid file."""
     files, problems = _read(roots)
     return tuple(projection for _, (projection, _) in sorted(files.items())), problems
 
 
 def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
-    """Copies the ledger of a folder of runs into another folder. Returns the number of copied files, and a line for
-    each invalid one, which is not copied.
-    """
+    """Copies a ledger to another folder of runs. Returns the number of copied files, and a line per invalid file."""
     (files, problems), (target_files, _) = _read((source,)), _read((target,))
     new_names = [name for name in files if name not in target_files]
     for name in new_names:
@@ -211,7 +203,7 @@ class LedgerRow:
     """A projected target that was measured afterwards."""
 
     created: str = field(metadata=column("Recorded"))
-    title: str = field(metadata=column("Of"))
+    title: str = field(metadata=column("Projection"))
     system: str
     anchor_ranks: int = field(metadata=column("From ranks", is_brief=True))
     ranks: int = field(metadata=column("Ranks", is_brief=True))
@@ -261,10 +253,7 @@ def _score(scope: str, rows: Sequence[LedgerRow]) -> Score:
 def against(
     recorded_projections: Iterable[RecordedProjection], measured: Sequence[MeasuredRun]
 ) -> tuple[LedgerRow, ...]:
-    """Returns every recorded target that was measured afterwards, by time of its record.
-
-    Projections of changed settings (`--set`, `--system`) have no row, as no runs have their configuration.
-    """
+    """Returns every recorded target that was measured later, by time. Projections of changed settings have no runs."""
     candidates: dict[tuple[str, int, int, int], list[LedgerRow]] = {}
     for recorded in recorded_projections:
         if recorded.changes or not recorded.configuration:
@@ -279,8 +268,8 @@ def against(
             if steps and target.doublings > 0:
                 key = (recorded.configuration, recorded.anchor_ranks, target.ranks, target.nodes)
                 candidates.setdefault(key, []).append(_row(recorded, target, steps))
-    rows = [max(same, key=lambda row: (row.runs, row.created)) for same in candidates.values()]
-    return tuple(sorted(rows, key=lambda row: (row.created, row.ranks)))
+    rows = [max(same, key=attrgetter("runs", "created")) for same in candidates.values()]
+    return tuple(sorted(rows, key=attrgetter("created", "ranks")))
 
 
 def _row(recorded: RecordedProjection, target: RecordedTarget, steps: Sequence[float]) -> LedgerRow:

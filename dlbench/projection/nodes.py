@@ -1,17 +1,10 @@
 """Models the scatter of nodes and their steps, and the lateness of the slowest of more nodes.
 
-In logarithms, the own work of rank r in step t is W + c_t, the median of all ranks, plus effects of its node and of
-the step. Each node counts with its slowest rank: h_n is the median over steps of the log ratio to the median rank,
-y_nt the residual. With m nodes a step is late by L = max over n of exp(h_n + y_nt) - 1; c_t, common to all nodes, makes
-no node wait and is part of every mean.
-
-* h of other nodes is a mixture: most hosts are normal, a share of them is slower. Centre, scatter, share and slowness
-  are drawn from a prior and weighted by the likelihood of the measured hosts (importance resampling; Gelman et al.,
-  Bayesian Data Analysis, 3rd edition, 2013, section 10.4). So k equal hosts still leave a share of about 1 / k of
-  slower ones. With fewer than `LEAST_HOSTS` hosts the measured ones are drawn again.
-* y is drawn from the measured values, the largest of n equal nodes as the quantile U^(1/n) (David and Nagaraja, Order
-  Statistics, 3rd edition, 2003, section 2.1). No tail is fitted: with spikes of one size in 1 % of the steps, a fitted
-  generalised Pareto distribution was off by 41 % for 64 nodes, and this by 2 %.
+In logarithms, the own work of a node's slowest rank is the median of all ranks plus h_n (its median over steps) and
+y_nt; a step is late by max exp(h_n + y_nt) - 1. h of other nodes is a mixture of normal and slower hosts (importance
+resampling; Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section 10.4). y is drawn from measured values,
+the largest of n nodes as the quantile U^(1/n) (David and Nagaraja, Order Statistics, 3rd edition, 2003, section 2.1):
+with spikes in 1 % of the steps, a fitted generalised Pareto tail was off by 41 % for 64 nodes, this by 2 %.
 """
 
 from __future__ import annotations
@@ -46,10 +39,8 @@ def _levels(count: int) -> Array:
 
 
 def scatter_of(runs: Sequence[tuple[Array, Sequence[str]]]) -> NodeScatter | None:
-    """Returns the scatter of nodes in some runs of one rank count; None if no run has two ranks or more.
-
-    `runs`: own work of the ranks of each run, seconds above 0, shape (ranks, steps), and the host of each rank. A host
-    of several runs counts once, with its mean.
+    """Returns the scatter of nodes in runs of one rank count; None if no run has two ranks. `runs`: own work, seconds,
+    shape (ranks, steps), and each rank's host. A host of several runs counts once, with its mean.
     """
     hosts: dict[str, list[float]] = {}
     residuals = []
@@ -85,9 +76,8 @@ def lateness(
     is_measured: bool = False,
     slow_hosts: SlowHosts | None = None,
 ) -> Array:
-    """Returns the lateness of the slowest of `nodes` nodes behind a median rank (a share), mean over steps, by draw; 0
-    if the scatter of nodes is not known. `is_measured`: of the measured hosts, not of others; `slow_hosts`: of the
-    history.
+    """Returns the lateness of the slowest of `nodes` nodes behind a median rank (a share), mean over steps, by draw.
+    `is_measured`: of the measured hosts, not of others; `slow_hosts`: of the history.
     """
     if scatter is None or not scatter.hosts:
         return np.zeros(draws)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from dlbench.lazy import alt
 from dlbench.projection.cost import TrainingCost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import LedgerRow, Score, line, score
-from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counted, figure
+from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
 from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -98,10 +99,8 @@ def projected_group(
     more_sections: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """Returns a projection with its ingredients. `ledger`: rows of every system; those of its own are shown."""
-    rows: list[Any] = []
-    for section in more_sections:
-        for sheet in section.sheets:
-            rows += sheet.rows
+    sheets = chain.from_iterable(section.sheets for section in more_sections)
+    rows = list(chain.from_iterable(sheet.rows for sheet in sheets))
     anchor, first, network = ingredients.anchor, ingredients.points[0], ingredients.network
     costs = "not known"
     if network is not None:
@@ -109,7 +108,7 @@ def projected_group(
         if network.num_points:
             costs += f", {network.num_points} points"
     runs = sum(len(point.runs) for point in ingredients.points)
-    ranks = counted([point.ranks for point in ingredients.points])
+    ranks = counts_text([point.ranks for point in ingredients.points])
     basis = (
         f"from {runs_text(runs)} at {ranks} ranks",
         f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
@@ -139,7 +138,6 @@ def measured_points(ingredients: Ingredients) -> tuple[MeasuredPoint, ...]:
     first, unit = ingredients.points[0], f"{ingredients.sample_unit}/s"
 
     def by_run(point: PointFigures) -> dict[RunKey, float]:
-        """Returns mean steps by run, seconds."""
         return {KnownKey.of(run.run_id, 0, run.session or run.run_id): run.step_s for run in point.runs}
 
     def rates(point: PointFigures) -> dict[RunKey, float]:
@@ -170,9 +168,7 @@ def measured_points(ingredients: Ingredients) -> tuple[MeasuredPoint, ...]:
 
 def _quantity(targets: Sequence[Target]) -> str:
     """Returns the main figure of a projection: the efficiency, or the step if that is not known."""
-    if all(target.efficiency for target in targets):
-        return "efficiency"
-    return "step"
+    return "efficiency" if all(target.efficiency for target in targets) else "step"
 
 
 def _main(target: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
@@ -186,7 +182,6 @@ def _main(target: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
 def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[Target], ...]:
     """Returns the columns of the table of targets."""
     name, rate = _quantity(targets), f"{sample_unit}/s"
-
     step_title = "" if name == "step" else "Step"
 
     def band(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
@@ -233,7 +228,7 @@ def largest_loss(target: Target) -> str:
     return f"{largest.name}, {percent(largest.seconds.median / target.step.median, 0)}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PartRow:
     """A part of one target's step."""
 
@@ -241,7 +236,7 @@ class PartRow:
     part: str = field(metadata=column("Part of the step", text=PART_TITLES.__getitem__))
     seconds: Estimate = field(metadata=column("Median, 80 %"))
     seconds_95: Estimate = field(metadata=column("95 %", text=interval_text))
-    share: float = field(metadata=column("Of the step", unit="fraction"))
+    share: float = field(metadata=column("Share of the step", unit="fraction"))
 
 
 def part_rows(targets: Sequence[Target]) -> list[PartRow]:
@@ -249,24 +244,16 @@ def part_rows(targets: Sequence[Target]) -> list[PartRow]:
     rows = []
     for target in targets:
         for part in target.parts:
-            row = PartRow(
-                ranks=target.ranks,
-                part=part.name,
-                seconds=figure(part.seconds, "s"),
-                seconds_95=figure(part.seconds, "s", 95),
-                share=part.seconds.median / target.step.median,
-            )
-            rows.append(row)
+            seconds, seconds_95 = figure(part.seconds, "s"), figure(part.seconds, "s", 95)
+            share = part.seconds.median / target.step.median
+            rows.append(PartRow(target.ranks, part.name, seconds, seconds_95, share))
     return rows
 
 
 def projection_chart(
     subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more_layers: Sequence[Any] = ()
 ) -> Chart:
-    """Returns the chart of efficiency (or the step) over ranks: measured filled, projected hollow with the 80 % band.
-
-    `more_layers`: further layers over the same axes, `ranks` and `value`.
-    """
+    """Returns the chart of efficiency (or step) over ranks: measured filled, projected hollow with the 80 % band."""
     name = _quantity(targets)
     measured_rows: Rows = [
         {"ranks": point.ranks, "series": "measured", **figure_row(getattr(point, name))} for point in measured
@@ -413,7 +400,7 @@ def _lines(texts: Iterable[tuple[str, str, int | None]]) -> list[str]:
             counts.append(ranks)
     lines_of_text = []
     for (code, text), counts in ranks_by_text.items():
-        ranks_of_text = f" ({counted(counts)} ranks)" if counts else ""
+        ranks_of_text = f" ({counts_text(counts)} ranks)" if counts else ""
         lines_of_text.append(f"{code}{ranks_of_text}: {text}")
     return lines_of_text
 
@@ -494,6 +481,6 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
             Sheet(
                 name="ledger", title="By target", columns=columns_of(LedgerRow), rows=report.ledger, in_terminal=is_all
             ),
-            Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
+            Sheet(name="ledger-score", title="Score", columns=columns_of(Score), rows=scores, in_terminal=is_all),
         ),
     )

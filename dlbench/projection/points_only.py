@@ -1,16 +1,9 @@
-"""Extrapolates measured step times to more ranks, without a model of the step.
+"""Extrapolates measured step times to more ranks, without a model of the step: T(p) = c0 ideal(p) + c1 x(p).
 
-With k the nodes (inside one node: the ranks over those of the smallest point),
-
-    T(p) = c0 ideal(p) + c1 x(p),   x of `LAWS`, e.g. log2 k (trees, the slowest of k) or 1 - 1/k (bytes of a ring)
-
-ideal = 1 under weak and 1/k under strong scaling; c0, c1 >= 0, by least relative squares. Each draw takes a law by its
-prior times the likelihood of the points (Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section 7.4). Points
-differ from a law by scatter and by an unexplained error. The error of a law beyond the points is estimated from every
-point that two or more smaller ones predict (`dlbench.perfmodels.extrapolation`).
-
-The prior favours laws that flatten: fitted to four points of published series of a large machine, a straight line gave
-20 to 420 % too long steps at 8 to 16 times the ranks, while logarithm and saturation were 4 to 14 % off.
+x is one of `LAWS` of k, the nodes (in one node: ranks over those of the smallest point); ideal is 1 under weak and 1/k
+under strong scaling. Each draw takes a law by its prior times the likelihood of the points (Gelman et al., Bayesian
+Data Analysis, 3rd edition, 2013, section 7.4). The prior favours laws that flatten: by four points of published series
+a straight line gave 20 to 420 % too long steps at 8 to 16 times the ranks, logarithm and saturation 4 to 14 %.
 """
 
 from __future__ import annotations
@@ -122,10 +115,8 @@ def _terms(law: str, counts: Sequence[float], is_strong: bool) -> Array:
 
 
 def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong: bool) -> Array:
-    """Returns the probability of each law with each unexplained error, shape (laws, errors); they sum to 1.
-
-    `variances`: variances of the logarithms of `middle` by runs. The likelihood is a linear regression's with a flat
-    prior of c0 and a normal one of the overhead at the largest point, as a share of the step there.
+    """Returns the probability of each law with each unexplained error, shape (laws, errors), by a linear regression
+    with a flat prior of c0 and a normal one of the overhead. `variances`: of the logarithms of `middle`, by runs.
     """
     precisions = 1 / (np.square(UNEXPLAINED)[:, None] + variances)  # Shape (errors, points).
     logs = np.empty((len(LAWS), len(UNEXPLAINED)))

@@ -24,7 +24,6 @@ class Band:
 
     @classmethod
     def of(cls, draws: Array) -> Band:
-        """Returns the band of draws of shape (draws,)."""
         return cls(quantiles=tuple(float(quantile) for quantile in np.quantile(draws, QUANTILES)))
 
     @property
@@ -32,7 +31,6 @@ class Band:
         return self.quantiles[QUANTILES.index(0.5)]
 
     def middle(self, percent: Literal[50, 80, 90, 95]) -> tuple[float, float]:
-        """Returns the ends of the middle `percent` of the draws."""
         index = {95: 0, 90: 1, 80: 2, 50: 3}[percent]
         return self.quantiles[index], self.quantiles[-1 - index]
 
@@ -94,7 +92,6 @@ class Target:
 
     @property
     def flag_codes(self) -> str | None:
-        """Returns the codes of its flags; None without flags."""
         return " ".join(flag.code for flag in self.flags) or None
 
 
@@ -110,7 +107,6 @@ class HeldOut:
 
     @property
     def error(self) -> float:
-        """Returns projected / measured - 1."""
         return self.projected_s / self.measured_s - 1
 
 
@@ -130,7 +126,7 @@ class Projection:
     cost_scale: float = field(default=1.0, metadata={HIDDEN: False})
 
 
-def counted(values: Sequence[int]) -> str:
+def counts_text(values: Sequence[int]) -> str:
     """Returns rank counts in words, e.g. `2, 4 and 8`."""
     texts = [f"{value:,}" for value in values]
     if len(texts) == 1:

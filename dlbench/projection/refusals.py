@@ -1,8 +1,4 @@
-"""Reasons to refuse a projection, and flags on its figures: each with a code, a sentence and a remedy.
-
-`reasons` and `flags` are those by the ingredients. Those that only the model can find (R5, R8, R10, F5, F7, F8, F10,
-F12) it makes with `refused` and `flagged`, so that all codes and their words are here.
-"""
+"""Reasons to refuse a projection, and flags on its figures: each with a code, a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.projected import Flag, Refused, counted
+from dlbench.projection.projected import Flag, Refused, counts_text
 from dlbench.report.wording import percent, ranks_text
 from dlbench.stats.resampling import LEAST_RUNS
 
@@ -47,7 +43,7 @@ REFUSALS = {
         "the cost of messages {level} was never measured",
         "measure it: dlbench comm submit --system {system} --nodes {measured}",
     ),
-    "R4": ("{what}", "give each rank cores of its own, then measure again"),
+    "R4": ("{what}", "bind each rank to its own cores, then measure again"),
     "R5": (
         "the network file does not fit these runs: {what}",
         "measure the network of these runs (dlbench comm submit) and pass it with --network FILE",
@@ -114,10 +110,7 @@ def flagged(code: str, /, **words: object) -> Flag:
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
-    """Returns all reasons of the ingredients to refuse a rank count; empty if it may be projected.
-
-    `by`: the model needs a network and a recorded exchange; points only reach less far.
-    """
+    """Returns all reasons of the ingredients to refuse a rank count; empty: none. `by`: the model, or points only."""
     without_model = tuple(_of_kind(ingredients, ranks))
     if by == "model" and not without_model:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
@@ -132,10 +125,8 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:
-    """Returns the points for a curve to a rank count.
-
-    For a target on several nodes these are points on several nodes, and a single full node if there are too few, as
-    steps inside a node differ from those between nodes. Points of the other kind of scaling have other batches.
+    """Returns the points for a curve to a rank count. For several nodes these are on several nodes, and a single full
+    node if there are too few, as steps inside a node differ.
     """
     points = [
         point
@@ -186,7 +177,7 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     is_long_enough = len(points) >= MIN_POINTS
     short = [point.ranks for point in points if len(point.runs) < LEAST_RUNS]
     if len(anchor.runs) < LEAST_RUNS or (is_long_enough and len(usable_points(ingredients, ranks)) < MIN_POINTS):
-        yield refused("R1", None, ranks=f"{counted(short or [anchor.ranks])} ranks", least=LEAST_RUNS)
+        yield refused("R1", None, ranks=f"{counts_text(short or [anchor.ranks])} ranks", least=LEAST_RUNS)
     if is_long_enough or (is_beyond and anchor.nodes == 1):  # The latter is R2.
         return
     counts = "rank counts"
@@ -194,12 +185,11 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
         counts = f"counts of full nodes ({ranks_text(ingredients.per_node)} each)"
     reason = f"a curve needs at least {MIN_POINTS} {counts}, and there are {len(points)}"
     if points:
-        reason += f": {counted([point.ranks for point in points])} ranks"
+        reason += f": {counts_text([point.ranks for point in points])} ranks"
     yield refused("R7", ranks, what=reason, other=f"measure {MIN_POINTS - len(points)} more")
 
 
 def _of_kind(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
-    """Yields the refusals of steps that no model covers, whatever else is measured."""
     anchor, exchange = ingredients.anchor, ingredients.exchange
     if not anchor.runs[0].parts:
         yield refused("R8", ranks, what="the parts of the step are not known")

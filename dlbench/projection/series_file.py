@@ -1,8 +1,4 @@
-"""Reads a table with a row per run (`dlbench project points FILE`) as `Ingredients`.
-
-Columns are separated by tabs if the header has one, else by semicolons, else by commas. Blanks around values, blank
-lines and lines that begin with # are ignored.
-"""
+"""Reads a table of runs (`dlbench project points FILE`) as `Ingredients`: separated by tabs, semicolons or commas."""
 
 from __future__ import annotations
 
@@ -40,9 +36,7 @@ def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
             if count != point[name]:
                 raise UserError(f"{where}: {name} {count:,}: earlier rows have {point[name]:,} at {ranks:,} ranks")
         if row["run"] in steps:
-            raise UserError(
-                f"{where}: run {row['run']!r}: is there twice at {ranks:,} ranks; give one row for each run"
-            )
+            raise UserError(f"{where}: run {row['run']!r}: appears twice at {ranks:,} ranks; give one row for each run")
         steps[row["run"]] = _run(where, row, counts)
     batches = {point.get("batch_per_rank", 0) for point in points.values()}
     if scaling == "strong":
@@ -81,8 +75,7 @@ def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
     try:
         text = read_named(path, MAX_JSON).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = why_unreadable(error) if isinstance(error, OSError) else error
-        raise UserError(f"{path}: cannot be read as a table: {why}") from None
+        raise UserError(f"{path}: cannot be read as a table: {why_unreadable(error)}") from None
     table = list(_cells(path, text.splitlines()))
     if len(table) < 2:
         raise UserError(f"{path}: contains no runs; give a line with the names of columns and a line for each run")
@@ -103,7 +96,6 @@ def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the cells of each line that is not ignored, with its file and line."""
     data_lines = ["" if line.lstrip().startswith("#") else line for line in lines]
     header = next((line for line in data_lines if line.strip()), "")
     delimiter = next((mark for mark in "\t;" if mark in header), ",")
@@ -125,7 +117,7 @@ def _used(where: str, header: list[str]) -> list[str]:
     wrong = [name for name in used if header.count(name) != 1]
     if wrong:
         raise UserError(
-            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must be there once; instead of "
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must appear once; instead of "
             "step_s samples_per_s with batch_per_rank is possible (step_s = ranks x batch_per_rank / samples_per_s)"
         )
     return used
@@ -134,9 +126,7 @@ def _used(where: str, header: list[str]) -> list[str]:
 def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:
     name = "step_s" if "step_s" in row else "samples_per_s"
     text = row[name]
-    value = 0.0
-    if _FIGURE.fullmatch(text):
-        value = float(text.replace(",", ""))
+    value = float(text.replace(",", "")) if _FIGURE.fullmatch(text) else 0.0
     if not value:
         raise UserError(f"{where}: {name} {text!r}: must be a number above 0, with a decimal point")
     step_s = value

@@ -1,8 +1,5 @@
-"""Draws slopes of lines over the measured points by their likelihood.
-
-A slope has a prior; the points' error about the line is normal of unknown variance (Gelman et al., Bayesian Data
-Analysis, 3rd edition, 2013, section 14.2), and level and variance are integrated out on a grid of slopes. If the points
-do not determine a slope, the prior remains, and the band is wide.
+"""Draws slopes of lines over the measured points by their likelihood, with level and variance integrated out (Gelman et
+al., Bayesian Data Analysis, 3rd edition, 2013, section 14.2). Without points the prior remains, and bands are wide.
 """
 
 from __future__ import annotations
@@ -10,6 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from itertools import chain
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
@@ -51,10 +49,8 @@ class Lines:
 
 
 def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> Lines:
-    """Returns lines through points of x, shape (points,), and y, shape (points, columns).
-
-    `slopes`, `prior`: values of a slope and the logarithms of their prior chances; `expected`: the expected variance of
-    the error, with the weight of `PRIOR_POINTS` points.
+    """Returns lines through points with x of shape (points,), y of shape (points, columns). `slopes`, `prior`: values
+    of a slope and logs of their chances; `expected`: variance of the error, with the weight of `PRIOR_POINTS` points.
     """
     x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
     squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
@@ -73,11 +69,8 @@ def normal_slopes(deviation: float) -> tuple[Array, Array]:
 
 
 def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
-    """Returns the increase of the backward pass in seconds for each second of exchange hidden in it, and the standard
-    deviation of computing between sessions (a share), both of shape (draws,), over the points of one batch.
-
-    The forward pass hides no exchange, so it differs between points only by hosts and sessions; the backward pass is
-    corrected by this difference.
+    """Returns the slowdown of the backward pass per second of exchange hidden in it, and the deviation of computing
+    between sessions (a share), both (draws,). The forward pass hides nothing, so it corrects for sessions.
     """
     forward, backward, hidden, run_variances = [], [], [], []
     for point in ingredients.points:
@@ -91,9 +84,7 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
         hidden.append(statistics.fmean(hidden_s))
         if len(runs) > 1:
             run_variances.append(statistics.variance(passes) / len(runs) / forward[-1] ** 2)
-    names: set[str] = set()
-    for point in ingredients.points:
-        names |= {run.session for run in point.runs}
+    names = {run.session for run in chain.from_iterable(point.runs for point in ingredients.points)}
     one_session, several_sessions = SESSIONS
     session = one_session if len(names) == 1 else several_sessions
     rng = np.random.default_rng([SEED, 20])
@@ -110,9 +101,7 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
 
 
 def host_growth(ingredients: Ingredients, draws: int) -> Array:
-    """Returns the growth of the causes without a model per doubling of the ranks, in seconds, over the points on
-    several nodes, shape (draws,).
-    """
+    """Returns the growth of causes without a model per doubling of the ranks, in seconds, shape (draws,)."""
     points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
     if not points:
         return np.zeros(draws)

@@ -1,8 +1,4 @@
-"""Times of computing and messages by data sheets, an upper bound of what a machine can do.
-
-Computing is the roofline (Williams et al., "Roofline", CACM 52(4), 2009): each layer takes the longer of its operations
-at peak and its bytes at the memory's rate; each operand is moved once. Messages take alpha + bytes / rate of links.
-"""
+"""Times of computing and messages by data sheets: rooflines (Williams et al., CACM 52(4), 2009), alpha + n / rate."""
 
 from __future__ import annotations
 
@@ -53,17 +49,16 @@ def layout_of(system: SystemSpec, ranks: int) -> Layout:
 
 
 def elsewhere(ingredients: Ingredients, system: SystemSpec, network: NetworkModel | None) -> Ingredients:
-    """Returns the ingredients with the nodes, leaves and network of a system. `network`: its measured costs; None: by
-    data sheet. For the system of the runs only unknown values are filled in.
-    """
+    """Returns the ingredients on a system by its costs or data sheet; on the runs' own, unknown values are added."""
     stated = system.network or NetworkSpec()
     leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
     if ingredients.system in ("", system.name):
         costs = network or ingredients.network or network_of(system)
-        notes = (*ingredients.notes, f"Costs of messages are those of {system.name} by data sheet.")
+        notes = ingredients.notes
+        if costs.transport == DATA_SHEET:
+            notes = (*notes, f"Costs of messages are those of {system.name} by data sheet.")
         missing = {name: value for name, value in leaves.items() if getattr(ingredients, name) is None}
-        update = {**missing, "network": costs, "notes": notes if costs.transport == DATA_SHEET else ingredients.notes}
-        return ingredients.model_copy(update=update)
+        return ingredients.model_copy(update={**missing, "network": costs, "notes": notes})
     if ingredients.network is None:
         raise UserError(
             f"--system {system.name}: costs of messages on {ingredients.system} are unknown, and so is the effect of "

@@ -1,24 +1,9 @@
-"""Projects the step to rank counts that were not measured, for all draws at once.
+"""Projects the step to rank counts that were not measured, for all draws at once; docs/projection.md has the equations.
 
-The anchor is the largest measured point with its step by causes (`dlbench.analysis.causes`): In input, F forward,
-B backward, U optimizer, H all causes without a model; A = In + F + B. At p ranks, with c_j the price of message j, and
-beta_j the time when it is ready as a share of the backward pass,
-
-    B(p)  = B + kappa (G(p) - G(anchor))                      G: hidden exchange, sum of rho c_j less X
-    S(p)  = straggler + A' (L(p) - L(anchor))                 L: lateness of the slowest node (`nodes`)
-    a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
-    s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
-    X(p)  = max(0, e_J - (A + S))                             exposed exchange
-    E(p)  = max(0, X(p) + exchange - X(anchor))
-    T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
-
-rho = communication / sum of c_j at the anchor (if runs did not record it: such that X is the measured exchange).
-kappa is the increase of the backward pass for each second of exchange hidden in it (`slopes`); A' is A with all
-messages but the last one hidden, as they are while a node is late. At the anchor all parts are the measured ones; the
-models only give the changes from there. H grows by its slope over the points. Under strong scaling A is scaled by the
-own work at the new batch per rank. c_j is drawn by `costs`.
-
-Each draw has its own runs, network costs, algorithm, order of nodes, nodes and error of the model, with fixed seeds.
+A is input + forward + backward, X the exposed and G the hidden exchange, L the lateness of the slowest node, kappa the
+slowdown of the backward pass by G (`slopes`), and rho the time of messages over their prices at the anchor (`costs`),
+the largest measured point. There all parts are measured; models only give the changes. Each draw has its own runs,
+network costs, algorithm, order of nodes, nodes and error of the model, with fixed seeds.
 """
 
 from __future__ import annotations
@@ -63,10 +48,7 @@ def project(
     draws: int = DRAWS,
 ) -> Projection:
     """Returns the projection to these rank counts, or why there is none; equal ingredients give equal answers.
-
-    `method`: exchange of gradients if it differs from that of the runs. `other_system`: the ingredients with the nodes,
-    leaves and network of another system (`spec_machine.elsewhere`), for targets only. `misses`: errors of earlier
-    projections of the system, from its ledger.
+    `method`, `other_system`: if not those of the runs. `misses`: errors of earlier projections, by the ledger.
     """
     target_system = other_system or ingredients
     model: AnchoredModel | Refused | None = None
@@ -204,19 +186,14 @@ def _below(model: AnchoredModel, number: int) -> AnchoredModel | None:
     below = ingredients.model_copy(update=changed)
     if reasons(below, ingredients.points[number].ranks):
         return None
-    names: Sequence[str] = LIBRARY
-    if model.costs is not None:
-        names = model.costs.algorithms
+    names = LIBRARY if model.costs is None else model.costs.algorithms
     smaller = anchored(below, len(model.rho), names)
-    if isinstance(smaller, Refused):
-        return None
-    return smaller
+    return None if isinstance(smaller, Refused) else smaller
 
 
 def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
-    """Returns the weight of each run in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with
-    replacement, and runs within them; with fewer than `LEAST_RUNS` sessions only runs. Weights are stretched as in
-    `dlbench.stats.pairing`.
+    """Returns the weight of each run in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn, and runs in
+    them; with fewer than `LEAST_RUNS` sessions only runs. They are stretched as in `dlbench.stats.pairing`.
     """
     by_session: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
@@ -251,7 +228,7 @@ class AnchoredModel:
     """Seconds of the anchor's step: `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`."""
     late: Array  # Lateness of the slowest node of the anchor (a share).
     rho: Array  # Factor on the network's costs.
-    shown: Array  # X at the anchor, seconds.
+    exposed: Array  # X at the anchor, seconds.
     hidden: Array  # G at the anchor, seconds.
     slowed: Array  # kappa.
     host_growth: Array  # Seconds per doubling of the ranks.
@@ -259,14 +236,13 @@ class AnchoredModel:
     is_home: bool = True  # Whether targets are on the measured system.
 
     def on_system(self, other: Ingredients) -> AnchoredModel:
-        """Returns the model for targets on another system."""
         costs = self.costs and self.costs.elsewhere(other)
         return replace(self, ingredients=other, costs=costs, is_home=False)
 
     @property
     def unexplained_s(self) -> float:
         """Returns the exchange of the anchor that the network's costs do not explain, median, seconds."""
-        return float(np.median(self.figures["exchange"] - self.shown))
+        return float(np.median(self.figures["exchange"] - self.exposed))
 
     @property
     def anchor_step(self) -> Array:
@@ -279,16 +255,16 @@ class AnchoredModel:
         if method is not None and self.unexplained_s > (1 - LEAST_EXPLAINED) * exchange_s:
             share = percent(1 - self.unexplained_s / exchange_s, 0)
             raise NoModelError(f"the network's costs explain only {share} of the measured exchange")
-        at = StepAt(model=self, ranks=ranks, method=method)
-        parts = at.parts()
+        step_at = StepAt(model=self, ranks=ranks, method=method)
+        parts = step_at.parts()
         step = sum(parts.values())
         # A count between measured points is close to both.
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in ingredients.points)
         factor = self.session * error.drawn(doublings, len(self.rho), (SEED, 15))
         # No step is faster than its computing, however large the error of the model is.
-        bounded = np.maximum(step * factor, at.compute() + at.computing["input"] + self.figures["optimizer"])
+        bounded = np.maximum(step * factor, step_at.compute() + step_at.computing["input"] + self.figures["optimizer"])
         factor = bounded / step
-        target_flags = (*flags(ingredients, ranks), *at.waiting[1])
+        target_flags = (*flags(ingredients, ranks), *step_at.waiting[1])
         point = None
         if method is None and self.is_home:
             point = ingredients.measured_at(ranks)
@@ -308,9 +284,7 @@ class AnchoredModel:
 
 @dataclass(frozen=True, kw_only=True)
 class StepAt:
-    """The modelled step at one rank count: its terms by draw, in seconds. They raise `NoModelError` if the exchange has
-    no model.
-    """
+    """The modelled step at one rank count: its terms by draw, in seconds. They may raise `NoModelError`."""
 
     model: AnchoredModel
     ranks: int
@@ -336,9 +310,7 @@ class StepAt:
         return np.maximum(0.0, self.model.figures["host"] + growth)
 
     def straggler(self) -> Array:
-        """Returns the wait for the slowest node. While it is late, all messages but the last one are hidden, and slow
-        the backward pass down.
-        """
+        """Returns the wait for the slowest node; while it is late, all messages but the last are hidden."""
         computing, at_anchor = self.computing, self.model.figures["straggler"]
         if self.ranks == 1:
             begun = self.anchor_begun * self.scale
@@ -349,7 +321,7 @@ class StepAt:
 
     def exchange(self) -> Array:
         """Returns the exposed exchange, with the part that costs do not explain at the anchor."""
-        exposed = self.overlapped[1] + self.model.figures["exchange"] - self.model.shown
+        exposed = self.overlapped[1] + self.model.figures["exchange"] - self.model.exposed
         return np.maximum(0.0, exposed)
 
     @property
@@ -358,7 +330,6 @@ class StepAt:
 
     @property
     def anchor_begun(self) -> Array:
-        """Returns A at the anchor."""
         figures = self.model.figures
         return figures["input"] + figures["forward"] + figures["backward"]
 
@@ -394,7 +365,6 @@ class StepAt:
 
     @cached_property
     def costs(self) -> list[Array]:
-        """Returns the time of each message."""
         return [cost * self.model.rho for cost in self._priced().drawn(self.ranks, self.method, self.messages)]
 
     def _priced(self) -> Costs:
@@ -404,26 +374,22 @@ class StepAt:
 
     @property
     def backward_alone(self) -> Array:
-        """Returns the backward pass without hidden exchange."""
         return self.computing["backward"] - self.model.slowed * self.model.hidden
 
     @cached_property
     def overlapped(self) -> tuple[Array, Array]:
-        """Returns the backward pass and the exposed exchange."""
         exposed, computing = np.zeros(self.draws), dict(self.computing)
         if self.ranks > 1:
             straggler, hidden = self.straggler(), self.model.hidden
             for _ in range(_HIDDEN_ROUNDS):
                 computing["backward"] = np.maximum(0.0, self.backward_alone + self.model.slowed * hidden)
-                exposed = _shown(self.messages, self.costs, computing, straggler)
+                exposed = _exposed_exchange(self.messages, self.costs, computing, straggler)
                 hidden = sum(self.costs) - exposed
         return computing["backward"], exposed
 
     @cached_property
     def waiting(self) -> tuple[Array, tuple[Flag, ...]]:
-        """Returns the wait for storage and its flags. The measured rate is a limit only if more demand did not increase
-        it; otherwise storage may deliver more.
-        """
+        """Returns the wait for storage and flags. The measured rate is a limit only if more demand did not raise it."""
         ingredients, supply, no_wait = self.model.ingredients, self.model.ingredients.supply, np.zeros(self.draws)
         anchor, batch = ingredients.anchor, ingredients.batch_at(self.ranks)
         if supply is None or supply.sample_bytes is None or supply.bytes_per_s is None:
@@ -452,7 +418,6 @@ class StepAt:
 
 
 def _measured(point: PointFigures, draws: int) -> tuple[Array, dict[str, Array]]:
-    """Returns the step of a measured point by draw, and its parts if they are known."""
     weights = _run_weights(point.runs, draws, point.ranks)
     step = weights @ np.array([run.step_s for run in point.runs])
     if not all(run.parts for run in point.runs):
@@ -463,7 +428,9 @@ def _measured(point: PointFigures, draws: int) -> tuple[Array, dict[str, Array]]
     return step, {name: account[name] * step / total for name in PARTS}
 
 
-def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
+def _exposed_exchange(
+    messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array
+) -> Array:
     """Returns the exposed exchange of the slowest rank, seconds by draw."""
     begun = computing["input"] + computing["forward"] + computing["backward"]
     ready = [ready_s * (1 + straggler / begun) for ready_s in ready_at(messages, computing)]
@@ -488,9 +455,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
 
 
 def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> AnchoredModel | Refused:
-    """Returns the model anchored at the largest measured point; refused if the network's costs do not fit (R5, R8).
-    `names`: algorithms that a library may use.
-    """
+    """Returns the model anchored at the largest measured point, or the refusal. `names`: algorithms of a library."""
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
     figures = _account(anchor.runs, weights)
@@ -501,19 +466,19 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
             messages = costs.messages(anchor.ranks, None, figures, 1.0)
             prices = costs.drawn(anchor.ranks, None, messages)
 
-            def shown_of(scale: Array) -> Array:
-                return _shown(messages, [price * scale for price in prices], figures, figures["straggler"])
+            def exposed_at(scale: Array) -> Array:
+                return _exposed_exchange(messages, [price * scale for price in prices], figures, figures["straggler"])
 
             # The measured time of messages counts if all runs recorded it.
             under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
             if len(under_way) == len(anchor.runs):
                 rho = _mean(weights, under_way) / sum(prices)
             else:
-                rho = _calibrated(shown_of, figures["exchange"])
-            exposed = shown_of(rho)
+                rho = _calibrated(exposed_at, figures["exchange"])
+            exposed = exposed_at(rho)
             hidden = rho * sum(prices) - exposed
             scale = float(np.median(rho))
-            exchange_s, off = (float(np.median(one)) for one in (figures["exchange"], figures["exchange"] - exposed))
+            exchange_s, off = float(np.median(figures["exchange"])), float(np.median(figures["exchange"] - exposed))
             step = float(np.median(sum(figures.values(), np.zeros(draws))))
             if not 1 / SCALE <= scale <= SCALE:
                 return refused("R5", None, what=f"its costs must be multiplied by {scale:.3g} to give the exchange")
@@ -531,7 +496,7 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
         figures=figures,
         late=late,
         rho=rho,
-        shown=exposed,
+        exposed=exposed,
         hidden=hidden,
         slowed=slowed,
         host_growth=host_growth(ingredients, draws),
@@ -569,9 +534,7 @@ def _target(
         for point, mean in zip(ingredients.points, means, strict=True)
     ]
     first = _run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
-    throughput = None
-    if batch is not None:
-        throughput = Band.of(ranks * batch / step)
+    throughput = None if batch is None else Band.of(ranks * batch / step)
     return Target(
         ranks=ranks,
         nodes=ingredients.nodes_of(ranks),

@@ -26,7 +26,6 @@ class Attempt(Spec):
 
     @property
     def elapsed_s(self) -> float:
-        """Returns the seconds from start to end."""
         if self.started is None:
             return 0.0
         return max(0.0, self.ended - self.started)
@@ -54,7 +53,7 @@ class Step(Spec):
     elapsed_s: NonNegative = Field(description="From start to end, seconds.")
     nodes: CountOrZero = Field(description="Nodes that it used.")
     node_list: str = Field(description="Their names.")
-    max_rss_bytes: NonNegative | None = Field(None, description="MaxRSS: largest resident memory of a task.")
+    max_rss_bytes: NonNegative | None = Field(None, description="MaxRSS of a task, bytes; sampled by Slurm.")
     energy_j: Positive | None = Field(None, description="Energy of its nodes, joules.")
 
 
@@ -64,7 +63,7 @@ class RunAccounting(Spec):
     format: Literal["dlbench.accounting"] = Field("dlbench.accounting", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     run_id: RunName = Field(description="The run that it belongs to.")
-    source: Literal["sacct", "squeue"] = Field(description="Source; squeue has no steps.")
+    source: Literal["sacct", "squeue"] = Field(description="Source; squeue has no steps, and forgets jobs in minutes.")
     asked: str = Field(description="Time of the query, UTC, ISO 8601.")
     job_id: str = Field(description="Id of the job.")
     job_runs: tuple[RunName, ...] = Field(min_length=1, description="All runs of the job, in their order.")
@@ -75,18 +74,15 @@ class RunAccounting(Spec):
 
     @property
     def never_started(self) -> bool:
-        """Returns whether the job ended in the queue."""
         return all(attempt.started is None for attempt in self.attempts)
 
     @property
     def waited_s(self) -> float | None:
-        """Returns the seconds in the queue, all attempts."""
         waits_s = [attempt.waited_s for attempt in self.attempts if attempt.waited_s is not None]
         return sum(waits_s) if waits_s else None
 
     @property
     def job_node_s(self) -> float:
-        """Returns the node-seconds of the job, all attempts."""
         return sum(attempt.node_s for attempt in self.attempts)
 
     @property
@@ -100,9 +96,7 @@ class RunAccounting(Spec):
 
     @property
     def run_node_s(self) -> float | None:
-        """Returns the node-seconds of the job during the run; None as `run_s`. All nodes of the job count, as a smaller
-        run of a shared job keeps the others waiting.
-        """
+        """Returns the node-seconds of all nodes of the job during the run, as idle ones wait for it; None: unknown."""
         if len(self.job_runs) == 1 and not self.steps:
             return self.job_node_s
         nodes = max(attempt.nodes for attempt in self.attempts)
@@ -110,7 +104,6 @@ class RunAccounting(Spec):
 
     @property
     def max_rss_bytes(self) -> float | None:
-        """Returns the largest MaxRSS of its steps."""
         return max((step.max_rss_bytes for step in self.steps if step.max_rss_bytes is not None), default=None)
 
     @property

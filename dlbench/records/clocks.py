@@ -1,8 +1,5 @@
-"""The clock of a node relative to node 0: measured offsets, and the line through them.
-
-Times are nanoseconds of CLOCK_MONOTONIC, whose zero differs between machines. Between two points the offset is
-interpolated; outside of them the nearest line continues, with a slope of at most `MAX_DRIFT_PPM`. Of two points that
-are too close for a slope (bounds over the time between them exceed the drift of clocks) the narrower one is used.
+"""The clock of a node relative to node 0: measured offsets (nanoseconds of CLOCK_MONOTONIC), and the line through them.
+Outside of the points the nearest line continues, with a slope of at most `MAX_DRIFT_PPM`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ class ClockPoint(Spec):
     local_ns: Nanoseconds = Field(description="Time by the node's clock.")
     offset_ns: Nanoseconds = Field(description="Clock of node 0 minus the node's.")
     bound_ns: CountOrZero = Field(description="Largest error: half of the shortest round trip, and drift in it.")
-    num_exchanges: Count = Field(description="Number of round trips.")
+    num_exchanges: Count = Field(description="Number of round trips; the shortest counts.")
 
 
 class ClockLine(Spec):
@@ -36,8 +33,8 @@ class ClockLine(Spec):
 
     node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")
-    points: tuple[ClockPoint, ...] = Field((), description="Offsets in the order of time; none on node 0.")
-    wall_offset_ns: Nanoseconds = Field(description="Wall clock (since 1970) minus the node's clock.")
+    points: tuple[ClockPoint, ...] = Field((), description="Offsets by time; none on node 0 (exact), or not measured.")
+    wall_offset_ns: Nanoseconds = Field(description="Wall clock (since 1970) minus the node's clock, when read.")
     problem: str = Field("", description="Why there is no point, or only one; empty: none.")
 
     @model_validator(mode="after")
@@ -68,26 +65,23 @@ class ClockLine(Spec):
         used = self.used_points
         if not used:
             return np.zeros_like(local_ns)
-        at = np.array([point.local_ns for point in used], dtype=np.int64)
+        point_times_ns = np.array([point.local_ns for point in used], dtype=np.int64)
         offsets = np.array([point.offset_ns for point in used], dtype=np.int64)
         limit = MAX_DRIFT_PPM / 1_000_000
-        inside = np.diff(offsets) / np.diff(at)
+        inside = np.diff(offsets) / np.diff(point_times_ns)
         outside = np.clip(inside if len(inside) else [0.0], -limit, limit)
         slopes = np.concatenate([outside[:1], inside, outside[-1:]])
-        part = np.searchsorted(at, local_ns, side="right")
-        start = np.maximum(part - 1, 0)
-        total: Times = offsets[start] + np.rint(slopes[part] * (local_ns - at[start])).astype(np.int64)
+        segments = np.searchsorted(point_times_ns, local_ns, side="right")
+        start = np.maximum(segments - 1, 0)
+        total: Times = offsets[start] + np.rint(slopes[segments] * (local_ns - point_times_ns[start])).astype(np.int64)
         return total
 
     def offset_at(self, local_ns: int) -> int:
-        """Returns `offsets_at` of one time."""
         return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
 
     def bound_at(self, local_ns: int) -> int | None:
-        """Returns the largest error of `offset_at`, nanoseconds; 0 on node 0, None without points.
-
-        It holds for a constant drift of at most `MAX_DRIFT_PPM`. Between two points the error is a mean of theirs;
-        outside of them the bound of the nearest grows by `MAX_DRIFT_PPM`. 1 is added, as offsets are whole numbers.
+        """Returns the largest error of `offset_at`, ns, for a constant drift; 0 on node 0, None without points. Between
+        points it is a mean of their bounds, beyond it grows by `MAX_DRIFT_PPM`; 1 is added for rounding.
         """
         used = self.used_points
         if not used:

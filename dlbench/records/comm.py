@@ -31,66 +31,61 @@ from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision,
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel, RankPair
 from dlbench.units import format_bytes
 
+MAX_BYTES = 1 << 24  # Limit for a file of fitted costs.
+
 
 class CommPoint(Spec):
     """One collective, by one algorithm or library, at one size."""
 
     collective: Collective = Field(description="The collective.")
     algorithm: str = Field(
-        description="Algorithm, or `library`; for MPI `library-in-place` and `library-out-of-place`."
+        description="Algorithm, or `library`; for MPI `library-in-place` and `library-out-of-place` (second buffer)."
     )
-    carrier: str = Field(description="Library that sends the bytes, e.g. torch-gloo, mpi.")
+    carrier: str = Field(description="Library that sends the bytes, e.g. torch-gloo, mpi, horovod-gloo.")
     num_bytes: Count = Field(description="Bytes of each rank's buffer.")
     dtype: Precision = Field(description="Type of an element.")
     times_s: tuple[NonNegative, ...] = Field(
-        description="Seconds of one operation in each timed iteration; empty if it failed."
+        description="Seconds of one operation by timed iteration, whose time is over `operations`; empty if it failed."
     )
     timing: Literal["host clock", "in-stream"] = Field(
-        "host clock",
-        description="host clock: after a barrier; in-stream: GPU events, after a barrier in it.",
+        "host clock", description="host clock: after the library's barrier; in-stream: GPU events, after one in it."
     )
     launch_bound: CountOrZero | None = Field(
         None,
-        description="In-stream: iterations that the GPU reached before all operations were queued; null: unknown.",
+        description="In-stream: iterations that the GPU reached before the host had queued all operations, so that "
+        "times may include its calls; null: host clock, or calls that wait (Horovod).",
     )
     single_call_s: tuple[NonNegative, ...] = Field(
         (), description="In-stream: one operation alone by the host's clock, seconds."
     )
-    operations: Count = Field(1, description="Operations of an iteration, back to back.")
+    operations: Count = Field(1, description="Operations of an iteration, back to back; several if one is short.")
     is_cut: Flag = Field(
         False,
-        description="In-stream: whether samples have fewer operations than usual, because the GPU was early.",
+        description="In-stream: whether samples have fewer operations, as the GPU was faster than the host's calls.",
     )
     skew_s: tuple[NonNegative, ...] = Field(
         (), description="Time between the first and last rank's start of each iteration, seconds."
     )
     pair: RankPair | None = Field(
-        None, description="p2p: the two ranks; times are half of a ping-pong, or the share of a message in a window."
+        None, description="p2p: sender, receiver; times are half of a ping-pong, or the share of a message in a window."
     )
     congestors: tuple[NonNegative, ...] = Field(
         (), description="p2p: bytes per second of each congestor, as in the plan; empty: none."
     )
     correct: Flag | None = Field(description="Whether all ranks had the correct result; null: not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
-    chunks: Count | None = Field(
-        None, description="Chunks of a vector; null: libraries, and earlier records, whose hierarchical sent one."
-    )
+    chunks: Count | None = Field(None, description="Chunks of the buffer, by which levels overlap; null for libraries.")
     steps: CountOrZero | None = Field(None, description="Steps per rank, the most, counted; null for libraries.")
     messages: tuple[CountOrZero, ...] = Field((), description="Messages sent by each rank, counted.")
     bytes_sent: tuple[CountOrZero, ...] = Field((), description="Bytes sent by each rank, counted.")
     bytes_across: tuple[CountOrZero, ...] = Field((), description="Those of them that left the group.")
     problem: str = Field("", description="Why there is no time, or why it is in doubt.")
 
-    @property
-    def chunks_run(self) -> int | None:
-        """Returns the chunks for the formulas; None: `pipeline_chunks`."""
-        return 1 if self.chunks is None and self.algorithm == "hierarchical" else self.chunks
-
 
 class CommRecord(Spec):
     """`comm.json`, written last, by rank 0."""
 
-    format: Literal["dlbench.comm"] = Field("dlbench.comm", description="What this file is.")
+    format: Literal["dlbench.comm"] = Field("dlbench.comm", description="Format of the file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     run_id: RunName = Field(description="The run, as in its plan.")
     state: Literal["valid", "invalid"] = Field(description="invalid: a result was wrong; it gives no figure.")
@@ -123,7 +118,6 @@ class CommRun(LaunchedRun):
 
     @property
     def objection(self) -> str:
-        """Returns the first points that are wrong."""
         if self.record is None or self.record.state == "valid":
             return ""
         points = self.record.points
@@ -144,10 +138,7 @@ CommScan = RunsBelow[CommRun]
 
 
 def scan_comm(root: Path, *more_roots: Path) -> CommScan:
-    """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
-
-    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
-    """
+    """Reads every run of the collective benchmark below some folders; a folder without a readable plan is a problem."""
     folders = (
         folder for folder in run_folders(root, *more_roots) if text_in(folder.plan, "format") in (COMM_FORMAT, "")
     )
@@ -172,9 +163,6 @@ def read_launched(path: Path) -> Run | CommRun:
     if text_in(RunFolder(path).plan, "format") == COMM_FORMAT:
         return read_comm_run(path)
     return read_run(path)
-
-
-MAX_BYTES = 1 << 24  # Limit for a file of fitted costs.
 
 
 def read_network(path: Path) -> NetworkModel:

@@ -46,14 +46,16 @@ class ReadEpoch(Spec):
     samples: CountOrZero = Field(description="Samples read.")
     tier_bytes: dict[Tier, CountOrZero] = Field(description="Bytes of samples fetched, by tier.")
     storage_bytes: CountOrZero | None = Field(
-        description="Bytes that the kernel read from storage, with read-ahead; null: not counted."
+        description="Bytes that the kernel read from storage (read_bytes of /proc/thread-self/io), with read-ahead and "
+        "libraries' pages; null: not counted, as on some network file systems."
     )
     fetch_s: NonNegative = Field(description="Time of fetching, all readers together, seconds.")
     prepare_s: NonNegative = Field(description="Time of decoding and augmenting, all readers together, seconds.")
     wait_s: NonNegative = Field(description="Time that ranks waited for batches, mean over ranks, seconds.")
     seconds: NonNegative = Field(description="Length of the epoch's steps on rank 0, seconds.")
     cached_share: NonNegative | None = Field(
-        None, description="Share of the data set in the page cache at the epoch's start; null: not measured."
+        None,
+        description="Share of the data set's pages in the page cache at the start; null: only with data.cache cold.",
     )
 
 
@@ -63,8 +65,7 @@ class ReaderTrial(Spec):
     loader_workers: CountOrZero = Field(description="Reader processes per rank.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0: the training process reads.")
     computing: Flag = Field(
-        False,
-        description="Whether the training process also computed between batches.",
+        False, description="Whether the training process computed between batches, as long as it takes to read one."
     )
     samples_per_s: NonNegative = Field(
         description="Samples per second of the slowest rank, all ranks reading; median of trials."
@@ -77,7 +78,7 @@ class ReadingResult(Spec):
     loader_workers: CountOrZero = Field(description="Reader processes per rank in force.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0: the training process reads.")
     training_cores: CountOrZero | None = Field(
-        None, description="Cores of a rank without reader processes, for training on a GPU; null on CPUs."
+        None, description="Cores of a rank without reader processes, for training on a GPU; null: CPUs share all."
     )
     limited_by_cores: Flag = Field(False, description="Whether the automatic choice was limited by the cores per rank.")
     trials: tuple[ReaderTrial, ...] = Field((), description="Measurements of the automatic choice; empty: none.")
@@ -85,7 +86,7 @@ class ReadingResult(Spec):
     cache: str = Field(description="Result of data.cache in words, with the evidence.")
     cache_in_force: Flag = Field(description="Whether the page cache was as data.cache requests.")
     cached_share: NonNegative | None = Field(
-        description="Share of the data set in the page cache before training; null: unknown."
+        description="Share of the data set's pages in the page cache before training, by a sample; null: unknown."
     )
     epochs: tuple[ReadEpoch, ...] = Field((), description="Reading by epoch.")
 
@@ -103,7 +104,8 @@ class ShuffleEpoch(Spec):
     received: CountOrZero = Field(description="Samples received; equal to sent if none was lost.")
     sent_bytes: CountOrZero = Field(description="Bytes sent.")
     novelty: NonNegative | None = Field(
-        description="Share of a rank's samples that are new since the last epoch, over 1 - 1/ranks; null: unknown."
+        description="Share of a rank's samples that are new since the last epoch, over 1 - 1/ranks, mean over ranks: 0 "
+        "under local, about 1 under global shuffling; null: first epoch, or one rank."
     )
     label_distance: NonNegative | None = Field(
         description="Total variation distance of a rank's classes from those of all, mean over ranks; null: no classes."
@@ -136,13 +138,13 @@ class ReadRate(_Answer):
 
     samples: CountOrZero = Field(description="Samples read and prepared.")
     seconds: NonNegative = Field(description="Time, seconds.")
-    samples_per_s: NonNegative = Field(description="Rate.")
+    samples_per_s: NonNegative = Field(description="Samples per second.")
     raw_bytes: CountOrZero = Field(description="Stored bytes of these samples.")
     bytes_per_s: NonNegative = Field(description="Bytes per second.")
     tier_bytes: dict[Tier, CountOrZero] = Field(description="Bytes by tier.")
     storage_bytes: CountOrZero | None = Field(description="Bytes read from devices; null: not counted.")
-    fetch_s: NonNegative = Field(description="Time of fetching, all readers together.")
-    prepare_s: NonNegative = Field(description="Time of decoding and augmenting, all readers together.")
+    fetch_s: NonNegative = Field(description="Fetching, all readers together, seconds.")
+    prepare_s: NonNegative = Field(description="Decoding and augmenting, all readers together, seconds.")
     passes: NonNegative = Field(description="Passes over the data set.")
     is_short: Flag = Field(description="Whether a cold pass ended before the requested time.")
     opens_per_s: NonNegative | None = Field(None, description="Files opened and closed per second; null: none.")

@@ -24,15 +24,17 @@ def carried(method: str) -> str:
 class Message(Spec):
     """One message of a step: a bucket of gradients, a fused buffer of the engine, parameters, or activations."""
 
-    num_bytes: CountOrZero = Field(description="Bytes before any compression.")
+    num_bytes: CountOrZero = Field(description="Bytes of gradients, parameters or activations before any compression.")
     num_tensors: Count = Field(description="Tensors in it.")
     method: str = Field(
         description="Method: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 updates: "
         "parameters and optimizer state, not in each step."
     )
     chunks: Count | None = Field(None, description="Chunks of hierarchical; null: another method, or not recorded.")
-    ready_s: NonNegative | None = Field(None, description="Ready, seconds after the backward pass began; median.")
-    start_s: NonNegative | None = Field(None, description="Start of its exchange, on the same clock; median.")
+    ready_s: NonNegative | None = Field(
+        None, description="Last gradient ready, seconds into the backward pass; median."
+    )
+    start_s: NonNegative | None = Field(None, description="Start of its exchange, seconds on that clock; median.")
     exchange_s: NonNegative | None = Field(None, description="Duration of its exchange, seconds; median.")
 
 
@@ -51,9 +53,9 @@ class AutotuneResult(Spec):
     planned_steps: Count = Field(description="Steps its search takes by its own settings.")
     finished: Flag = Field(description="Whether it ended before the measured steps.")
     settled_step: CountOrZero | None = Field(None, description="Step at which it ended.")
-    cost_s: NonNegative | None = Field(None, description="Additional time of the steps until then, seconds.")
-    fusion_threshold_bytes: NonNegative | None = Field(None, description="Chosen threshold.")
-    cycle_time_ms: NonNegative | None = Field(None, description="Chosen cycle time.")
+    cost_s: NonNegative | None = Field(None, description="Time of these steps beyond as many later ones, seconds.")
+    fusion_threshold_bytes: NonNegative | None = Field(None, description="Chosen threshold, bytes.")
+    cycle_time_ms: NonNegative | None = Field(None, description="Chosen cycle time, milliseconds.")
     score: NonNegative | None = Field(None, description="Its score of that, bytes per microsecond.")
 
 
@@ -71,11 +73,11 @@ class ExchangeResult(Spec):
     bytes_inside: NonNegative | None = Field(None, description="Bytes that a rank sends in its group, mean over ranks.")
     bytes_across: NonNegative | None = Field(None, description="Bytes that a rank sends to other groups, mean.")
     communication_s: NonNegative | None = Field(
-        None, description="Time with at least one message in flight; median over steps, mean over ranks."
+        None, description="Time with a message in flight, seconds; median over steps, mean over ranks."
     )
     exposed_s: NonNegative | None = Field(None, description="The part of communication_s after the backward pass.")
     hidden_s: NonNegative | None = Field(None, description="The part of communication_s within the backward pass.")
-    backward_s: NonNegative | None = Field(None, description="The backward pass of the same steps.")
+    backward_s: NonNegative | None = Field(None, description="The backward pass of the same steps, seconds.")
     packing_s: NonNegative | None = Field(
         None, description="The part of communication_s for compressing or casting; null: none, or by the library."
     )
@@ -109,14 +111,7 @@ class ExchangeResult(Spec):
         return {float(message.num_bytes): message.chunks for message in self.of_gradients if message.chunks is not None}
 
     @property
-    def chunks_are_guessed(self) -> bool:
-        """Returns whether an earlier dlbench did not record the chunks of hierarchical messages."""
-        is_cut = self.by == "dlbench" and self.exchange == "hierarchical"
-        return is_cut and any(message.chunks is None for message in self.of_gradients)
-
-    @property
     def sent_bytes(self) -> float | None:
-        """Returns the bytes that a rank sends in a step; None: unknown."""
         sent = [num_bytes for num_bytes in (self.bytes_inside, self.bytes_across) if num_bytes is not None]
         return sum(sent) if sent else None
 
@@ -147,5 +142,4 @@ class NcclTransport(Spec):
 
     @property
     def has_peer_access(self) -> bool:
-        """Returns whether GPUs of a node have peer access."""
         return any(connection.startswith("P2P") for connection in self.channels)

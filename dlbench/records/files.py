@@ -43,11 +43,7 @@ class Numbered:
 
 
 def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> None:
-    """Puts `content` at `path` as a whole, or leaves what was there.
-
-    `follow`: whether its folder may be a link to one. Raises RunError: the file system refuses (no space, no
-    permission); nothing is left behind.
-    """
+    """Puts `content` at `path` as a whole, or raises RunError and leaves what was there. `follow`: folder links."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,25 +67,22 @@ def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> No
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """Writes to a path of a user by `write_atomic`; devices and pipes (`-o /dev/null`, `-o >(less)`) are not replaced.
-
-    For a link (`/dev/stdout`), its target is replaced.
-    """
-    if is_stream(path):
-        data = content.encode("utf-8") if isinstance(content, str) else content
-        try:
-            # Not blocking, as a pipe may have no reader.
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
-                mode = os.fstat(stream.fileno()).st_mode
-                if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
-                    raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
-                os.set_blocking(stream.fileno(), True)
-                stream.write(data)
-        except OSError as error:
-            raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
-    else:
+    """Writes to a path of a user: into a device or pipe (`-o /dev/null`), or as a whole; of links to the target."""
+    if not is_stream(path):
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         write_atomic(target, content)
+        return
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        # Not blocking, as a pipe may have no reader.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+                raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
+            os.set_blocking(stream.fileno(), True)
+            stream.write(data)
+    except OSError as error:
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager
@@ -98,7 +91,7 @@ def large_result(path: Path, content_name: str, level: int | None) -> Iterator[I
     import gzip
 
     if is_stream(path):
-        raise UserError(f"-o {path}: is a device or a pipe; {content_name} needs a file of its own")
+        raise UserError(f"-o {path}: is a device or a pipe; {content_name} needs a regular file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
@@ -138,11 +131,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON by `write_atomic`; NaN and infinity are refused, as JSON has none.
-
-    Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``. Raises RunError: as
-    `write_atomic`; or ValueError: a number is not finite.
-    """
+    """Writes JSON; bytes that are not UTF-8 become escapes like ``\\xff``. Raises ValueError: not finite numbers."""
     text = json_text(content)
     try:
         data = text.encode()
@@ -152,7 +141,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """JSON with sorted keys, readable, one line break at the end. Raises ValueError: a number is not finite."""
+    """Returns JSON with sorted keys and a line break at the end. Raises ValueError: a number is not finite."""
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -54,7 +54,6 @@ class RunFolder:
         return self._rows(self.rank_steps, self.node_steps, rank)
 
     def spans(self, rank: int) -> Path:
-        """Returns the path of the spans of a rank, likewise."""
         return self._rows(self.rank_spans, self.node_spans, rank)
 
     def _rows(self, of_rank: Callable[[int], Path], of_node: Callable[[int], Path], rank: int) -> Path:
@@ -70,7 +69,6 @@ class RunFolder:
         return of_node(node) / f"rank-{rank:04d}"
 
     def checkpoint(self, step: int) -> Path:
-        """The state of training after a number of optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
 

@@ -1,8 +1,4 @@
-"""`interrupted.json`: a run that stopped on request, and the attempts at a run.
-
-If Slurm restarts the run in the same folder, that is a further attempt; files of an earlier attempt, without its
-checkpoints, are in `attempt-NNNN/`.
-"""
+"""`interrupted.json`: a run that stopped on request. If Slurm restarts it, earlier attempts are in `attempt-NNNN/`."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ class Interrupted(Spec):
 
     @property
     def detail(self) -> str:
-        """Returns the interruption in one line."""
         resume = "it has no checkpoint and must start again"
         if self.checkpoint:
             resume = f"it can resume from {self.checkpoint}"

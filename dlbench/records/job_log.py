@@ -72,9 +72,7 @@ class _Ending:
 
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
-    """Returns the cause by the log; None if it has none, or if a rank reported its own failure. The log is
-    `launch.log`, else the newest `slurm-*.out`.
-    """
+    """Returns the cause by the log of the job; None if it has none, or if a rank reported a failure of its own."""
     # Messages on an earlier attempt precede the first line of this one.
     text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]
     reason_of_job = _of_the_whole_job(text)
@@ -106,7 +104,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     if killed is not None and ending.words in (_NO_MEMORY, _by(signal.SIGKILL)):
         reason = f"rank {ending.rank} was OOM-killed: Slurm detected {killed[1]}"
     elif ending.words == _NO_MEMORY:
-        reason = f"rank {ending.rank} was OOM-killed (out of memory), as Slurm says"
+        reason = f"rank {ending.rank} was OOM-killed (out of memory), by Slurm's report"
     else:
         reason = f"rank {ending.rank} was the first to end, {ending.words}"
         # On a full disk the rank has no status, but its error is in the log.
@@ -117,9 +115,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
 
 
 def progress_in_log(folder: RunFolder, run_id: str) -> str:
-    """Returns the last progress of rank 0, e.g. ``measuring, step 40 of 100``; without one, the last message of bash on
-    the job's script, e.g. ``module: command not found``; else an empty text.
-    """
+    """Returns rank 0's last progress, e.g. ``measuring, step 40 of 100``, else bash's last error, else empty text."""
     text = _log_of(folder)
     lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", text, re.MULTILINE)
     lines = lines or _SCRIPT.findall(text.rpartition(ATTEMPT_MARK)[2])
@@ -127,10 +123,7 @@ def progress_in_log(folder: RunFolder, run_id: str) -> str:
 
 
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
-    """Returns rank and signal of a rank that a signal ended, by mpirun or srun in `launch.log`; None if there is none.
-
-    The exit code does not show it, and other ranks may be ended before they can report it.
-    """
+    """Returns rank and signal of the first rank that a signal ended, by `launch.log`; None if there is none."""
     text = _text_of(folder.launch_log)
     noticed = _noticed(text)
     if noticed is not None:
@@ -192,7 +185,6 @@ def _first(text: str) -> _Ending | None:
 
 
 def _noticed(text: str) -> re.Match[str] | None:
-    """Returns the first message of mpirun on a rank ended by a signal."""
     # mpirun itself ends the others by SIGTERM.
     return next((match for match in _MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
 

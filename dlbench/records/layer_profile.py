@@ -12,15 +12,12 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import PacedLayer, PacedModel
 from dlbench.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:  # imported where a run is read: `dlbench run` asks this of every plan
+if TYPE_CHECKING:  # It is imported where a run is read, as `dlbench run` calls `with_layers` for every plan.
     from dlbench.records.scan import Run
 
 
 def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
-    """Returns the plan with the layers of the run of `model.layers_from`, and a note on them; other plans as they are.
-
-    Raises UserError: there is no such run, or its record has no profile.
-    """
+    """Returns the plan with the layers of the run in `model.layers_from`, and a note. Raises UserError: it has none."""
     model = plan.workload.model
     if not isinstance(model, PacedModel) or model.layers_from is None:
         return plan, None
@@ -35,7 +32,7 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
     except DlbenchError as error:
         raise UserError(f"{key}: has no run with a profile of layers: {error}") from None
     run_batch = run.plan.workload.train.batch_per_rank
-    forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(one.backward_s for one in layers)
+    forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
     note = (
         f"model.layers_from: {len(layers)} gradients of {run.plan.run_id}, "
         f"{format_bytes(sum(layer.bytes for layer in layers))}; at its batch of {run_batch} forward took "

@@ -20,10 +20,11 @@ class RankMemory(Spec):
     )
     over_budget_bytes: CountOrZero = Field(description="Largest excess over the plan.")
     device_peak_bytes: CountOrZero | None = Field(
-        description="Peak of a step: allocated by torch (GPU); live tensors in the first step (CPU)."
+        description="Peak of a step, with parameters and optimizer state: allocated by torch in measured steps (GPU); "
+        "live tensors by torch's profiler in the first step (CPU)."
     )
     device_reserved_bytes: CountOrZero | None = Field(
-        None, description="Peak of memory reserved by torch's allocator; null on a CPU."
+        None, description="Peak of memory reserved by torch's allocator, with free blocks; null on a CPU."
     )
     swapped_out_bytes: CountOrZero = Field(description="Bytes swapped out, all measured steps.")
     swapped_in_bytes: CountOrZero = Field(description="Bytes swapped in, all measured steps.")
@@ -35,9 +36,9 @@ class RankMemory(Spec):
 
 
 class HostUpdate(Spec):
-    """The update of parameters by the host (`train.optimizer_state host`)."""
+    """The update of parameters by the host (`train.optimizer_state host`), all measured steps of rank 0."""
 
-    update_s: NonNegative = Field(description="Updates on the host, all measured steps, rank 0, seconds.")
+    update_s: NonNegative = Field(description="Updates on the host, seconds.")
     wait_s: NonNegative = Field(description="Waits of forward passes for updated parameters, seconds.")
     copied_bytes: CountOrZero = Field(description="Bytes of gradients and parameters copied.")
     state_bytes: CountOrZero = Field(description="Bytes of optimizer state and copies of parameters on the host.")

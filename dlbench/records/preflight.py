@@ -92,7 +92,6 @@ class PreflightFolder:
     """Names of the files of a pre-flight, in addition to those of the run of its all-reduce."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the folder; it need not exist."""
         self.path = path
         self.run = RunFolder(path)
 

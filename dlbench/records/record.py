@@ -67,7 +67,7 @@ class Compiling(Spec):
     """The work of torch's compiler on a rank for `train.compile`, and its cache."""
 
     seconds: NonNegative | None = Field(
-        description="Time to compile the network before the first step, seconds; null: during warm-up."
+        description="Compiling, with a forward and backward pass, before the first step, seconds; null: during warm-up."
     )
     programs: CountOrZero = Field(description="Programs compiled or loaded, with those of a fused update.")
     from_cache: CountOrZero = Field(description="Programs that were loaded from the cache.")
@@ -92,7 +92,8 @@ class HeldMemory(Spec):
     passes_peak: CountOrZero = Field(description="Peak of forward pass, backward pass and exchange.")
     update_peak: CountOrZero = Field(description="Peak of the optimizer's update.")
     host: CountOrZero | None = Field(
-        None, description="State in host memory (engine.fsdp.offload); null: on the device."
+        None,
+        description="Parameters, gradients, optimizer state on the host (engine.fsdp.offload); null: on the device.",
     )
     retries: CountOrZero | None = Field(
         None, description="Retries of torch's allocator in the whole run; null on a CPU."
@@ -121,18 +122,25 @@ class RankResult(Spec):
     initial_parameters_sha256: str = Field(description="Digest of all parameters before the first step.")
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(
-        description="Peak resident memory (CPU) or allocated (GPU) since the first measured step, bytes."
+        description="Peak resident memory (CPU; a warning if of the whole process) or allocated (GPU), from the first "
+        "measured step on, bytes."
     )
     peak_reserved_bytes: CountOrZero | None = Field(
-        None, description="Peak memory reserved by torch's allocator since then, bytes; null on CPUs."
+        None, description="Peak memory reserved by torch's allocator, with its cache, since then, bytes; null on CPUs."
     )
     peak_resident_bytes: CountOrZero | None = Field(
-        None, description="Peak resident memory of the rank's process since then; null: unknown."
+        None, description="Peak resident memory of the rank's process since then, also with a GPU; null: unknown."
     )
     startup_peak_bytes: CountOrZero | None = Field(
-        None, description="`peak_memory_bytes` before the first measured step; null: not measured."
+        None,
+        description="`peak_memory_bytes` before the first measured step: set-up, cuDNN's search for algorithms, "
+        "compiling, warm-up; out of core from the end of planning; null: not measured.",
     )
-    held: HeldMemory | None = Field(None, description="Memory at the peak of a step by kind; null: not measured.")
+    held: HeldMemory | None = Field(
+        None,
+        description="Memory at the peak of a step by kind; null: no warm-up, swapping, out of core on a GPU (see "
+        "memory), or no profiler in torch.",
+    )
     waits: CollectiveWaits | None = Field(
         None, description="Waits for collectives within passes and update; null: none."
     )
@@ -142,7 +150,7 @@ class RankResult(Spec):
         0.0, description="Time of the injected fault in this rank's measured steps, seconds."
     )
     garbage_collections: CountOrZero | None = Field(
-        None, description="Garbage collections between measured steps; null: unknown."
+        None, description="Garbage collections between measured steps, in which they are off; null: unknown."
     )
     garbage_s: NonNegative | None = Field(None, description="Time of these collections, seconds; not part of steps.")
     clock_error_s: NonNegative = Field(
@@ -219,7 +227,7 @@ class NoiseScale(Spec):
         description="Trace over squared norm, samples; null: an estimate is not positive."
     )
     history: tuple[tuple[int, float, float], ...] = Field(
-        (), description="Step, squared norm of local (mean) and exchanged gradients; at most 1,000."
+        (), description="Step, squared norm of local (mean over ranks) and exchanged gradients; thinned to 1,000."
     )
 
 
@@ -238,12 +246,11 @@ class CheckpointWrite(Spec):
     bytes: CountOrZero = Field(description="Bytes of its tensors.")
     memory: str = Field(description="Host memory of the copy: page-locked, or pageable with the reason.")
     snapshot_s: NonNegative = Field(description="Time to copy the state to the host, seconds.")
-    waited_s: NonNegative = Field(description="Time that training waited for the writing, seconds.")
+    waited_s: NonNegative = Field(description="Waits of training for it, before the next one and at the end, seconds.")
     write_s: NonNegative = Field(description="Time of digest and writing in a thread, seconds.")
 
     @property
     def overlapped_s(self) -> float:
-        """Returns the time of writing that overlapped training, seconds."""
         return max(0.0, self.write_s - self.waited_s)
 
 
@@ -282,12 +289,13 @@ class Record(Spec):
         False, description="Whether a device emulated this precision, so that its speed does not count."
     )
     overflow_steps: CountOrZero | None = Field(
-        None, description="Steps skipped because a gradient overflowed; fp16 only."
+        None, description="Measured and warm-up steps skipped because a gradient overflowed; fp16 only."
     )
     final_loss_scale: NonNegative | None = Field(None, description="Loss scale at the end; fp16 only.")
     layers: tuple[LayerMacs, ...] = Field((), description="Forward multiply-accumulates of a sample by layer.")
     training_flops_per_sample: CountOrZero | None = Field(
-        None, description="Model FLOPs of a sample's training: forward, and backward without the input's gradient."
+        None,
+        description="Model FLOPs of a sample: forward, twice that backward but the input's gradient, no recomputation.",
     )
     quality: QualityResult | None = Field(None, description="Training to a quality; null for throughput runs.")
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if requested.")
@@ -324,9 +332,7 @@ class Record(Spec):
 
     @property
     def held_nodes(self) -> int:
-        """Returns the idle nodes of its Slurm job during the run, as the runs of a job are executed one after the
-        other.
-        """
+        """Returns the nodes of its Slurm job that were idle during the run; runs of a job are executed one by one."""
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
         used = len({rank.node_rank for rank in self.ranks})
         return max(0, int(allocated) - used) if allocated.isdecimal() else 0

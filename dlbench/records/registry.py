@@ -149,7 +149,6 @@ def _cuda_graphs(run: Run) -> str:
 
 
 def _memory_format(run: Run) -> str:
-    """Returns the planned format, and that of the weights if it differs (`dlbench.node.training.precision`)."""
     planned = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
     settings = run.record.settings if run.record is not None else ()
     weights = {str(setting.effective) for setting in settings if setting.key == "model.memory_format.weights"} - {
@@ -166,10 +165,7 @@ def _checkpoints(run: Run) -> str:
 
 
 def watching(run: Run) -> str:
-    """Returns `none`, `default`, or the differences from it; differently monitored runs are not compared.
-
-    Nodes whose sampler did not run to the end count as a difference.
-    """
+    """Returns `none`, `default`, or the differences from it, also nodes whose sampler did not run to the end."""
     watch = run.plan.watch
     if watch is None or not watch.is_on:
         return "none"

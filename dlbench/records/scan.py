@@ -1,7 +1,4 @@
-"""Reads all training runs below folders, each with its state; damaged ones are listed, not dropped.
-
-Runs of the collective benchmark may be in the same folders; `dlbench.records.comm` reads them.
-"""
+"""Reads all training runs below folders, each with its state; damaged ones are listed, not dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -62,7 +59,6 @@ class LaunchedRun:
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
-        """Returns the state of the record; None without one."""
         return None if self.record is None else self.record.state
 
     @property
@@ -72,8 +68,8 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Returns the state: valid and invalid have a record, failed has a cause, interrupted stopped on request,
-        incomplete was killed or still runs.
+        """Returns the state: failed (with a cause), interrupted (on request), incomplete (killed or running), or the
+        record's.
         """
         if self.recorded is not None:
             return self.recorded
@@ -95,7 +91,7 @@ class LaunchedRun:
             return self.interrupted.detail
         if self._is_failed:
             return failure_line(self.statuses, self.failure or self.seen, self.counted)
-        log = f"; its log says {self.progress}" if self.progress else ""
+        log = f"; its log reports {self.progress}" if self.progress else ""
         if not self.statuses:
             return f"not started: no rank wrote a status{log}"
         last = max(self.statuses, key=attrgetter("updated"))
@@ -117,8 +113,10 @@ class Run(LaunchedRun):
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
         """Returns the record's ranks by node, each node's by rank; empty without a record."""
+        if self.record is None:
+            return {}
         by_node: dict[int, list[RankResult]] = {}
-        for rank in sorted(self.record.ranks if self.record is not None else (), key=lambda rank: rank.rank):
+        for rank in sorted(self.record.ranks, key=attrgetter("rank")):
             by_node.setdefault(rank.node_rank, []).append(rank)
         return {node: tuple(by_node[node]) for node in sorted(by_node)}
 
@@ -129,16 +127,13 @@ class Run(LaunchedRun):
             return self.plan.workload.train.schedule.epoch_samples
         if self.record is not None and self.record.quality is not None:
             return self.record.quality.train_samples
-        num_samples = self.record.data.get("num_samples") if self.record is not None else None
-        return (
-            num_samples
-            if isinstance(num_samples, int) and num_samples > 0 and not self.plan.workload.data.is_synthetic
-            else None
-        )
+        if self.record is None or self.plan.workload.data.is_synthetic:
+            return None
+        num_samples = self.record.data.get("num_samples")
+        return num_samples if isinstance(num_samples, int) and num_samples > 0 else None
 
     @property
     def objection(self) -> str:
-        """Returns the sanity checks that failed."""
         checks = () if self.record is None else self.record.checks
         return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)
 
@@ -185,27 +180,21 @@ def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolde
 
 
 def run_folders(*roots: Path) -> list[RunFolder]:
-    """Returns the folders that may be runs: each root that is one, else those below it, each once.
-
-    A folder without a plan is replaced by the runs in it, up to `MAX_LEVELS` deep; without runs it is listed itself, so
-    that its reader reports what is missing.
+    """Returns the folders that may be runs, each once. A folder without a plan is replaced by the runs in it, up to
+    `MAX_LEVELS` deep; without runs it is listed itself, so that its reader reports what is missing.
     """
     paths_of_runs: list[Path] = []
     for root in roots:
         if not root.is_dir():
             raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` creates one")
-        listed = {_identity(path) for path in paths_of_runs} if paths_of_runs else set()
+        listed = set(map(_identity, paths_of_runs))
         paths = [root] if RunFolder(root).plan.exists() else _runs_in(root, MAX_LEVELS, {_identity(root)})[0]
         paths_of_runs += [path for path in paths if not listed or _identity(path) not in listed]
     return [RunFolder(path) for path in paths_of_runs]
 
 
 def _runs_in(folder: Path, levels: int, visited: set[tuple[int, int]]) -> tuple[list[Path], bool]:
-    """Returns the folders below one that may be runs, and whether any of them has a plan.
-
-    `levels`: depth of the search in folders without a plan; `visited`: folders that were searched, so that links to
-    them are skipped.
-    """
+    """Returns the folders below one that may be runs, and whether any has a plan. `visited`: those searched already."""
     candidates: list[Path] = []
     has_runs = False
     for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
@@ -274,7 +263,8 @@ def _read(folder: RunFolder) -> Run:
     if record is not None:
         _share_alike(record.ranks)
         _share_alike([rank.gpu for rank in record.ranks if rank.gpu is not None])
-        _share_alike(() if record.watch is None else record.watch.nodes, "sources")
+    if record is not None and record.watch is not None:
+        _share_alike(record.watch.nodes, "sources")
     return launched(Run, folder, plan, record)
 
 
@@ -283,26 +273,19 @@ def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) ->
     statuses = read_statuses(folder, is_over=record is not None)
     failure = load_file(folder.failure, Failure, MAX_BYTES)
     accounting = load_of_run(folder.accounting, RunAccounting, plan)
+    if record is not None and not kind.keeps_statuses:
+        statuses = []
+    run = kind(folder=folder, plan=plan, record=record, statuses=statuses, failure=failure, accounting=accounting)
     if record is not None:
-        last_said = statuses if kind.keeps_statuses else []
-        return kind(folder=folder, plan=plan, record=record, statuses=last_said, failure=failure, accounting=accounting)
-    return kind(
-        folder=folder,
-        plan=plan,
-        record=None,
-        statuses=statuses,
-        failure=failure,
-        interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES),
-        seen=None if failure is not None else seen_in_log(folder, statuses),
-        progress=progress_in_log(folder, plan.run_id),
-        accounting=accounting,
-    )
+        return run
+    if failure is None:
+        run = replace(run, seen=seen_in_log(folder, statuses))
+    interrupted = load_file(folder.interrupted, Interrupted, MAX_BYTES)
+    return replace(run, interrupted=interrupted, progress=progress_in_log(folder, plan.run_id))
 
 
 def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
-    """Lets neighbours share their set of names of fields, and equal values of the field `name`. These sets of pydantic
-    take more than half of the memory of a rank, and a report may hold 20 runs of 1,024 ranks.
-    """
+    """Lets neighbours share equal sets of field names and values of `name`, which take more than half of the memory."""
     for last, part in itertools.pairwise(parts):
         if part.model_fields_set == last.model_fields_set:
             object.__setattr__(part, "__pydantic_fields_set__", last.model_fields_set)
@@ -328,9 +311,7 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
 
 
 def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:
-    """Reads a JSON file of at most `limit` bytes as a model; None if there is no such file. Raises WithheldError: no
-    read permission, or a plan with settings of an earlier dlbench; or IncompleteDataError: it is damaged.
-    """
+    """Reads a JSON file as a model; None: no file. Raises WithheldError: not allowed; IncompleteDataError: damaged."""
     try:
         return model.model_validate(read_json(path, limit))
     except FileNotFoundError:
@@ -351,10 +332,7 @@ def read_given(path: Path, model: type[ModelT], content_name: str, made_by: str,
 def given_content(
     path: Path, model: type[BaseModel], content_name: str, made_by: str, limit: int = MAX_JSON
 ) -> dict[str, object]:
-    """Returns the content of a file named by a user, with the model's `format`. `content_name`, `made_by`: for errors.
-
-    Raises UserError: it is missing or of another format; or IncompleteDataError: it is not JSON.
-    """
+    """Returns the content of a user's file. Raises UserError: no file, other format; IncompleteDataError: no JSON."""
     try:
         content = parse_json(read_named(path, limit))
     except OSError as error:

@@ -1,8 +1,4 @@
-"""Statuses of ranks; they, not the launchers' exit codes, tell why a run failed.
-
-`node-NNNN.status.json` has the ranks of a node at the start of a stage. `rank-NNNN.status.json` is that of a rank that
-failed or vanished; a successful run has none.
-"""
+"""Statuses of ranks, which tell why a run failed: of a node's ranks at each stage, and of each rank that failed."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -52,12 +49,12 @@ class RankStatus(Spec):
     version: Literal[1] = Field(1, description="Version of the format.")
     rank: RankNumber = Field(description="The rank, from 0.")
     host: str = Field(description="Host, under Slurm the node's name.")
-    pid: CountOrZero = Field(description="Process id.")
+    pid: CountOrZero = Field(description="Process id on that host.")
     stage: Stage = Field(description="Stage of the run.")
     step: int = Field(description="Last step begun; -1 before the first.")
     updated: str = Field(description="UTC, ISO 8601.")
     source: Literal["rank", "supervisor"] = Field(
-        "rank", description="Writer; supervisor: the rank ended without a report."
+        "rank", description="Writer; supervisor: the rank ended without a report, `updated` is its last sign of life."
     )
     reason: str = Field("", description="Reason of the failure, in one line.")
     exit_code: int | None = Field(None, description="Exit code; null while it runs.")
@@ -65,8 +62,7 @@ class RankStatus(Spec):
         None, description="Time of the failure, UTC, ISO 8601, microseconds; null: no failure."
     )
     failure: FailureKind | None = Field(
-        None,
-        description="own, stalled (no progress), or peer (it lost another rank); null: no failure.",
+        None, description="own, stalled (no progress within the limit), peer (it lost another rank); null: no failure."
     )
 
 
@@ -135,10 +131,7 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
 
 
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
-    """Returns the newest status of each rank in a run's folder, by rank.
-
-    `is_over`: whether the run has a record; then a status without read permission is skipped.
-    """
+    """Returns the newest status of each rank. `is_over`: with a record, files without read permission are skipped."""
     newest: dict[int, RankStatus] = {}
     try:
         names = [entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)]
@@ -173,11 +166,7 @@ _STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
 
 
 def first_cause(statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """Returns the failed rank that is the most likely cause; None if no rank failed.
-
-    A rank that failed by itself comes first, then one without progress, then one that lost another rank; within a kind
-    the first by time.
-    """
+    """Returns the failed rank that is the most likely cause (`_likeliness`); None if no rank failed."""
     failed = [status for status in statuses if status.stage == "failed"]
     return min(failed, key=_likeliness, default=None)
 
@@ -188,25 +177,17 @@ def _likeliness(status: RankStatus) -> tuple[int, str, int]:
 
 
 def failure_line(statuses: Sequence[RankStatus], failure: Failure | None, counted: str) -> str:
-    """Returns one line: the reason of the launcher, the cause by the ranks, the number of other ranks. `counted`: noun
-    of the statuses' counter, `step` or `point`.
-    """
-    parts = [failure.reason] if failure is not None and failure.reason else []
+    """Returns the cause of a failure in one line. `counted`: noun of the statuses' counter, `step` or `point`."""
+    report = failure or Failure(reason="")
+    parts = list(filter(None, [report.reason]))
     cause = first_cause(statuses)
     silent: list[RankStatus] = []
     if cause is None or cause.failure != "own":
-        silent = _silent(statuses, failure)
-    stopped: set[int] = set()
-    first = None
-    if failure is not None:
-        stopped, first = set(failure.stopped), failure.rank
-    parts += [
-        _silence(status, counted, is_first=status.rank == first, is_stopped=status.rank in stopped)
-        for status in silent[:_NAMED]
-    ]
-    named_ranks = {status.rank for status in silent[:_NAMED]}
-    if first is not None:
-        named_ranks.add(first)
+        silent = _silent(statuses, failure)[:_NAMED]
+    parts += [_silence(status, counted, report) for status in silent]
+    named_ranks = {status.rank for status in silent}
+    if report.rank is not None:
+        named_ranks.add(report.rank)
     if cause is not None and (cause.failure != "peer" or not parts):
         when = f"at {counted} {cause.step}" if cause.step >= 0 else f"before the first {counted}"
         parts.append(f"rank {cause.rank} on {cause.host} failed {when}: {cause.reason}")
@@ -218,29 +199,26 @@ def failure_line(statuses: Sequence[RankStatus], failure: Failure | None, counte
 
 
 def _silent(statuses: Sequence[RankStatus], failure: Failure | None) -> list[RankStatus]:
-    """Returns ranks that ended without a report and may be the cause: stopped ones, then by their last sign of life.
-
-    If the launcher knows the first rank that ended, it ended the others itself.
-    """
+    """Returns ranks that ended without a report and may be the cause: stopped ones, then by their last sign of life."""
     silent = [status for status in statuses if status.stage not in ("failed", "done")]
     if failure is None:
-        return sorted(silent, key=lambda status: (status.updated, status.rank))
-    suspects = {failure.rank} if failure.rank is not None else {status.rank for status in silent}
-    if failure.reason and failure.rank is None and len(silent) == len(statuses):  # The launcher ended all of them.
+        return sorted(silent, key=attrgetter("updated", "rank"))
+    suspects = {status.rank for status in silent}
+    if failure.rank is not None:  # The launcher knows who ended first, and ended the others itself.
+        suspects = {failure.rank}
+    elif failure.reason and len(silent) == len(statuses):  # The launcher ended all of them.
         suspects = set()
     silent = [status for status in silent if status.rank in suspects | set(failure.stopped)]
     return sorted(silent, key=lambda status: (status.rank not in failure.stopped, status.updated, status.rank))
 
 
-def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bool) -> str:
-    """Returns the last known state of a rank without a report: a supervisor knows the last step, a node's file an
-    earlier.
-    """
+def _silence(status: RankStatus, counted: str, report: Failure) -> str:
+    """Returns the last known state of a rank without a report; only a supervisor knows the last step exactly."""
     place = f"before the first {counted} ({status.stage})"
     if status.step >= 0:
         later = "" if status.source == "supervisor" else " or later"
         place = f"at {counted} {status.step}{later} ({status.stage})"
-    if is_first:  # The launcher's reason names it already.
+    if status.rank == report.rank:  # The launcher's reason names it already.
         return f"it was on {status.host}, {place}"
-    ending = _STOPPED if is_stopped else "vanished"
+    ending = _STOPPED if status.rank in report.stopped else "vanished"
     return f"rank {status.rank} on {status.host} {ending} {place}"

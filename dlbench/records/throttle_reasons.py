@@ -1,7 +1,5 @@
-"""NVML's clocks event reasons (formerly throttle reasons): why a GPU's clock is below its maximum.
-
-Source: nvml.h, `nvmlClocksEventReasons` (NVIDIA driver API). Samples have the mask as an 8-byte float, exact up to
-2^53; NVML uses the lowest eleven bits.
+"""NVML's clocks event reasons (formerly throttle reasons): why a GPU's clock is below its maximum (nvml.h,
+`nvmlClocksEventReasons`). Samples have the mask as an 8-byte float, exact up to 2^53; NVML uses eleven bits.
 """
 
 from __future__ import annotations
@@ -23,15 +21,17 @@ class ClockReason:
 
 CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),
-    ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks set by somebody"),
+    ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks set by a user"),
     ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
     ClockReason(
         bit=0x8, name="hw_slowdown", is_throttling=True, about="hardware halves the clock: heat or power supply"
     ),
-    ClockReason(bit=0x10, name="sync_boost", is_throttling=False, about="clocks held equal with other GPUs"),
+    ClockReason(bit=0x10, name="sync_boost", is_throttling=False, about="clocks synchronized with other GPUs"),
     ClockReason(bit=0x20, name="sw_thermal_slowdown", is_throttling=True, about="too hot, the driver slows down"),
     ClockReason(bit=0x40, name="hw_thermal_slowdown", is_throttling=True, about="too hot, hardware halves the clock"),
-    ClockReason(bit=0x80, name="hw_power_brake_slowdown", is_throttling=True, about="the power supply asks for less"),
+    ClockReason(
+        bit=0x80, name="hw_power_brake_slowdown", is_throttling=True, about="the power supply requests less power"
+    ),
     ClockReason(bit=0x100, name="display_clock_setting", is_throttling=False, about="the clock of a display"),
     ClockReason(bit=0x200, name="board_limit", is_throttling=False, about="a limit of the board"),
     ClockReason(bit=0x400, name="reliability", is_throttling=False, about="the highest voltage that is safe"),

@@ -19,7 +19,7 @@ class WatchOverhead(Spec):
     num_pairs: Literal[0] = Field(0, description="Always 0; used by an earlier method.")
     method: Literal["accounted"] = Field(
         "accounted",
-        description="From 0 to the CPU time of monitoring in the measured steps, as if ranks waited for it.",
+        description="From 0 to monitoring's CPU time in measured steps, as if the slowest rank waited for all.",
     )
     evidence: str = Field(description="Source of the figure.")
 
@@ -31,12 +31,12 @@ class NodeWatch(Spec):
     host: str = Field(description="Its host name.")
     num_samples: CountOrZero = Field(description="Samples written.")
     dropped_samples: CountOrZero = Field(0, description="Samples beyond the node's share of bytes.")
-    period_s: Positive = Field(description="Longest sampling period; it doubles when the node's bytes run out.")
+    period_s: Positive = Field(description="Longest sampling period, seconds; it doubles as the node's bytes run out.")
     late_median_s: NonNegative = Field(description="Median delay of samples, seconds.")
     late_max_s: NonNegative = Field(description="Largest delay of samples, seconds.")
     cpu_s: NonNegative = Field(description="CPU time of the sampler's process, seconds.")
     measured_cpu_s: NonNegative | None = Field(
-        None, description="CPU time of the sampler's process in the measured steps; null: unknown."
+        None, description="CPU time of the sampler's process in the measured steps, seconds; null: unknown."
     )
     wall_s: NonNegative = Field(description="Run time of the sampler, seconds.")
     sources: tuple[str, ...] = Field((), description="Fields that were sampled, by name.")
@@ -69,7 +69,9 @@ class NodeLoad(Spec):
         description="CPU time of all processes on these cores without interrupts, seconds; null: unknown."
     )
     own_s: NonNegative = Field(description="CPU time of the ranks, their children and the sampler, seconds.")
-    steal_s: NonNegative | None = Field(description="Time that the hypervisor gave to others, seconds; null: unknown.")
+    steal_s: NonNegative | None = Field(
+        description="Time of these cores given to other machines, seconds; null: unknown."
+    )
     pressure_s: NonNegative | None = Field(
         description="Time in which a process of the node waited for a core (PSI), seconds; null: unknown."
     )
@@ -77,5 +79,4 @@ class NodeLoad(Spec):
 
     @property
     def others_s(self) -> float | None:
-        """Returns the CPU time of other processes on these cores, seconds; None: not measured."""
         return None if self.busy_s is None else max(0.0, self.busy_s - self.own_s)

@@ -24,7 +24,6 @@ from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.report import assemble
 from dlbench.comm.wording import fit_caption
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.records.comm import scan_comm
@@ -147,26 +146,15 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     }
 
 
-def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one_chunk(tmp_path: Path) -> None:
+def test_hierarchical_is_counted_and_priced_by_its_recorded_chunks(tmp_path: Path) -> None:
     layout, size = Layout(ranks=8, group_size=4), 4 * 2**20
-    bare = predict("allreduce", "hierarchical", size, layout, factory.network(), chunks=1)
-
-    def earlier(point: dict[str, Any]) -> dict[str, Any]:
-        (steps, messages), *_ = {(one.steps, one.messages) for one in counts(*asked, chunks=1)}
-        return {"chunks": None, "steps": steps, "messages": [messages] * 8, "times_s": [bare] * len(point["times_s"])}
-
-    asked = "allreduce", "hierarchical", layout, size // 4, 4
-    request: dict[str, Any] = {"points": (8,), "group_size": 4, "algorithms": "hierarchical", "sizes": "1MiB,4MiB"}
-    factory.write_comm_series(tmp_path, factory.Story(change=earlier), **request)
-    factory.write_comm_series(tmp_path, series="later", **request)
-    old, new = sorted(table_of(tmp_path).groups, key=lambda group: group.series[0].rows[-1].chunks or 0)
-    for group, chunks in ((old, 1), (new, pipeline_chunks("allreduce", "hierarchical", layout, size // 4))):
-        assert not [one for one in group_doubts(group) if one.code == "counters"]
-        row = group.series[0].rows[-1]
-        assert row.chunks == chunks
-        one = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), measured=row)
-        assert one.steps == row.steps
-        assert one.algorithm == f"hierarchical, c = {chunks}"
+    factory.write_comm_series(tmp_path, points=(8,), group_size=4, algorithms="hierarchical", sizes="1MiB,4MiB")
+    group = only(tmp_path)
+    assert not [doubt for doubt in group_doubts(group) if doubt.code == "counters"]
+    row = group.series[0].rows[-1]
+    assert row.chunks == pipeline_chunks("allreduce", "hierarchical", layout, size // 4)
+    priced = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), measured=row)
+    assert (priced.steps, priced.algorithm) == (row.steps, f"hierarchical, c = {row.chunks}")
 
 
 def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:
@@ -398,9 +386,9 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "a file holds one of box, local; choose with --system"),
+        ({}, "a file contains one of box, local; choose with --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "a file holds one of torch-gloo, mpi; choose with --transport"),
+        ({"system": "local"}, "a file contains one of torch-gloo, mpi; choose with --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],

@@ -76,7 +76,7 @@ def test_a_rank_s_own_words_are_enough(tmp_path: Path) -> None:
     [
         (OOM + KILLED, "rank 6 was OOM-killed: Slurm detected 1 oom-kill event(s)"),
         (OWN_WORDS + OOM + KILLED, "rank 6 was OOM-killed: Slurm detected 1 oom-kill event(s)"),
-        (KILLED.replace("task 6: Killed", "task 6: Out Of Memory"), "rank 6 was OOM-killed (out of memory), as Slurm"),
+        (KILLED.replace("task 6: Killed", "task 6: Out Of Memory"), "rank 6 was OOM-killed (out of memory), by Slurm"),
     ],
 )
 def test_a_rank_that_ran_out_of_memory_is_told_from_its_victims(tmp_path: Path, log: str, expected: str) -> None:
@@ -131,7 +131,7 @@ def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
     name = folder.path.name
     lines = [f"0: dlbench {name}: measuring, step {step} of 900" for step in (11, 408)]
     (folder.path / "slurm-7.out").write_text("\n".join([*lines, "1: a warning", "0: dlbench other: done", ""]))
-    assert read_run(folder.path).detail.endswith("; its log says measuring, step 408 of 900")
+    assert read_run(folder.path).detail.endswith("; its log reports measuring, step 408 of 900")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
             "0: slurmstepd-n1: error: execve(): /no/python: No such file or directory\n",
             "no rank started: /no/python: No",
         ),
-        ("/spool/slurm_script: line 9: module: command not found\n", "its log says module: command not found"),
+        ("/spool/slurm_script: line 9: module: command not found\n", "its log reports module: command not found"),
     ],
 )
 def test_what_kept_a_job_from_starting_a_rank_is_told(tmp_path: Path, log: str, expected: str) -> None:

@@ -39,9 +39,7 @@ class LayerTimes:
         update_s: float,
         watched: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> Self:
-        """Divides the seconds of a pass per sample by the measured times of layers (`watched_layers`), or by their
-        multiply-adds: the first layer has one product backward, others two.
-        """
+        """Divides the seconds of a pass per sample by the times of `watched_layers`, or by multiply-adds."""
         forward = [float(layer.passes(backward=False)) for layer in layers]
         backward = [float(layer.passes(backward=True)) for layer in layers]
         if watched is not None:
@@ -54,9 +52,8 @@ class LayerTimes:
 
 
 def watched_layers(layers: Sequence[Layer], spans: Path, run_id: str) -> tuple[list[float], list[float]] | None:
-    """Returns forward and backward times of each layer in the watched steps of a rank, from its file of spans, in ns;
-    None if a convolution or dense layer that is a module is missing. Products outside of modules (attention, a tied
-    decoder) get the time per multiply-add of the others.
+    """Returns forward and backward times of each layer in the watched steps of a rank, ns; None if a module is missing.
+    Products outside of modules (attention, a tied decoder) get the time per multiply-add of the others.
     """
     durations_ns: dict[str, int] = {}
     try:
@@ -90,9 +87,7 @@ class CountedMemory:
 
 
 def backward(activations: Sequence[float], gradients: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Yields the remaining activations and the gradients before the backward pass of each block, from the last one on.
-    Both arguments are by block, in the order of the forward pass.
-    """
+    """Yields the activations and gradients in memory before the backward pass of each block, from the last one on."""
     remaining, done = sum(activations), 0.0
     for block_activations, gradient in zip(reversed(activations), reversed(gradients), strict=True):
         yield remaining, done
@@ -131,12 +126,9 @@ def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> CountedMe
 def as_counted(
     layers: Sequence[Layer], memory: CountedMemory, name: str, *, slots: int, batch: int, ranks: int
 ) -> float:
-    """Returns bytes of a rank under serial, data, zero-1 or fsdp: the maximum of passes and update, by the memory of a
-    run without sharding. `slots`: values of the optimizer for each weight; `batch`: samples of a rank.
-
-    FSDP, by its order of work in torch 2.13: the first and the last block (the root module) stay gathered over both
-    passes, with whole gradients until the end. While another block's backward pass computes, the block before is
-    prefetched; then its parameters are freed, and its gradients are the input of a reduce-scatter.
+    """Returns bytes of a rank under serial, data, zero-1 or fsdp by the memory of a run without sharding. FSDP, by its
+    order of work in torch 2.13: the root module (first and last block) stays gathered over both passes; during a
+    block's backward pass the block before is prefetched, then its gradients are reduce-scattered.
     """
     elements, weights = by_block(layers)
     activations, weight_bytes = [memory.gamma * batch * block_bytes for block_bytes in elements], sum(weights)
@@ -152,19 +144,15 @@ def as_counted(
     for number, (remaining, done) in zip(
         reversed(range(len(inner_bytes))), backward(activations, gradients), strict=False
     ):
-        beside = done + root + (inner_bytes[number - 1] if number else 0.0)
-        peak = max(
-            peak,
-            remaining + beside + inner_bytes[number],
-            remaining - activations[number] + beside + scattered * inner_bytes[number],
-        )
+        others = done + root + (inner_bytes[number - 1] if number else 0.0)  # Bytes besides this block's.
+        computing = remaining + others + inner_bytes[number]
+        scattering = remaining - activations[number] + others + scattered * inner_bytes[number]
+        peak = max(peak, computing, scattering)
     return (1 + slots) * weight_bytes / ranks + max(peak, (1 + memory.scratch) * weight_bytes / ranks)
 
 
 def gamma(layers: Sequence[Layer], plan: RunPlan, record: Record) -> tuple[float, str]:
-    """Returns activations at the peak over the sum of x and y of all layers (the memory-reuse factor of Kahira et al.,
-    HPDC 2021) of a run that shares only samples, and its source in words. 1 if it was not measured.
-    """
+    """Returns activations at the peak over x and y of all layers (Kahira et al., HPDC 2021; 1: unknown), with basis."""
     train = plan.workload.train
     weights = sum(layer.weights for layer in layers) * WEIGHT_BYTES * (2 + train.optimizer.slots)
     elements = sum(layer.inputs + layer.outputs for layer in layers)

@@ -11,9 +11,7 @@ from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, Network
 
 
 class Groups:
-    """All ranks of a layout in groups of `size` ranks, `stride` apart: 1 for neighbours, on the same node if they fit;
-    larger for ranks with the same index in neighbouring groups.
-    """
+    """Groups of `size` ranks, `stride` apart: 1 for neighbours, more for equal indexes in neighbouring groups."""
 
     def __init__(self, layout: Layout, network: NetworkModel, size: int, stride: int = 1) -> None:
         self.size = size
@@ -30,9 +28,7 @@ class Groups:
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
 
     def seconds(self, collective: Collective, num_bytes: float, element_bytes: int) -> float:
-        """Returns the time of a collective of each group: by a ring, or, if groups share no link, by the best of the
-        algorithms with a good fit (by data sheet, of those that libraries have).
-        """
+        """Returns seconds of a collective of each group: by a ring, or, if groups share no link, the fastest."""
         if self.size == 1 or not num_bytes:
             return 0.0
         whole_bytes = round(num_bytes / element_bytes) * element_bytes
@@ -82,9 +78,7 @@ def scaled(network: NetworkModel, factor: float, longer: Mapping[LevelName, floa
 def _flows_per_link(
     layout: Layout, links: tuple[tuple[LevelName, int | None], ...], size: int, stride: int
 ) -> tuple[dict[LevelName, float], dict[LevelName, float]]:
-    """Returns the flows per link by level, at least 1, of one group alone and of all groups, if each rank sends to the
-    next of its group and the last to the first.
-    """
+    """Returns flows per link by level, at least 1, of one group alone and of all, if each rank sends to the next."""
     import numpy as np
 
     from dlbench.perfmodels.algorithms import Pattern

@@ -45,9 +45,8 @@ def case_of(
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
 ) -> tuple[StrategyCase, tuple[str, ...]]:
-    """Returns the training of the anchor for the strategies, and its basis in sentences. `cost_scale`: factor on the
-    network's costs at the anchor. `memory_limit`: bytes of a rank; None: those of a device of `system`, or of the run's
-    system.
+    """Returns the training of the anchor for the strategies, and its basis in sentences. `cost_scale`: factor on
+    network costs at the anchor. `memory_limit`: bytes of a rank; None: of a device of `system`, or of the run's system.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
@@ -91,9 +90,7 @@ def case_of(
         case = replace(case, chain=record.memory.chain, rates=record.memory.rates)
     if record.exchange is not None and record.exchange.carrier == "gloo":
         case = replace(case, scatter="allreduce")
-    division = "by multiply-adds"
-    if watched is not None:
-        division = "by times measured in warm-up"
+    division = "by multiply-adds" if watched is None else "by times measured in warm-up"
     return case, (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, divided over {len(layers)} layers "
         f"{division}.",
@@ -104,7 +101,6 @@ def case_of(
 
 
 def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
-    """Returns the parts of a step that strategies use, seconds, means over runs; None: not recorded."""
     needed = ("forward", "backward", "optimizer", "exchange")
     recorded = [run.parts for run in anchor.runs if all(name in run.parts for name in needed)]
     if not recorded:
@@ -118,9 +114,7 @@ def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
 def measured_rows(
     case: StrategyCase, ingredients: Ingredients, others: Sequence[Ingredients] = ()
 ) -> tuple[StrategyRow, ...]:
-    """Returns the row of the model with the measured figures for every measured rank count with a known batch.
-    `others`: further groups; those that differ only in the strategy are included.
-    """
+    """Returns the model's rows with measured figures for each measured point, also of `others` of other strategies."""
     rows: list[StrategyRow] = []
     same = [group for group in others if group.training == ingredients.training != "" and group is not ingredients]
     for group in (ingredients, *same):
@@ -198,7 +192,7 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
     verdicts += tuple(
         _measured_text(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    shown_rows = list(_shown(rows))
+    shown_rows = list(_best_groupings(rows))
     kind, notes = "model only", (*basis, _CONSEQUENCE)
     if all(row.is_ideal for row in rows):
         kind, notes = "ideal", tuple(basis)
@@ -241,9 +235,7 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
 
 
 def _step_text(row: StrategyRow) -> str:
-    if row.fits is False:
-        return "no fit"
-    return format_seconds(row.step_s)
+    return "no fit" if row.fits is False else format_seconds(row.step_s)
 
 
 def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
@@ -277,8 +269,7 @@ def _measured_text(row: StrategyRow) -> str:
     return f"{step}; {', '.join(details)}."
 
 
-def _shown(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
-    """Yields the best grouping of each strategy, without strategies that the network cannot have."""
+def _best_groupings(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
     for _, group in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
         candidates = list(group)
         chosen_row = best(candidates) or min(candidates, key=lambda row: (bool(row.refused), row.memory_bytes))
@@ -314,6 +305,6 @@ COLUMNS: tuple[Column[StrategyRow], ...] = (
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),
-    Column("basis", "Known from", _basis),
+    Column("basis", "Basis", _basis),
     Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )

@@ -1,21 +1,10 @@
-"""Computing, communication, memory of a rank and limits of each strategy at one rank count.
+"""Computing, communication, memory of a rank and limits of each strategy at one rank count, in seconds and bytes.
 
-The formulas are those of Kahira et al., HPDC 2021 (ParaDL), table 3, with these corrections by counting:
-
-- pipeline: stages are unequal, so a pass takes the sum of all stages and (parts - 1) times the longest, not (stages +
-  parts - 1) times the longest; parts travel while others are computed; the update is once a step (an erratum).
-- filter: the backward pass adds gradients of the *inputs* of layers, which poolings and strides make smaller than the
-  outputs; the first layer's input has no gradient. Channel: a first layer whose channels are too few is whole on each
-  rank, and outputs of the last layer are summed as well.
-- spatial: two ranks have one neighbour, not two; windows with a stride reach less far on one side; the first layer's
-  backward pass needs no halo; dense layers behind the last convolution are computed whole by each rank.
-- memory includes the optimizer's slots; activations count once, times gamma. If memory was measured, data, ZeRO-1 and
-  FSDP are followed over the step (`as_counted`): activations are freed while gradients are made, DDP's buckets are a
-  second copy of these on a CPU, and FSDP holds its root module and one block after the other.
-
-Collectives are rings unless another algorithm was measured to be faster; by data sheet an all-reduce is the fastest of
-those of libraries. Of gradients exchanged within the backward pass, only the part after its end is exposed. Units are
-seconds and bytes.
+By Kahira et al., HPDC 2021 (ParaDL), table 3, corrected by counting: a pass of a pipeline takes the sum of all stages
+and (parts - 1) times the longest; filter adds gradients of *inputs*, and the first input has none; channel leaves a
+first layer of few channels whole, and sums the last outputs as well; with spatial, two ranks have one neighbour,
+strides reach less far on one side, and dense layers are whole; memory has the optimizer's slots. Only the exchange
+after the backward pass is exposed.
 """
 
 from __future__ import annotations
@@ -43,6 +32,7 @@ BUCKET_BYTES = 25 * 2**20  # Bytes of gradients in one message: the default of D
 PARTS_PER_STAGE = 4  # Micro-batches per pipeline stage; with more, idle time is small (Huang et al., GPipe (2019)).
 AVERAGE_EVERY = 8  # Default of the updates between two averages of local SGD.
 
+FILTER_COLLECTIVES: tuple[Collective, Collective] = ("all-gather", "allreduce")  # Of outputs, and input gradients.
 INNER = ("spatial", "pipeline", "filter", "channel", "tensor")  # Strategies that share a model; each may be with data.
 STRATEGIES = (
     *("serial", "data", "zero-1", "fsdp", "out-of-core", "local-sgd"),
@@ -89,9 +79,7 @@ class StrategyRow:
 
 
 def best(rows: Sequence[StrategyRow]) -> StrategyRow | None:
-    """Returns the row with the shortest step, to three digits; None: there is none. It is one that fits or may fit, and
-    that trains like data parallelism, as local SGD does not.
-    """
+    """Returns the row with the shortest step, to three digits, that may fit and trains like data parallelism."""
     possible = (row for row in rows if not row.refused and row.fits is not False and row.strategy != "local-sgd")
     return min(possible, key=lambda row: float(f"{row.step_s:.3g}"), default=None)
 
@@ -140,7 +128,6 @@ class StrategyCase:
     scatter: Collective = "reduce-scatter"  # That of FSDP; Gloo uses an all-reduce.
 
     def at(self, ranks: int, batch: int) -> Self:
-        """Returns the case with this many ranks and samples of a step."""
         return replace(self, layout=replace(self.layout, ranks=ranks), batch=batch)
 
     def table(self, strategies: Sequence[str] = STRATEGIES) -> tuple[StrategyRow, ...]:
@@ -201,16 +188,14 @@ class StrategyCase:
         return sum(layer.weights for layer in self.layers)
 
     def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
-        limit, by = self.batch * limit_of_group, "batch"
-        if reason:
-            by = f"batch x {reason}"
+        limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
         if name in ("serial", *INNER):
             limit, by = limit_of_group, reason or "one rank"
         return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
 
     def _row(self, name: str, size: int, limit_of_group: int, reason: str) -> StrategyRow:
         """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason."""
-        inner, ranks = name.removeprefix("data+"), 1 if name == "serial" else self.layout.ranks
+        inner, ranks = name.removeprefix("data+"), {"serial": 1}.get(name, self.layout.ranks)
         replicas = ranks // size
         row = self._limited(name, replicas, limit_of_group, reason)
         if size > limit_of_group:
@@ -248,11 +233,11 @@ class StrategyCase:
             if self.memory_limit is None:
                 return replace(row, refused="it needs a memory limit, which is not known")
             try:
-                plan = self._planned(batch, self.memory_limit)
+                plan, note = self._planned(batch, self.memory_limit)
             except DoesNotFitError as error:
                 return replace(row, bound_by="memory", refused=str(error))
             compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
-            notes = (self._plan_note(plan),)
+            notes = (note,)
         if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
             memory = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
         return self._with_fit(
@@ -291,15 +276,13 @@ class StrategyCase:
             return self._pipeline(size, batch)
         return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
 
-    def _planned(self, batch: int, memory_limit: int) -> BlockPlan:
+    def _planned(self, batch: int, memory_limit: int) -> tuple[BlockPlan, str]:
         chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
         swap = self.rates is not None
-        return plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
-
-    def _plan_note(self, plan: BlockPlan) -> str:
+        plan = plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
         decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
         blocks = "measured blocks" if self.chain else "blocks of the network"
-        return f"a plan for {blocks}: {decisions}"
+        return plan, f"a plan for {blocks}: {decisions}"
 
     def _chain(self, batch: int) -> Chain:
         """Returns the blocks of the network as a chain, whose activations can be recomputed."""
@@ -321,9 +304,7 @@ class StrategyCase:
         return [forward, backward]
 
     def _overlapped(self, model: GroupModel, groups: Groups) -> tuple[float, float]:
-        """Returns the time of the messages, and its part after the backward pass, if gradients are summed within the
-        backward pass from the last layer on, in buckets.
-        """
+        """Returns the time of messages and its part after the backward pass, during which gradients are summed."""
         sent = free = now = bucket = 0.0
         for number in reversed(range(len(model.weights))):
             now += model.backward[number]
@@ -334,12 +315,8 @@ class StrategyCase:
         return sent, max(0.0, free - now)
 
     def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float, float]:
-        """Returns the time of FSDP's messages, its exposed part, the bytes of the largest block, and those that a rank
-        sends.
-
-        While a block computes, the weights of the next are gathered, and in the backward pass gradients of the block
-        before are scattered. The first and the last block are the root module: gathered once, before the first pass,
-        and scattered last.
+        """Returns seconds of FSDP's messages and the exposed part, bytes of the largest block, and bytes sent. While a
+        block computes, the next is gathered, and the last scattered; the root module (first and last block) is so once.
         """
         weights = [layer.weights for layer in self.layers]
         sizes = [WEIGHT_BYTES * _sum(weights, block) for block in self._blocks]
@@ -372,20 +349,14 @@ class StrategyCase:
         )
 
     def _held(self, weights: float, elements: float) -> float:
-        """Returns bytes of weights with gradients and optimizer state, and of activations."""
         return WEIGHT_BYTES * ((2 + self.slots) * weights + self.gamma * elements)
 
     def _by_parts(self, inner: str, size: int, batch: int) -> GroupModel:
-        """Returns the model of filter or channel. Filter: each rank computes some of a layer's outputs, which are
-        gathered; gradients of inputs are summed. Channel: each rank reads some of its inputs; outputs are summed,
-        gradients of inputs gathered.
-
-        A layer with fewer parts than ranks (a dense layer, or the first of channels) is whole on each rank. Outputs of
-        the last layer are not gathered.
+        """Returns the model of filter (a rank computes some outputs, which are gathered) or channel (it reads some
+        inputs; outputs are summed). Layers with fewer parts than ranks are whole on each rank.
         """
         by_filter = inner == "filter"
-        forth: Collective = "all-gather" if by_filter else "allreduce"
-        back: Collective = "allreduce" if by_filter else "all-gather"
+        forth, back = FILTER_COLLECTIVES if by_filter else FILTER_COLLECTIVES[::-1]
         groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
         last = next(layer for layer in reversed(self.layers) if layer.is_product)
         for layer in self.layers:
@@ -400,10 +371,7 @@ class StrategyCase:
         return self._divided(batch, shares, seconds, groups)
 
     def _tensor(self, size: int, batch: int) -> GroupModel:
-        """Returns the model of tensor: heads and inner features are divided. Each pair of a layer divided by its
-        outputs and one divided by its inputs costs an all-reduce in each pass (Shoeybi et al., Megatron-LM (2019),
-        section 3).
-        """
+        """Returns the model of tensor (Shoeybi et al., Megatron-LM (2019), section 3): heads and features are split."""
         groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
         summed = 0.0
         heads = next(layer.heads for layer in self.layers if layer.heads)
@@ -479,7 +447,6 @@ class StrategyCase:
 
 
 def _outputs(layer: Layer) -> list[int]:
-    """Returns the elements of a layer's output in each dimension."""
     return [-(-extent // layer.stride) for extent in layer.extents]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from pathlib import Path
 
 from dlbench.errors import IncompleteDataError
@@ -15,9 +16,7 @@ _TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
 def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str, ...]:
-    """Returns a line for each file of spans or samples that is damaged, of another run than `run_id`, or not readable,
-    by name. `every_block`: whether to read all blocks, or only the start of each file.
-    """
+    """Returns a line for each file of spans or samples that is damaged or another run's, by its start or all of it."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))
     except OSError as error:
@@ -25,11 +24,11 @@ def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str
     problems = []
     for name in names:
         try:
-            parts = sorted(parts_of(folder / name).values()) if every_block else ()
-            for part in parts or [folder / name]:
+            parts = parts_of(folder / name).values() if every_block else ()
+            for part in sorted(parts) or [folder / name]:
                 reader = (SpanReader if name.endswith(".spans") else SamplesReader)(path=part, run_id=run_id)
-                for _ in reader.blocks() if every_block else ():
-                    pass
+                if every_block:
+                    deque(reader.blocks(), maxlen=0)
         except IncompleteDataError as error:
             problems.append(str(error))
         except OSError as error:

@@ -1,14 +1,4 @@
-"""Writes rows of fixed size in compressed blocks, with notes in between; the last block may be incomplete.
-
-Layout: one line of JSON (the header), then blocks. A block is its head and its content, deflated (RFC 1951, without
-zlib's frame). The head is its kind (1 byte: `R` rows, `N` a note), the length of the deflated content, the CRC-32 of
-the header's line followed by that content, and the CRC-32 of these nine bytes (4 bytes each, little-endian): a
-reader can distinguish an incomplete block from a damaged one. Rows are little-endian and transposed: all first bytes,
-then all second bytes, and so on; columns in the header's `delta` are differences to the row before in the same block,
-modulo their size. A note is JSON.
-
-Samplers use this module, so it needs only the standard library. `dlbench.records.rows.reader` reads the files.
-"""
+"""Writes rows of fixed size in compressed blocks with notes (docs/formats.md); it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -37,12 +27,8 @@ _LEVEL = 1  # Of deflate: measured rows are mostly noise, which higher levels do
 
 
 class BlockWriter:
-    """Appends rows and notes.
-
-    `header` is stored with the file (`format` and `version` belong into it); `delta`: integer columns that grow from
-    row to row; `rows_per_block` are held in memory until they are written; `rank`: whose rows these are, in a file that
-    the ranks of its node share, or None: in a file of their own, which must not exist. They do not exceed `max_bytes`:
-    rows that do not fit are counted and left out; the header and notes always fit.
+    """Appends rows and notes to a file. `delta`: integer columns stored as differences. `rank`: of these rows, in a
+    file that its node's ranks share; None: a separate file. Rows beyond `max_bytes` are left out and counted.
     """
 
     def __init__(
@@ -81,9 +67,7 @@ class BlockWriter:
         self._write(line)
 
     def append(self, row: Sequence[float]) -> None:
-        """Adds one row, in the order of the fields. Values too large for a 4-byte float become infinite. Raises
-        OSError: the disk is full or gone; or struct.error: a value does not fit its column, and the row is left out.
-        """
+        """Adds a row; values too large for a 4-byte float become infinite. Raises struct.error: one does not fit."""
         if self._delta:
             values = list(row)
             news = []
@@ -122,11 +106,7 @@ class BlockWriter:
             )
 
     def note(self, content: Mapping[str, Any], *, before_rows: bool = False) -> None:
-        """Writes the rows in memory, then a note; or, with `before_rows`, writes the note later, before these rows.
-
-        If these rows do not fit, the note precedes the next that do. Raises OSError: the disk is full or gone; or
-        ValueError: a number is not finite, or the note is too long.
-        """
+        """Writes the rows in memory, then a note; with `before_rows` it is written later, before the next rows."""
         data = json.dumps(content, allow_nan=False, sort_keys=True).encode()
         if len(data) > MAX_CONTENT:
             raise ValueError(f"a note of {len(data)} bytes, but at most {MAX_CONTENT} can be read")
@@ -204,7 +184,6 @@ class BlockWriter:
 
 
 def _limits(kind: str) -> tuple[int, int]:
-    """Returns the smallest and largest value of an integer column."""
     bits = 8 * int(kind[2])
     if kind[1] == "i":
         return -(1 << bits - 1), (1 << bits - 1) - 1

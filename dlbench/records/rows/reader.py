@@ -27,14 +27,12 @@ try:  # isal inflates the same streams in three quarters of the time.
 except ImportError:
     _inflater = zlib
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
-_TURNED_AT_ONCE = 1 << 20  # Bytes that are transposed at once: fast, and small next to the columns.
+_TRANSPOSED_AT_ONCE = 1 << 20  # Bytes that are transposed at once: fast, and small next to the columns.
 _last_columns: list[Any] = []  # `fields`, `delta` and columns of the last checked header.
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
-    """Returns the first line of a file of rows, as JSON and as bytes. `format_name`: the required `format`; `content`:
-    the content in words; `rows`: the file if it is open already.
-    """
+    """Returns the first line of a file of rows, as JSON and as bytes. `content`: its rows in words, for errors."""
     try:
         with nullcontext(rows.file) if rows else opened(path, 1).file as file:
             line = file.readline(MAX_HEADER)
@@ -51,9 +49,7 @@ def read_header(path: Path, format_name: str, content: str, rows: Opened | None 
 
 class BlockReader:
     """Reads a file by block, so that memory does not grow with it; the part of a rank of a shared file is read at once.
-
-    Arguments and errors are those of `read_header`. `run_id`: the run that the rows must belong to; empty: any. Each
-    kind of file has a reader that checks its header and takes its notes (`take_note`).
+    `run_id`: the run that the rows must belong to; empty: any.
     """
 
     def __init__(
@@ -83,8 +79,8 @@ class BlockReader:
             if kind == NOTE:
                 self.take_note(self._note(content))
                 continue
-            turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
-            rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
+            transposed = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
+            rows: Rows = np.array(transposed.T, order="C").view(dtype).reshape(-1)
             for name in self.header["delta"]:
                 rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
             yield rows
@@ -97,26 +93,26 @@ class BlockReader:
         parts: list[list[Values]] = [[] for _ in stretches]
         pending: list[bytes] = []
 
-        def turn() -> None:
+        def transpose() -> None:
             if pending:
-                turned = np.frombuffer(b"".join(pending), dtype=np.uint8).reshape(len(pending), size, -1)
+                transposed = np.frombuffer(b"".join(pending), dtype=np.uint8).reshape(len(pending), size, -1)
                 for stretch, values in zip(stretches, parts, strict=True):
-                    values.append(self.values(turned, *stretch))
+                    values.append(self.values(transposed, *stretch))
                 pending.clear()
 
         for kind, content in self.contents(size):
             if kind == NOTE:
                 self.take_note(self._note(content))
                 continue
-            if pending and (len(content) != len(pending[0]) or len(pending) * len(content) > _TURNED_AT_ONCE):
-                turn()
+            if pending and (len(content) != len(pending[0]) or len(pending) * len(content) > _TRANSPOSED_AT_ONCE):
+                transpose()
             pending.append(content)
-        turn()
-        result: dict[str, Values] = {}
-        for (some, dtype, _), values in zip(stretches, parts, strict=True):
-            columns_of_stretch = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
-            result.update(zip(some, columns_of_stretch, strict=True))
-        return result
+        transpose()
+        columns_by_name: dict[str, Values] = {}
+        for (column_names, dtype, _), values in zip(stretches, parts, strict=True):
+            empty = np.zeros((len(column_names), 0), dtype=dtype)
+            columns_by_name.update(zip(column_names, np.concatenate([empty, *values], axis=1), strict=True))
+        return columns_by_name
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
         """Yields kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: damage."""
@@ -167,17 +163,17 @@ class BlockReader:
         return note
 
     def values(
-        self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, places: slice | Sequence[int]
+        self, transposed: npt.NDArray[np.uint8], names: Sequence[str], kind: str, byte_indexes: slice | Sequence[int]
     ) -> Values:
-        """Returns columns of one type, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
+        """Returns columns of one type, shape (columns, rows), of `transposed`: (blocks, bytes of a row, rows)."""
         dtype = np.dtype(kind)
-        shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
-        some = turned[:, places, :].reshape(shape)
+        shape = len(transposed), len(names), dtype.itemsize, transposed.shape[2]
+        selected = transposed[:, byte_indexes, :].reshape(shape)
         # By byte, which is faster than all at once; the high bytes of most times are zero.
         item_bytes = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
         for place in range(dtype.itemsize):
-            if (part := some[:, :, place]).any():
-                item_bytes[..., place] = part.transpose(1, 0, 2)
+            if selected[:, :, place].any():
+                item_bytes[..., place] = selected[:, :, place].transpose(1, 0, 2)
         values: Values = item_bytes.view(dtype)[..., 0]
         for number, name in enumerate(names):
             if name in self.header["delta"]:
@@ -202,10 +198,7 @@ class BlockReader:
 
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Returns columns of files with equal columns and blocks, each of shape (files, rows); None if they differ.
-
-    This is faster than by file for small files; all are in memory at once. Notes are skipped.
-    """
+    """Returns columns of files with equal columns and blocks, shape (files, rows), fast for small files; else None."""
     first = readers[0]
     columns, delta = first.fields(), first.header["delta"]
     if any(reader.fields() != columns or reader.header["delta"] != delta for reader in readers):
@@ -216,19 +209,20 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     if any([len(content) for content in contents] != lengths for contents in plain):
         return None
     stretches = _stretches(columns, frozenset(names))
-    parts: list[list[Values]] = [[np.zeros((len(some), len(readers), 0), dtype=kind)] for some, kind, _ in stretches]
+    parts: list[list[Values]] = [
+        [np.zeros((len(column_names), len(readers), 0), dtype=kind)] for column_names, kind, _ in stretches
+    ]
     for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
         blocks = list(group)
         joined = b"".join(content for contents in plain for content in contents[blocks[0] : blocks[-1] + 1])
-        turned = np.frombuffer(joined, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+        transposed = np.frombuffer(joined, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
         for stretch, stretch_parts in zip(stretches, parts, strict=True):
-            stretch_parts.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
+            stretch_parts.append(first.values(transposed, *stretch).reshape(len(stretch[0]), len(readers), -1))
     joined_parts = [np.concatenate(stretch_parts, axis=2) for stretch_parts in parts]
-    return {
-        name: of_one
-        for (some, *_), of_all in zip(stretches, joined_parts, strict=True)
-        for name, of_one in zip(some, of_all, strict=True)
-    }
+    columns_by_name: dict[str, Values] = {}
+    for (column_names, *_), values in zip(stretches, joined_parts, strict=True):
+        columns_by_name.update(zip(column_names, values, strict=True))
+    return columns_by_name
 
 
 _Stretch = tuple[list[str], str, "slice | list[int]"]
@@ -247,15 +241,16 @@ def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> l
     for name, kind in columns:
         size = int(kind[2:])
         if name in names:
-            of_kind, places = by_kind.setdefault(kind, ([], []))
-            of_kind.append(name)
-            places += range(offset, offset + size)
+            column_names, byte_indexes = by_kind.setdefault(kind, ([], []))
+            column_names.append(name)
+            byte_indexes += range(offset, offset + size)
         offset += size
-    return [
-        # A slice is a view, a list a copy.
-        (some, kind, slice(places[0], places[-1] + 1) if places[-1] - places[0] + 1 == len(places) else places)
-        for kind, (some, places) in by_kind.items()
-    ]
+    stretches: list[_Stretch] = []
+    for kind, (column_names, byte_indexes) in by_kind.items():
+        first, last = byte_indexes[0], byte_indexes[-1]
+        is_contiguous = last - first + 1 == len(byte_indexes)  # Then a slice, which is a view; a list is a copy.
+        stretches.append((column_names, kind, slice(first, last + 1) if is_contiguous else byte_indexes))
+    return stretches
 
 
 def _checked_columns(fields: object, delta: object) -> tuple[tuple[str, str], ...] | None:

@@ -1,10 +1,4 @@
-"""`node-NNNN.samples`: the samples of a node as blocks of rows.
-
-Columns depend on the node: `time_ns` (CLOCK_MONOTONIC at the start of the reading), `late_ns` (delay), then floats for
-each available field; names of fields have their unit, counters start anywhere. NaN: not read at this time (slow sources
-are read every tenth time), or not available. Notes are later failures (`{"failed": field, "time_ns": ..., "reason":
-...}`) and the sampler's summary (`{"end": {...}}`).
-"""
+"""`node-NNNN.samples`: the samples of a node as blocks of rows. Columns, notes and NaN: docs/formats.md."""
 
 from __future__ import annotations
 
@@ -31,9 +25,7 @@ _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
-    """Returns the writer of a node's samples. `header`: node_rank, host, run_id, period_s, unavailable; `columns`: name
-    and type (`<f4` or `<f8`) of each field; `max_bytes`: this node's share.
-    """
+    """Returns the writer of a node's samples. `header`: node_rank, host, run_id, period_s, unavailable."""
     content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
     return BlockWriter(
         path, content, [*TIME_FIELDS, *columns], delta=("time_ns",), rows_per_block=16, max_bytes=max_bytes
@@ -64,11 +56,9 @@ class SamplesReader(BlockReader):
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the sampled fields."""
         return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the blocks from the start, with the notes reset."""
         self.failures.clear()
         self.end = None
         return super().contents(row_size)

@@ -1,15 +1,8 @@
-"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, so that a run has few files.
-
-Each rank appends chunks, one write each: a head, then a part of its rows (the header's line, then complete blocks, see
-`dlbench.records.rows.format`). The head is a mark, the rank, the index of the chunk of this rank, the length of the
-part, and the CRC-32 of these (4 bytes each, little-endian).
+"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, in chunks (layout: docs/formats.md).
 
 With O_APPEND the inode's lock orders the writes, for the processes of one client also on NFS (Linux, fs/nfs/file.c:
 `nfs_file_write` takes the position within `nfs_start_io_write`); open(2) warns of several clients, hence one file per
-node and not per run. A full disk or a kill may leave an incomplete chunk: readers find the next head, and a writer that
-continues writes the chunk again.
-
-The path `node-0001.steps/rank-0003` names the rows of a rank in a file; no file system has it.
+node. The path `node-0001.steps/rank-0003` names the rows of a rank; no file system has it.
 """
 
 from __future__ import annotations
@@ -34,26 +27,26 @@ _MARK = b"\xffDLR"
 _HEAD = struct.Struct("<4sIII")  # Mark, rank, number, length.
 HEAD_BYTES = _HEAD.size + 4
 
-_ANY = -1  # Instead of a rank: nobody knows which.
-_BEGINNING = 1 << 16  # Bytes in which a whole header is sought: one has some hundred.
+_ANY = -1  # In place of a rank that is not known.
+_BEGINNING = 1 << 16  # Bytes at the start of a file, which contain a whole header: one has some hundred.
 
 
 class Opened(NamedTuple):
-    """Rows to be read, those of a rank as if it had a file of its own."""
+    """The opened rows of a file, or of one rank in it."""
 
     file: IO[bytes]
-    torn_bytes: int = 0  # Of a torn chunk behind them.
-    is_damaged: bool = False  # Whether more is there that is damaged.
+    torn_bytes: int = 0  # Bytes of an incomplete chunk after them.
+    is_damaged: bool = False  # Whether further rows are damaged.
 
 
 class _Index(NamedTuple):
     places: defaultdict[int, array[int]]  # By rank: offset and length of each piece in turn.
-    torn: Counter[int]  # By rank: bytes of a chunk that was never written whole.
-    broken: set[int]  # Ranks of which more is there that is damaged; `_ANY`: of all.
+    torn: Counter[int]  # By rank: bytes of an incomplete chunk.
+    broken: set[int]  # Ranks with further rows that are damaged; `_ANY`: all of them.
 
 
 def chunk(rank: int, number: int, piece: bytes) -> bytes:
-    """A piece of a rank's rows with its head."""
+    """Returns a chunk: its head and a piece of a rank's rows."""
     head = _HEAD.pack(_MARK, rank, number, len(piece))
     return head + zlib.crc32(head).to_bytes(4, "little") + piece
 
@@ -113,9 +106,7 @@ def file_of(path: Path) -> Path:
 
 
 def opened(path: Path, chunks: int | None = None) -> Opened:
-    """Opens the rows of a file, or of a rank's part of one, optionally only the first chunks. The first chunk of a
-    node's file, of any rank, is read without the rest of the file. Raises OSError: the file cannot be read.
-    """
+    """Opens the rows of a file, or of a rank's part of one. `chunks`: only the first. Raises OSError: unreadable."""
     node_file = file_of(path)
     file = open_file(node_file, follow=False)
     if node_file is path and file.peek(4)[:4] != _MARK:
@@ -125,7 +116,7 @@ def opened(path: Path, chunks: int | None = None) -> Opened:
         if node_file is path and chunks != 1 and len(index.places) > 1:
             raise UnfitFileError(
                 path,
-                f"holds rows of several ranks; ask for those of one, e.g. {path.name}/rank-{min(index.places):04d}",
+                f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(index.places):04d}",
             )
         rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
@@ -140,7 +131,7 @@ def _opened(index: _Index, rank: int, pieces: Sequence[bytes]) -> Opened:
 
 
 def opened_at_once(path: Path) -> dict[int, Opened]:
-    """The rows of every rank of a node's file, which is read once and held. Raises OSError: it cannot be read."""
+    """Returns the opened rows of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()
     index = _index(data)
@@ -151,7 +142,7 @@ def opened_at_once(path: Path) -> dict[int, Opened]:
 
 
 def parts_of(path: Path) -> dict[int, Path]:
-    """The parts of a node's file by rank; nothing of any other. Raises OSError: it cannot be read."""
+    """Returns the paths of the ranks' parts of a node's file; none for other files. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         ranks = _index_of(path, file).places if file.peek(4)[:4] == _MARK else ()
         return {rank: path / f"rank-{rank:04d}" for rank in ranks}

@@ -1,10 +1,4 @@
-"""`node-NNNN.spans`: spans of the ranks of a node in more detail than the phases of steps; blocks of rows.
-
-Lanes are the threads of a trace. Stages (starting, building, profiling memory, staging, warm-up, measuring, evaluation,
-checkpoint, finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging
-from the first rank of each node by stream; swap from the window of runs with a plan for activations: recomputing and
-waiting (track 0), swapping out (1), swapping in (2).
-"""
+"""`node-NNNN.spans`: spans of the ranks of a node in more detail than the phases of steps (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +25,7 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
     ("num_bytes", "<i8"),  # bytes moved; -1: none
     ("step", "<i4"),  # of this run, from 0; -1 outside of steps
     ("lane", "<u2"),  # number in LANES
-    ("track", "<u2"),  # within the lane: number of the reader process, of the message, of the direction; else 0
+    ("track", "<u2"),  # number of reader process or message; swap: 0 recomputing and waiting, 1 out, 2 in; else 0
     ("name", "<u2"),  # index into the names of earlier notes
     ("reserved", "<u2"),
 )

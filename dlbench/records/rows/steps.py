@@ -1,7 +1,4 @@
-"""`node-NNNN.steps`: raw times of every step of the ranks of a node, in nanoseconds.
-
-Rows are in compressed blocks, see `dlbench.records.rows.format`; noisy times take about 27 bytes per step.
-"""
+"""`node-NNNN.steps`: raw times of every step of the ranks of a node, ns; noisy times take about 27 bytes per step."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
 
 
 class StepWriter(BlockWriter):
-    """Appends rows; keeps up to `capacity` in memory, more than ranks measure between two pauses, at which they flush,
-    so that no measured step includes the writing. Raises RunError: rows of the rank exist already, or cannot be
-    written.
-    """
+    """Appends rows; keeps `capacity` in memory until ranks pause, so that no measured step includes the writing."""
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 128, *, launches: bool = False) -> None:
         """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
@@ -101,7 +95,6 @@ class StepFile:
 
     @property
     def measured(self) -> npt.NDArray[np.void]:
-        """Returns the steps without warm-up."""
         measured: npt.NDArray[np.void] = self.steps[self.steps["warmup"] == 0]
         return measured
 
