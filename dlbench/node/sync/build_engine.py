@@ -58,12 +58,13 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
         from dlbench.node.sync.own.buckets import arena_elements
 
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
-    if plan.engine.name == "ddp":  # it makes its buckets at one rank too
+    if plan.engine.name == "ddp":  # at one rank too; buckets hold a second copy of each gradient, or itself as a view
         if plan.engine.ddp.views_buckets(on_gpu=on_gpu):
             return 0, True
         return gradient_bytes, False
     if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
+    # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
     buffer_bytes = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
     if not on_gpu:
         buffer_bytes = min(buffer_bytes, gradient_bytes)

@@ -323,6 +323,8 @@ class WatchedHook:
                 message.wire_bytes = elements * torch.float32.itemsize
                 message.method = f"{self._backend} all-reduces of PowerSGD"
         if self._powersgd is not None and self._backend == "gloo":
+            # PowerSGD (Vogels et al. 2019) sends later all-reduces from callbacks of earlier ones, which wait on Gloo's
+            # few worker threads: with two buckets in flight ranks would deadlock.
             future.wait()
         if message is None and not is_checked:
             return future

@@ -281,6 +281,7 @@ class TimelineWindow:
             self._folder.cleanup()
             self._folder = None
         if self._writer is not None:
+            # Not before, because Horovod's background thread waits for its lock (WriterLoop in timeline.cc).
             self.scheduling_text = (
                 "Horovod's timeline thread, which never sleeps in this build, was moved to the idle scheduling class "
                 "after the window"

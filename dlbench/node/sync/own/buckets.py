@@ -76,6 +76,7 @@ class Bucket:
 
     def take(self, place: int, scale: float) -> None:
         """Copies a gradient times `scale` (zeros if none), makes it a view; on a GPU all with the last one."""
+        # A view before the backward pass would cost more: autograd would add to a cleared buffer.
         self.missing -= 1
         if not self.takes_together:
             view, parameter = self._views[place], self.parameters[place]

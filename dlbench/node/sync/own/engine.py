@@ -71,7 +71,7 @@ class OwnExchange(EngineOverLibrary):
         self._sequence: list[int] = []  # These numbers in the order in which gradients were ready.
         self._fusion = plan.sync.fusion_in_force
         if self._fusion.rule == "mgwfbp":
-            self._fusion = OWN_SINGLE
+            self._fusion = OWN_SINGLE  # until gradients are timed, which exchanges would disturb
 
     def start(self) -> None:
         self._library.allow_groups()
@@ -251,7 +251,8 @@ class OwnExchange(EngineOverLibrary):
             self._arrange(order, self._counts(order))
             self._phase = Phase.WATCHING if self._plan.sync.fusion.rule == "mgwfbp" else Phase.ARRANGED
         elif self._phase is Phase.WATCHING and self._steps == 1 + WATCHED_STEPS:
-            # The messages that end earliest in MG-WFBP's model, from the median times of the slowest rank.
+            # The messages that end earliest in the model of MG-WFBP (Shi et al. 2019), from the median times of the
+            # slowest rank, because a collective ends on no rank before all have entered it.
             assert self._route.line is not None
             self._clock.settle()
             by_rank = self.gather(gradient_times(self._moments.steps, self._clock))
