@@ -1,9 +1,5 @@
-"""Exports a run as MLPerf logging: one line `:::MLLOG {...}` per event, for tools that read such logs.
-
-Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); each network names its rule set
-(`Model.mlperf`). Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and facts that
-only a person can know (organisation, whether caches were cleared) are stated by that person or logged as unknown.
-"""
+"""Exports a run as MLPerf logging: one line `:::MLLOG {...}` per event, for tools that read such logs."""
+# Keys and checks are those of mlperf-logging 4.1.68. Facts that only a person can know are stated or logged as unknown.
 
 from __future__ import annotations
 
@@ -47,11 +43,8 @@ def rules_of(run: Run) -> MlperfRules:
 
 
 def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
-    """Returns the log of a run with a record, in ASCII, with a newline after each line.
-
-    Facts of the whole run come first, at the time of the first event, then the events in their order. `throughput`:
-    samples per second over the measured steps, all ranks; None if it is not known.
-    """
+    """Returns the log of a run with a record, in ASCII; `throughput`: samples per second of all ranks, None if unknown."""
+    # Facts of the whole run come first, at the time of the first event, then the events in their order.
     assert run.record is not None
     events = run.record.events
     if events:

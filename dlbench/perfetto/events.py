@@ -1,10 +1,6 @@
-"""Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open.
-
-The format is described in the Trace Event Format document of the Chromium project; which events Perfetto drops, such as
-slices of a thread that do not nest, in its documentation ("other formats"). Counters that only grow (bytes, throttled
-seconds) become rates between two readings. Missing readings are gaps and never zeros, as are rates of counters that
-fell.
-"""
+"""Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open."""
+# Counters that only grow become rates between two readings. Missing readings are gaps and never zeros, as are rates of
+# counters that fell.
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Reads steps and samples of a run's files on the axis of all nodes, and collects notes on problems.
-
-A step file holds sums: phases are drawn one after the other from the step's start; with gradient accumulation forward
-and backward passes alternate, and only their totals are known. A step that would begin before the end of the one before
-is moved to that end, which is noted.
-"""
+"""Reads steps and samples of a run's files on the axis of all nodes, and collects notes on problems."""
+# A step file holds sums of phases, which are drawn one after the other from the step's start.
 
 from __future__ import annotations
 

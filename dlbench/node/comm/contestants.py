@@ -1,9 +1,7 @@
 """Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them.
 
-A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
-queues work, so by its clock a short collective is mostly host time: leaving a barrier over TCP, launches, and two waits
-for the device. In the stream, which is held until everything is queued, ranks synchronise by a tiny all-reduce, and
-events before and after the operations give the time that a training step would see.
+By the host's clock a short collective on a GPU is mostly host time: leaving a barrier over TCP, launches, two waits for
+the device. So it is also timed by events in the stream, which is held until everything is queued.
 """
 
 from __future__ import annotations

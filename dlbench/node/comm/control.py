@@ -1,7 +1,4 @@
-"""The control channel by which ranks agree on the next step, separate from the measured messages.
-
-It also ends a rank whose library hangs: blocking calls of MPI and NCCL have no timeout.
-"""
+"""The control channel by which ranks agree on the next step, and a deadline for libraries that hang."""
 
 from __future__ import annotations
 

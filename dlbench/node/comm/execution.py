@@ -1,9 +1,7 @@
-"""Executes a schedule by a transport.
+"""Executes a schedule by a transport; a `ScheduleStep` reads the buffer as it was when the step began.
 
-A `ScheduleStep` reads the buffer as it was when the step began. Elements are received in place unless they overlap
-elements that are being sent, or are to be added: then they are received into one of a few slots first. Long messages
-are sent in segments, so that one is added while the next arrives. Receives are posted up to one step ahead if that
-touches no memory in use: gloo and MPI then save a handshake per transfer.
+Elements are received in place unless they overlap elements that are being sent, or are to be added: then they are
+received into one of a few slots. Receives are posted up to one step ahead: gloo and MPI save a handshake by it.
 """
 
 from __future__ import annotations
@@ -50,11 +48,7 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices, so that running allocates nothing.
-
-        `buffer`: one-dimensional and contiguous, changed by the steps. `source`: for all-to-all, the input; of the
-        buffer's length and type.
-        """
+        """Prepares all slices of the one-dimensional `buffer`, changed by the steps; `source`: the input of an all-to-all."""
         self._transport = transport
         self._buffer = buffer
         self._source = source
@@ -138,10 +132,8 @@ class Execution:
                 wait(step.sends[send])
 
     def _reach(self, posted: int, current: int, last_step: int, added: int, least: int) -> int:
-        """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`.
-
-        Arrivals of later steps than `current` need an `early` of `least` or more.
-        """
+        """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`."""
+        # Arrivals of later steps than `current` need an `early` of `least` or more.
         arrivals = self._arrivals
         while posted < len(arrivals):
             arrival = arrivals[posted]

@@ -1,12 +1,9 @@
 """Inputs and expected results of a collective, which every rank computes without a message.
 
 All inputs repeat one random pattern of entries of a small table; each rank has a different table, so the sum of all
-ranks' inputs repeats the same pattern of the sum of the tables. That is cheap for any size, and nothing cancels. Sums
-back to back in one buffer sum sums: after n of them it holds the total times ranks^(n - 1).
-
-Entries are positive integers, so small that the sum over all ranks is exact in the type: then sums are exact in any
-order, and every difference is an error. fp32 holds integers up to 2^24 exactly, fp16 up to 2^11, bf16 up to 2^8. Only
-with more ranks than half of that rounding must be allowed; see `Inputs.tolerance`.
+inputs repeats the pattern of the sum of the tables. Entries are positive integers, so small that the sum over all ranks
+is exact in the type, in any order (with more ranks than half of `EXACT`, see `Inputs.tolerance`). After n sums back to
+back in one buffer it holds the total times ranks^(n - 1).
 """
 
 from __future__ import annotations
@@ -61,12 +58,9 @@ class Inputs:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error of a correct result.
-
-        It is 0 if sums are exact, otherwise ranks x u, with the type's unit round-off u: (ranks - 1) u bounds a sum of
-        ranks positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
-        the rounding of the inputs.
-        """
+        """Largest relative error of a correct result: 0 if sums are exact, otherwise ranks times the unit round-off u."""
+        # (ranks - 1) u bounds a sum of ranks positive terms in any order (Higham, Accuracy and Stability of Numerical
+        # Algorithms, section 4.2), and u the rounding of the inputs.
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
         return self.rounding

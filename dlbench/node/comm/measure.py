@@ -150,11 +150,9 @@ class CollectiveTimer:
 
     @property
     def _has_barriers(self) -> bool:
-        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks.
-
-        If a root waits for nobody, or nobody for it, back-to-back operations would overlap. On a GPU the host would
-        have to wait for each, and nccl-tests has no barrier either.
-        """
+        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks."""
+        # If a root waits for nobody, or nobody for it, back-to-back operations would overlap. nccl-tests has no
+        # barrier.
         return self._comm.collective in ROOTED and self._device.type == "cpu"
 
     def _conclude(self, contestant: Contestant, size: _Size, measurement: _Measurement, purpose: str) -> None:

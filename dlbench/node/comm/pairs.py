@@ -1,8 +1,7 @@
 """Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages.
 
-Pairs are measured one at a time while all other ranks sleep in a barrier. With congestors, samples without and with
-them alternate: congestors are other pairs that send in one direction without a pause, one message in flight while the
-next is posted. They poll a barrier between two messages to see that the pair has finished.
+All other ranks sleep in a barrier. Congestors are other pairs that send in one direction without a pause, in every
+other sample; they poll a barrier between two messages to see that the pair has finished.
 """
 
 from __future__ import annotations

@@ -46,10 +46,9 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
 ) -> CommRecord | None:
     """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once.
 
-    `device`: of the buffers, which are on the CPU with transport mpi. `on_point`: called before each size with points
-    done, points in all, and the next size in words. `beat`: called before each iteration. `started`: monotonic time of
-    the start of the process, seconds. `on_stuck`: called from another thread with the reason if a library hangs; the
-    process then ends with exit code 124. `nccl`: the log of NCCL, which the caller closes.
+    `on_point`: called before each size with points done, points in all, and the next size in words. `started`:
+    monotonic start of the process, in seconds. `on_stuck`: called from another thread with the reason if a library
+    hangs, before the process ends with exit code 124. `nccl`: the log of NCCL, which the caller closes.
     """
     comm = plan.comm
     if comm.transport == "mpi":

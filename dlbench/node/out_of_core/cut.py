@@ -1,9 +1,8 @@
 """Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
 
-A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next;
-otherwise it is one unit, such as a residual block. A second pass shows skip connections: whether others than the next
-unit use a unit's output. A block of units is installed by replacing `forward` on the module instances: the first module
-computes the whole block, the others return their input, so the network's code needs no knowledge of blocks.
+A traced forward pass shows the units, a second one whether others than the next unit use a unit's output. A block of
+units is installed by replacing `forward` on the module instances: the first module computes the whole block, the others
+return their input, so the network's code needs no knowledge of blocks.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ class UnitModule:
 
 
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitModule, ...]:
-    """Returns the longest chain of modules in a network, each as small as the network's module tree allows.
-
-    `run_once`: one forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
-    """
+    """Returns the longest chain of modules in a network, each as small as the network's module tree allows."""
+    # `run_once`: a forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
     with undisturbed(model):
         root = _trace(model, run_once)
     called = Counter(id(call.module) for call in root.all())
@@ -295,10 +292,7 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
 
 
 class ModuleBlock:
-    """Consecutive units as one function.
-
-    `run` is called instead of the first module's `forward`; `wrap`, e.g. a compiler, is applied to `function`.
-    """
+    """Consecutive units as one function: `run` is called for the first module's `forward`, `wrap` may compile the block."""
 
     def __init__(
         self,

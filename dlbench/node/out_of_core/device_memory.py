@@ -1,10 +1,7 @@
 """Measures memory between marks of a pass, and tunes the C library's allocator for tensors.
 
 On a GPU torch's caching allocator counts, on a CPU torch's profiler reports every allocation and release of tensor
-memory. Resident memory would not do, as it includes memory that was released and kept. Neither sees that of oneDNN.
-
-On a CPU the process keeps released memory: by default glibc maps and unmaps tensors above a threshold and trims its
-heap, so that the kernel zeroes pages again and again (measured: 230 µs to write a MiB to kept pages, 770 to mapped).
+memory. Resident memory would not do, as it includes memory that was released and kept.
 """
 
 from __future__ import annotations
@@ -231,10 +228,8 @@ def fits_in_memory(
     kept_bytes: int,
     beat: Callable[[str], None] = lambda _progress: None,
 ) -> Callable[[int], bool]:
-    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later.
-
-    Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
-    """
+    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later."""
+    # Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def passes(batch: int) -> bool:
@@ -271,10 +266,7 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 def out_of_memory(
     words: str, fit: BatchFit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
 ) -> RunError:
-    """Returns the error of a rank that ran out of memory, in one line.
-
-    `fit`: the largest batch of one pass; None if none was tried. `startup_bytes`: the peak before the measured steps.
-    """
+    """Returns the error of a rank out of memory; `startup_bytes` is the peak in bytes before the measured steps."""
     start = f"rank {rank} is out of memory at train.batch_per_rank {batch}"
     if startup_bytes is not None:
         start += f", which fitted before the measured steps ({format_bytes(startup_bytes)})"

@@ -1,8 +1,7 @@
 """Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation.
 
-The file has no name (O_TMPFILE, or created and unlinked at once), so that nothing is left however a run ends. It gets
-its full length before training begins, so that a full disk is found then. Bytes bypass the page cache if the file
-system supports it (O_DIRECT), because the page cache is in memory.
+Nothing is left of it however a run ends. It gets its full length before training begins, so that a full disk is found
+then. O_DIRECT, if the file system supports it, bypasses the page cache, which is in memory.
 """
 
 from __future__ import annotations

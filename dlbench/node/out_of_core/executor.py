@@ -1,13 +1,8 @@
 """Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block.
 
-Recomputing is `torch.utils.checkpoint` (not reentrant), with the random state and autocast of the first forward pass;
-added are memory for the recomputed activations, and buffers, which a second forward pass must not change. Swapping is
-`torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle instead of every activation.
-
-The plan says which blocks are swapped out: not those that, in the simulator, are needed again before they are out. A
-block that is still not out when it is needed (`Tier.is_out`) stays in memory. On a CPU its transfer is cancelled. The
-host of a GPU is far ahead and cannot know: there a block is out once computing has waited for its copy because the
-memory was needed; otherwise the queued copy runs, and the memory is freed after it.
+Recomputing is `torch.utils.checkpoint` (not reentrant). Swapping is `torch.autograd.graph.saved_tensors_hooks`:
+autograd holds a handle instead of every activation. A block that is still not out when it is needed (`Tier.is_out`)
+stays in memory: on a CPU its transfer is cancelled; on a GPU, whose host is far ahead, the queued copy still runs.
 """
 
 from __future__ import annotations
@@ -51,14 +46,10 @@ _COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out
 class OutOfCore:
     """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network.
 
-    A pass is one forward and one backward pass; passes without gradients are not changed. If an error ends a pass, the
-    next one starts cleanly.
-
     `blocks`: every unit of `find_units` in one block. `tier`: for swapped tensors; None if no block swaps, and for
-    `blocking` on a GPU, which is torch's `save_on_cpu`. `budget_bytes`: limit for activations; None: no limit. `costs`:
-    of each block; without them the bytes of the last counted pass are used. `leaving`: numbers of the blocks that are
-    swapped out; None: all that swap something. `turn_bytes`: memory for head and loss. `count`: count bytes in every
-    pass, not only in the first.
+    `blocking` on a GPU, which is torch's `save_on_cpu`. `costs`: of each block; without them the bytes of the last
+    counted pass are used. `leaving`: numbers of the blocks that are swapped out; None: all that swap something.
+    `turn_bytes`: memory for head and loss. `count`: count bytes in every pass, not only in the first.
     """
 
     def __init__(  # noqa: PLR0913  (independent options by keyword, most of which only tests set)
@@ -421,10 +412,7 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _swap_in_ahead(self, running: RunningPass, number: int) -> None:
-        """Starts to swap in blocks in backward order while they fit; block `number` even if it does not fit.
-
-        Block `number` is needed now: it is forced only when no transfer out is left that would free memory.
-        """
+        """Starts to swap in blocks in backward order while they fit; block `number`, needed now, even if it does not fit."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return

@@ -1,9 +1,8 @@
 """Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
 
-The rest of the peak is activations, gathered parameters and temporary memory of operations. On a GPU the peak is that
-of the allocator in the last warm-up step. On a CPU torch's profiler reports allocations and releases, which are added
-to the memory before the step. Starting the profiler takes 0.1 s, so it watches the very first step, whose times are not
-used. The optimizer allocates its state in the update of that step, so its passes need less memory by as much.
+On a GPU the peak is that of the allocator in the last warm-up step. On a CPU torch's profiler reports allocations and
+releases; starting it takes 0.1 s, so it watches the first step, whose times are not used. The optimizer allocates its
+state in the update of that step, so its passes need less memory by as much.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ class StepMemory(TrainingPart):
         self._result: HeldMemory | None = None
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
-        """Begins to watch the first step on a CPU, the last step of the warm-up on a GPU.
-
-        In a GPU's first step cuDNN's search and compilers take memory, too.
-        """
+        """Begins to watch the first step on a CPU; on a GPU, whose first step has cuDNN's search, the last of the warm-up."""
         self.close()
         watched_step = max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0
         if step != watched_step:
@@ -99,11 +95,8 @@ class StepMemory(TrainingPart):
         self.close()
 
     def close(self) -> None:
-        """Stops watching, and computes the result if a step was watched.
-
-        Also called after a failed step: with torch's profiler open, Python would crash at its end and lose the exit
-        code.
-        """
+        """Stops watching, and computes the result if a step was watched; also called after a failed step."""
+        # With torch's profiler open, Python would crash at its end and lose the exit code.
         if self._meter is None:
             return
         self._hook.remove()

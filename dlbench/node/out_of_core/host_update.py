@@ -1,13 +1,8 @@
 """`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass.
 
-This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update: the
-optimizer's state is on the host, and results equal those of an update by the device. After the exchange of gradients a
-thread updates the parameters in the order in which the forward pass needs them, and each module waits for its own in
-the forward pass. Before a backward pass everything is updated.
-
-Parameters are updated in place on a CPU, in page-locked copies if the device is a GPU. There gradients are copied out
-on one stream after the exchange, and parameters back on another; the forward pass waits for the copies that it needs by
-events between streams (not measured here).
+This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update, so
+results equal those of an update by the device. On a GPU gradients are copied out on one stream after the exchange, and
+parameters back on another; the forward pass waits for the copies that it needs (not measured here).
 """
 
 from __future__ import annotations
@@ -37,12 +32,9 @@ GROUPS = 16  # Most groups of parameters, by bytes: each has a fixed cost, and t
 
 
 class ForwardOrder:
-    """Finds the order in which modules with trained parameters are called, by hooks in the first forward pass.
-
-    Parameters of a module that is never called itself (torch's attention reads its output projection's weights) are
-    waited for by the nearest enclosing module that is called. `reach`: called before every call of such a module.
-    `is_hooked`: False for a compiled network, whose order is that of definition.
-    """
+    """Finds the order in which modules with trained parameters are called, by hooks that call `reach` before each call."""
+    # Without hooks (a compiled network) it is that of definition. Parameters of a module that is never called itself
+    # (torch's attention reads its output projection's weights) belong to the nearest enclosing module that is called.
 
     def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
         self._model = model
@@ -166,11 +158,8 @@ class CudaLanes:
 
 
 class HostCopies(HostParameters):
-    """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory.
-
-    Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one piece into the
-    next.
-    """
+    """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory."""
+    # Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one into the next.
 
     text = "gradients were copied to page-locked memory and parameters back, on two separate streams"
 
@@ -283,9 +272,8 @@ class UpdateGroup:
 class HostUpdater(TrainingPart):
     """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
-    `host`: the parameters that are updated. `overlaps`: whether the forward pass waits module by module; otherwise it
-    waits for all updates before it begins. `whole_steps`: number of first steps that end with their update, because
-    the engine replaces gradients after them.
+    `overlaps`: whether the forward pass waits module by module; otherwise it waits for all updates before it begins.
+    `whole_steps`: number of first steps that end with their update, because the engine replaces gradients after them.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass.
 
 In one forward pass every unit is measured separately when it is called: its forward pass and, with a gradient of ones,
-its backward pass; then only its output is kept. So measuring needs the memory of the largest unit, not of training in
-core: networks whose activations do not fit can be measured, without transfers. Weights, gradients, buffers and random
-states are restored afterwards.
+its backward pass; then only its output is kept. So networks whose activations do not fit can be measured.
 """
 
 from __future__ import annotations
@@ -300,8 +298,8 @@ class ChainProfile:
     ) -> Chain:
         """Returns the chain of a pass, in the precision of `loss_of`.
 
-        `state_bytes`: of parameters, buffers, optimizer state, and gradients that stay after a pass. `update_bytes`:
-        from `update_growth`.
+        `state_bytes`: of parameters, buffers, optimizer state, and gradients that stay. `update_bytes`:
+        `update_growth`.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, holds_gradients=self.keeps_gradients):

@@ -1,13 +1,9 @@
 """Far tiers: they take the bytes of a storage out of the device's memory, and bring them back.
 
-Transfers out run one after the other in the order of their requests, and so do transfers in; both alongside the
-computation, on separate threads (file) or streams (GPU).
-
-The far tier of a GPU is page-locked host memory. The host, which is far ahead of the work that it queues, never waits:
-streams wait for events. So bytes are *out* by order, not by time: once the computing stream waits for the copy, their
-memory is free for work that is queued later. Memory for bytes that come back is allocated on that stream as well, and
-the copy waits for it. Page-locked memory comes from a pool: locking a page costs far more than copying it. Not measured
-on a GPU; tested with a stand-in whose copies run as late as streams allow.
+Transfers out run in the order of their requests, and so do transfers in, alongside the computation. The far tier of a
+GPU is a pool of page-locked host memory. Its host never waits: streams wait for events, and bytes are *out* once the
+computing stream waits for the copy, because their memory is then free for work that is queued later. Not measured on a
+GPU; tested with a stand-in whose copies run as late as streams allow.
 """
 
 from __future__ import annotations

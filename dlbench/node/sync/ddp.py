@@ -1,11 +1,7 @@
 """PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured.
 
-DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when the last
-bucket is handed over: the rest of `backward()` is exposed exchange. In watched steps it also times each bucket.
-
-PowerSGD (Vogels et al. 2019) sends three all-reduces per bucket, the later ones from callbacks of the earlier. Under
-Gloo those callbacks wait on its few worker threads: with two buckets in flight, ranks would start collectives in
-different orders or deadlock. So the hook waits for each bucket there, without overlap with the backward pass.
+DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when that
+bucket is handed over: the rest of `backward()` is exposed exchange.
 """
 
 from __future__ import annotations
@@ -274,10 +270,7 @@ Hook = Callable[[Any, GradBucket], Future]
 
 
 class WatchedHook:
-    """A communication hook that records buckets in `watch` while its window is open.
-
-    It calls `mark_backward` when the last bucket is handed over.
-    """
+    """A communication hook that records buckets in an open `watch`, and calls `mark_backward` at the last bucket."""
 
     def __init__(
         self, wire: str, powersgd_rank: int, backend: str, watch: BackwardWatch, mark_backward: Callable[[], None]

@@ -1,12 +1,7 @@
 """Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed.
 
-Over gloo, reduce-scatter and all-gather are made of point-to-point messages: PyTorch's ProcessGroupGloo sums the
-whole vector on every rank to give each its share (twice the bytes), and gathers through an extra buffer. Here each rank
-sends every other rank its share directly: (p - 1) / p of the vector leaves a rank, in p - 1 messages, the minimum.
-
-Values of all ranks are gathered as JSON bytes in tensors, not by the libraries' functions for objects
-(`all_gather_object`, `allgather_object`): those unpickle data of other ranks, so that one compromised rank could run
-code in all of them.
+Values of all ranks are gathered as JSON bytes in tensors, because the libraries' functions for objects unpickle data of
+other ranks: one compromised rank could run code in all of them.
 """
 
 from __future__ import annotations
@@ -28,10 +23,8 @@ MAX_BYTES = 2**30  # Largest value of one rank; more is a mistake, or damaged da
 
 
 class RankGroup(Protocol):
-    """A communicator. All its ranks make every call in the same order; a call returns when this rank's part is done.
-
-    Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
-    """
+    """A communicator of ranks that all make the same calls in the same order; sums are not divided by their number."""
+    # Vectors are one-dimensional, contiguous and floating; a call returns when this rank's part is done.
 
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
     index: int  # Position of this rank in `ranks`.

@@ -1,9 +1,7 @@
 """Local SGD: ranks update independently, and average their parameters every few updates.
 
-Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) does so from the first update, post-local
-SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after some updates with exchanged gradients. An
-evaluation uses the mean of all ranks' parameters, and training continues from each rank's own. For a checkpoint, and
-after the last update, all ranks take the mean, so that a resumed run continues equally.
+Local SGD (Stich 2019, arXiv 1805.09767) does so from the first update, post-local SGD (Lin et al. 2020, arXiv
+1808.07217) after some updates with exchanged gradients.
 """
 
 from __future__ import annotations

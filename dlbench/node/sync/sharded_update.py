@@ -1,8 +1,7 @@
 """ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks.
 
-Gradients are all-reduced as without it. Each rank then updates its part of the parameters, whole tensors, and
-broadcasts them at the end of the update. The broadcasts are timed in every step, from the end of this rank's update, so
-that they include waiting for a rank with more parameters.
+Each rank updates whole tensors and broadcasts them. The broadcasts are timed in every step, from the end of this rank's
+update, so that they include waiting for a rank with more parameters.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         return len(parameters), sum(p.numel() * p.element_size() for p in parameters), state_bytes
 
     def whole(self) -> tuple[dict[int, dict[str, torch.Tensor]], list[int | None]]:
-        """Returns state by number of parameter, on the CPU, and each group's `step`; complete on rank 0, called by all.
-
-        The step is the largest of all ranks: one without parameters of a group does not count its steps.
-        """
+        """Returns state by parameter number, on the CPU, and each group's `step`; complete on rank 0, called by all."""
         self.consolidate_state_dict(0)
         if self.rank != 0:
             return {}, []

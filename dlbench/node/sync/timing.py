@@ -1,9 +1,6 @@
 """Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU.
 
-On a GPU the host only queues work. So a message waits for its gradients, and the step for its messages, by events
-between streams, and moments are events too, which are read after the run.
-
-A barrier does not release all ranks at once: over TCP they wake some 10 us apart. If one operation is as short as that,
+A barrier over TCP does not release all ranks at once: they wake some 10 us apart. If one operation is as short as that,
 several are timed back to back, as nccl-tests does, so that an early rank waits in the first of them only.
 """
 
@@ -129,10 +126,7 @@ class Clock:
         return 0.0
 
     def anchor(self) -> None:
-        """Measures the offset to CLOCK_MONOTONIC; waits for the device, so not within a step.
-
-        Called before and after some moments, it measures the rate of the device's clock, too.
-        """
+        """Measures the offset to CLOCK_MONOTONIC, and called again later the clock's rate; waits for the device."""
 
     def monotonic_ns(self, moment: Any) -> int:
         """Returns a moment in nanoseconds of CLOCK_MONOTONIC; after `anchor`, and `settle` after the moment."""
@@ -243,12 +237,8 @@ class WatchedStep:
 
 
 class BackwardWatch:
-    """Times gradients and messages of one rank in a window of watched steps.
-
-    An engine calls `attach` once, `open` and `close` between steps, and within every step `begin`, `backward_ended` and
-    `exchange_ended`, which do nothing while the window is closed. Hooks on the parameters exist only while it is open,
-    so measured steps have none.
-    """
+    """Times gradients and messages of one rank in a window of watched steps."""
+    # Hooks on the parameters exist only while the window is open, so measured steps have none.
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
@@ -360,10 +350,7 @@ def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
 def messages_of(
     messages: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
 ) -> tuple[Message, ...]:
-    """Returns the messages of a step with medians over watched steps.
-
-    `watched`: start of the backward pass and messages of each step, of the same layout as `messages`.
-    """
+    """Returns the messages of a step with medians over watched steps, each its backward's start and equal messages."""
     summaries = []
     for number, message in enumerate(messages):
         ready_s = None
@@ -401,22 +388,16 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 
 
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
-    """Returns bytes that a rank sends inside its group and to other groups in ring all-reduces, as means over ranks.
-
-    A ring sends 2 (p - 1) / p of the vector to the right neighbour (Patarasuk and Yuan, 2009). If groups are blocks of
-    neighbouring ranks, one rank of each group has its neighbour in another group.
-    """
+    """Returns mean bytes that a rank sends inside its group and across in ring all-reduces (Patarasuk and Yuan, 2009)."""
+    # Groups are blocks of neighbouring ranks, so one rank of each has its right neighbour in another group.
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
     return total - across, across
 
 
 def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
-    """Returns bytes that a rank sends inside its group and to other groups, as means over ranks.
-
-    Every rank broadcasts its share by a binomial tree: counted from its root, rank r receives the message from r
-    without its highest bit (gloo/broadcast.cc).
-    """
+    """Returns mean bytes that a rank sends inside its group and across if every rank broadcasts its share by a tree."""
+    # Binomial: counted from the root, rank r receives from r without its highest bit (gloo/broadcast.cc).
     ranks = len(shares)
     group_size = ranks // groups
     inside = across = 0
@@ -441,11 +422,7 @@ class Timed:
 def over_ranks(
     starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
 ) -> Timed:
-    """Returns the time of a sample from each rank's start and duration.
-
-    `from_last_start`: time from the last rank's start to the last rank's end, if ranks share `one_clock`; otherwise the
-    longest duration counts.
-    """
+    """Returns the time of a sample from each rank's start and duration; without `one_clock` the longest duration."""
     skew_ns = max(durations_ns) - min(durations_ns)
     sample_ns = max(durations_ns)
     if one_clock:
@@ -457,10 +434,7 @@ def over_ranks(
 
 
 def enough_operations(seconds: float, operations: int, most: int) -> int:
-    """Returns how many operations to try next after a sample of `operations` that lasted `seconds`.
-
-    Returns `operations` itself if the sample was long enough, or if they are `most` already.
-    """
+    """Returns the operations to try after a sample of `seconds`; as many if it was long enough, or they are `most`."""
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations
     next_operations = min(most, _GROWTH * operations)
@@ -478,13 +452,10 @@ class InStream(NamedTuple):
 
 
 class StreamTimer:
-    """Times operations in the current stream, without the host's calls between them, which can take longer.
-
-    The device sleeps, then enters a barrier with the other ranks, and then begins; meanwhile the host queues. If the
-    device has not passed the first event when the last one is queued, it never waited for the host. The sleep is
-    adapted to the time that queueing took before; and its cycles to the length of the last sleep, as a device's clock
-    rate may change.
-    """
+    """Times operations in the current stream, without the host's calls between them, which can take longer."""
+    # The device sleeps and enters a barrier while the host queues. If it has not passed the first event when the last
+    # one is queued, it never waited for the host. The sleep follows the time that queueing took before, and the clock
+    # rate.
 
     def __init__(self, clock: Clock, barrier: Callable[[], object]) -> None:
         """Takes a clock and a function that queues a barrier of all ranks in the stream, without a wait of the host."""

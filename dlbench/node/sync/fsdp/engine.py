@@ -1,8 +1,4 @@
-"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a shard of every parameter, its gradient and its optimizer state.
-
-Blocks of the network (its `blocks`) are gathered before they compute and freed afterwards. The optimizer, built with
-whole parameters, is pointed at the shards by name, so that training keeps its order.
-"""
+"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a shard of every parameter, its gradient and its optimizer state."""
 
 from __future__ import annotations
 
@@ -91,7 +87,7 @@ class FsdpEngine(TorchRanks):
         return model, optimizer
 
     def _make_mesh(self) -> DeviceMesh:
-        """Makes the mesh: replicas, shards, tensor-parallel neighbours; no dimensions of one rank, unless all are."""
+        """Makes the mesh of replicas, shards and tensor-parallel neighbours, without dimensions of one rank."""
         tensor_ranks, size = self._settings.tensor_ranks, self._place.size
         lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
         is_sharded = tensor_ranks < size or size == 1

@@ -1,13 +1,8 @@
 """Tensor parallelism: neighbouring ranks share the work of each layer (Shoeybi et al., Megatron-LM (2019), section 3).
 
-The network's table of layers (`Layer.tensor`) says how each is divided: a product by its outputs (`ColwiseParallel` of
-torch) or by its inputs (`RowwiseParallel`), attention by its heads. The ranks of a replica read the same samples and
-hold undivided layers (embeddings, norms) whole. A layer of BERT takes four all-reduces of activations: of the outputs
-of attention and feed-forward block in the forward pass, of the gradients of their inputs in the backward pass. They are
-made here and not by torch, so that they can be counted and timed.
-
-Ranks of a replica have equal seeds, so dropout of whole tensors is the same on each. Within attention each rank draws
-different random numbers, of the distribution of one rank, that depend only on seed and step.
+Products are divided by outputs or inputs, attention by heads, as the network's table of layers (`Layer.tensor`) says;
+the ranks of a replica read the same samples and hold undivided layers whole. The all-reduces of activations are made
+here and not by torch, so that they can be counted and timed.
 """
 
 from __future__ import annotations

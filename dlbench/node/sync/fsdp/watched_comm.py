@@ -1,9 +1,8 @@
 """FSDP's collectives, counted and timed one by one, through torch's hooks for custom collectives.
 
-torch calls them with `async_op=False`, in separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13). A CPU
-has no streams: a call returns when it is done, so the rank waits for all of it, and every step is timed. On a GPU the
-computing stream waits where a module begins that needs the parameters, or where gradients are about to be sent while
-the previous ones are still in flight: there, and around each collective, watched steps record events.
+On a CPU a call returns when it is done, so the rank waits for all of it, and every step is timed. On a GPU they run in
+separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13): watched steps record events around each, and
+where the computing stream begins a module or is about to send gradients.
 """
 
 from __future__ import annotations
@@ -66,11 +65,8 @@ class WatchedCalls:
 
 
 class CommWatch:
-    """Counts and times the collectives of one rank.
-
-    `mark_backward` is called when the step's last reduce-scatter is handed over, which is known from the step before;
-    in a first step `end_backward` calls it.
-    """
+    """Counts and times one rank's collectives; calls `mark_backward` when the step's last reduce-scatter is handed over."""
+    # Which one is the last is known from the step before; in a first step `end_backward` calls it.
 
     def __init__(
         self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None], backend: str
@@ -274,11 +270,8 @@ def of_gradients(calls: list[Call]) -> list[Call]:
 
 
 def _arrival_hooks(module: nn.Module, arrive: Callable[[str], None]) -> list[Any]:
-    """Registers hooks that record when the computing stream reaches a module, before FSDP makes it wait.
-
-    They call `arrive` with `forward` and `backward` at the module's passes, and with `leave` when its gradients are
-    ready to be sent.
-    """
+    """Registers hooks that call `arrive` when the computing stream reaches a module, before FSDP makes it wait."""
+    # With `forward` and `backward` at the module's passes, and `leave` when its gradients are ready to be sent.
 
     def on_gradient(values: Any, kind: str) -> None:
         if not isinstance(values, tuple):

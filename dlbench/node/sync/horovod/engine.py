@@ -1,16 +1,8 @@
 """Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL.
 
-Pitfalls: controller and CPU operations must name the same library (mixing them aborts or crashes); fp16 sums overflow
-above 65,504; Horovod has no bfloat16 tensors; at one rank it registers no hooks, so its 1-rank baseline has no cost of
-Horovod and needs no NCCL; builds without NCCL silently ignore the flags for hierarchical and torus all-reduce, as do
-all builds on a single node; its timeline slows every step on GPUs unless dlbench's patch is applied. The operations
-that ran are taken from that timeline in a short window (`timeline`), the autotuner's from its log (`report`).
-
-Horovod matches operations of ranks by name and caches what it negotiated for a name, so the same name must come with
-the same shape: names hold the group, the operation, the type and the length. Tried on Horovod 0.28.1 over Gloo and MPI:
-all-reduce, reduce-scatter, all-gather (of unequal lengths too) and broadcast work on process sets in fp32 and fp16. A
-broadcast's root is a rank of the run, not an index in the set. A reduce to one rank does not exist, so it is an
-all-reduce here; its result on the other ranks is not used.
+Controller and CPU operations must name the same library (mixing them aborts or crashes). At one rank Horovod registers
+no hooks, so its 1-rank baseline has no cost of Horovod. Builds without NCCL, and all builds on a single node, ignore
+the flags for hierarchical and torus all-reduce.
 """
 
 from __future__ import annotations

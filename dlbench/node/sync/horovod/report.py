@@ -1,11 +1,4 @@
-"""Reads Horovod's settings in force and its gradient exchange from its timeline, log and library.
-
-The autotuner searches the fusion threshold (0 to 64 MiB) together with the cycle time (1 to 100 ms), and four switches
-(parameter_manager.cc of Horovod 0.28). A variable that is set leaves the search, so threshold and cycle time are not
-set, and the switches are: two have no effect in CPU builds and would double the search each, and the cache is on by
-default. The default threshold of 128 MiB is outside of the searched range, and the search begins with cycles of 5 to
-50 ms: steps are slow while it tunes.
-"""
+"""Reads Horovod's settings in force and its gradient exchange from its timeline, log and library."""
 
 from __future__ import annotations
 
@@ -242,10 +235,8 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
 
 
 def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
-    """Returns variables that every run sets, so that those of the caller's shell have no effect.
-
-    `is_watched`: whether the timeline can be opened later. All ranks must agree, as their negotiation depends on it.
-    """
+    """Returns variables that every run sets, so that those of the caller's shell have no effect."""
+    # `is_watched`: whether the timeline can be opened later; all ranks must agree, as their negotiation depends on it.
     variables = {
         "HOROVOD_AUTOTUNE": "0",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(exchange == "horovod-hierarchical")),

@@ -1,13 +1,8 @@
 """Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused.
 
-The file is a Chrome trace. Each tensor is a process (`pid`); its spans nest: `ALLREDUCE` around the copies and the
-operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`); the end of `ALLREDUCE` gives type and shape. Times are
-microseconds of the steady clock since Horovod's start (timeline.cc of Horovod 0.28).
-
-Rank 0 records it during a few warm-up steps. With HOROVOD_TIMELINE set, rank 0 has a writer thread that polls for the
-whole run (WriterLoop in timeline.cc): 92 % of an idle core and, as it yields, 0.3 % of a busy one where this was tried.
-It is recognised because it never waits, and moved to the idle scheduling class after the window (not before, because
-Horovod's background thread waits for its lock). A build in which that thread sleeps needs none of this.
+The file is a Chrome trace in microseconds since Horovod's start (timeline.cc of Horovod 0.28). Each tensor is a process
+(`pid`); its spans nest: `ALLREDUCE` around the copies and the operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`,
+`NCCL_...`).
 """
 
 from __future__ import annotations

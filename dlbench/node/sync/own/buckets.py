@@ -1,9 +1,7 @@
 """Buckets: the gradients of one message, their buffer, and the thread that exchanges messages.
 
-A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and then becomes a
-view of it. (Making it a view before the backward pass would cost more: autograd would add to a cleared buffer.)
 Wait-free back-propagation (Zhang et al., Poseidon, 2017): the backward pass hands over complete messages and continues;
-one thread exchanges them, on all ranks in the same order. torch releases the GIL meanwhile, so both run in parallel.
+one thread exchanges them, on all ranks in the same order.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest.
 
-Hooks on the parameters copy each gradient, divided by the number of ranks, into the buffer of its message as soon as
-autograd has computed it; a complete message goes to the communication thread. Messages are made of gradients in the
-order in which rank 0's first backward pass computed them; before that, in reverse order of the parameters.
-
-With fusion `own:mgwfbp` (MG-WFBP, Shi et al. 2019) all gradients are one message (`own:single`) until the backward pass
-has been timed for a few steps, so that exchanges do not disturb these times. A gradient's time is that of the slowest
-rank, because a collective ends on no rank before all have entered it.
+Hooks on the parameters copy each gradient into the buffer of its message as soon as autograd has computed it; a
+complete message goes to the communication thread.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message.
 
-A message is all-reduced flat, hierarchically in two levels, through leaders, or, in hybrid, by its size. Below, g is
-the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. All ranks end with equal bits:
-each element is summed by one rank (or, in an all-reduce, by the library in one order) and then copied.
-
-Bytes are means over ranks, by the formula of the ring and the minimum of a reduce, scatter or broadcast; a library may
-send more. Groups are blocks of neighbouring ranks, so a flat ring crosses between groups m times, and g - 1 of g ranks
-send inside theirs.
+In formulas g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. Groups are blocks
+of neighbouring ranks. Each element is summed by one rank, or by the library in one order, and then copied, so all ranks
+end with equal bits.
 """
 
 from __future__ import annotations
@@ -210,10 +206,7 @@ class Method:
         return (self,)
 
     def sum(self, vector: torch.Tensor) -> str:
-        """Replaces `vector` by the sum over all ranks; returns the method that ran: flat, hierarchical or leader.
-
-        `vector`: shape (n,), floating; n must be a multiple of the group size if the method has groups.
-        """
+        """Sums `vector`, shape (n,), over all ranks in place, n a multiple of the group size; returns the method that ran."""
         raise NotImplementedError
 
     def name_for(self, num_bytes: float) -> str:
@@ -247,12 +240,8 @@ class Flat(Method):
 
 
 class Hierarchical(Method):
-    """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
-
-    A rank sends 2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across (the 2D form; Horovod's hierarchical and
-    torus all-reduce on GPUs). A message is sent in chunks: while the shares of one are all-reduced across groups, the
-    next is scattered and the previous one gathered.
-    """
+    """Reduce-scatter inside the group, all-reduce of each share across groups, all-gather inside (the 2D form)."""
+    # In chunks: while the shares of one are all-reduced across groups, the next is scattered and the previous gathered.
 
     name = "hierarchical"
 
@@ -288,10 +277,7 @@ class Hierarchical(Method):
 
 
 class Leader(Method):
-    """Grouped all-reduce (Jia et al. 2018, arXiv 1807.11205): reduce to group leaders, ring of leaders, broadcast.
-
-    A group sends 2 (g - 1) n bytes inside, and each leader 2 (m - 1) / m n across.
-    """
+    """Grouped all-reduce (Jia et al. 2018, arXiv 1807.11205): reduce to group leaders, ring of leaders, broadcast."""
 
     name = "leader"
 
@@ -356,12 +342,8 @@ def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measures the cost line of an exchange, the same on all ranks.
-
-    The time of a size is the median over its repeats of the slowest rank's time from a common start. Ranks do not leave
-    a barrier at the same moment, so several short messages are timed back to back, in different parts of the arena. On
-    a GPU the stream is held until all are queued; if they are too many for that, fewer are sent.
-    """
+    """Measures the cost line of an exchange, the same on all ranks, from the median over repeats of the slowest rank."""
+    # Ranks do not leave a barrier at the same moment, so several short messages are timed back to back.
 
     exchange: Callable[[int, torch.Tensor], object]  # Sums a vector over ranks; takes the number of its size, too.
     world: RankGroup
