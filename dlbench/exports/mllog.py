@@ -43,7 +43,7 @@ def rules_of(run: Run) -> MlperfRules:
 
 
 def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
-    """Returns the log of a run with a record, in ASCII; `throughput`: samples per second of all ranks, None if unknown."""
+    """Returns the log of a run with a record, in ASCII; `throughput`: samples per second of all ranks, if known."""
     # Facts of the whole run come first, at the time of the first event, then the events in their order.
     assert run.record is not None
     events = run.record.events

@@ -48,7 +48,7 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices of the one-dimensional `buffer`, changed by the steps; `source`: the input of an all-to-all."""
+        """Prepares all slices of the one-dimensional `buffer`, which steps change; `source`: input of an all-to-all."""
         self._transport = transport
         self._buffer = buffer
         self._source = source

@@ -58,7 +58,7 @@ class Inputs:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error of a correct result: 0 if sums are exact, otherwise ranks times the unit round-off u."""
+        """Largest relative error of a correct result: 0 if sums are exact, otherwise ranks x the unit round-off u."""
         # (ranks - 1) u bounds a sum of ranks positive terms in any order (Higham, Accuracy and Stability of Numerical
         # Algorithms, section 4.2), and u the rounding of the inputs.
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:

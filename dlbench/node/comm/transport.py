@@ -89,6 +89,7 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 class GlooTransport(Transport):
     """Point-to-point messages of gloo, without the dispatch of torch.distributed; waits have the groups' timeout."""
+
     # Each direction has a separate group, and so a separate connection: while a thread writes to one, gloo's event loop
     # polls for its lock as long as data arrives there (`Pair::handleEvents` of transport/tcp/pair.cc).
 

@@ -292,7 +292,7 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
 
 
 class ModuleBlock:
-    """Consecutive units as one function: `run` is called for the first module's `forward`, `wrap` may compile the block."""
+    """Consecutive units as one function; `run` replaces the first module's `forward`, `wrap` may compile the block."""
 
     def __init__(
         self,

@@ -412,7 +412,7 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _swap_in_ahead(self, running: RunningPass, number: int) -> None:
-        """Starts to swap in blocks in backward order while they fit; block `number`, needed now, even if it does not fit."""
+        """Starts to swap in blocks in backward order while they fit; block `number`, needed now, in any case."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return

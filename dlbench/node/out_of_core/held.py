@@ -52,7 +52,7 @@ class StepMemory(TrainingPart):
         self._result: HeldMemory | None = None
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
-        """Begins to watch the first step on a CPU; on a GPU, whose first step has cuDNN's search, the last of the warm-up."""
+        """Begins to watch the first step on a CPU; on a GPU the last of the warm-up, as cuDNN searches in the first."""
         self.close()
         watched_step = max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0
         if step != watched_step:

@@ -32,7 +32,8 @@ GROUPS = 16  # Most groups of parameters, by bytes: each has a fixed cost, and t
 
 
 class ForwardOrder:
-    """Finds the order in which modules with trained parameters are called, by hooks that call `reach` before each call."""
+    """Finds the order in which modules with trained parameters are called, by hooks that call `reach` before each."""
+
     # Without hooks (a compiled network) it is that of definition. Parameters of a module that is never called itself
     # (torch's attention reads its output projection's weights) belong to the nearest enclosing module that is called.
 
@@ -159,6 +160,7 @@ class CudaLanes:
 
 class HostCopies(HostParameters):
     """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory."""
+
     # Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one into the next.
 
     text = "gradients were copied to page-locked memory and parameters back, on two separate streams"

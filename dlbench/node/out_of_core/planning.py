@@ -96,7 +96,7 @@ class TransferTrials:
         self._tier, self._device, self._calls = tier, device, calls
 
     def both_ways(self, num_bytes: int, times: int) -> tuple[float, float]:
-        """Returns the mean seconds of a transfer out and in, of `times` in a row, as a pass waits for slow ones, too."""
+        """Returns the mean seconds of a transfer out and in, of `times` in a row: a pass waits for slow ones, too."""
         # A storage is filled before each: threads that only wait for each other would wake up sooner than in training.
         out_s, in_s, tickets = 0.0, 0.0, []
         for _ in range(times):

@@ -57,6 +57,7 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
     if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
     # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
+    # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
     buffer_bytes = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
     if not on_gpu:
         buffer_bytes = min(buffer_bytes, gradient_bytes)

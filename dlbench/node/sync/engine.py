@@ -168,10 +168,8 @@ class Engine:
         )
 
     def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
-        """Loads a state of whole tensors, which every rank has, after `prepare`; learning rates and decay stay the plan's.
-
-        Raises ValueError, RuntimeError or LookupError if it does not fit model or optimizer.
-        """
+        """Loads whole tensors, after `prepare`; raises ValueError, RuntimeError or LookupError if they do not fit."""
+        # Every rank has them; learning rates and decay stay the plan's.
         model_state = model.state_dict()
         model.load_state_dict(
             {name: _share_where_equal(tensor, model_state.get(name)) for name, tensor in whole.model.items()}

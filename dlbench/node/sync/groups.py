@@ -24,6 +24,7 @@ MAX_BYTES = 2**30  # Largest value of one rank; more is a mistake, or damaged da
 
 class RankGroup(Protocol):
     """A communicator of ranks that all make the same calls in the same order; sums are not divided by their number."""
+
     # Vectors are one-dimensional, contiguous and floating; a call returns when this rank's part is done.
 
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
@@ -130,6 +131,7 @@ class TorchGroup:
             share = torch.empty(length, dtype=vector.dtype, device=vector.device)
             dist.reduce_scatter_tensor(share, vector, group=self.process_group)
             return share
+        # PyTorch's ProcessGroupGloo sums the whole vector on every rank, with twice the bytes of the shares sent here.
         key = (length, vector.dtype)
         if key not in self._receive_buffers:  # reused: fresh memory for every message would cost page faults
             self._receive_buffers[key] = torch.empty(len(self.ranks) - 1, length, dtype=vector.dtype)

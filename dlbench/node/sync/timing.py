@@ -238,6 +238,7 @@ class WatchedStep:
 
 class BackwardWatch:
     """Times gradients and messages of one rank in a window of watched steps."""
+
     # Hooks on the parameters exist only while the window is open, so measured steps have none.
 
     def __init__(self, device: torch.device) -> None:
@@ -388,7 +389,7 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 
 
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
-    """Returns mean bytes that a rank sends inside its group and across in ring all-reduces (Patarasuk and Yuan, 2009)."""
+    """Returns mean bytes that a rank sends inside its group and across in ring all-reduces (Patarasuk, Yuan 2009)."""
     # Groups are blocks of neighbouring ranks, so one rank of each has its right neighbour in another group.
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
@@ -453,6 +454,7 @@ class InStream(NamedTuple):
 
 class StreamTimer:
     """Times operations in the current stream, without the host's calls between them, which can take longer."""
+
     # The device sleeps and enters a barrier while the host queues. If it has not passed the first event when the last
     # one is queued, it never waited for the host. The sleep follows the time that queueing took before, and the clock
     # rate.

@@ -53,7 +53,7 @@ class WireFormat:
         """Sets the tensors (name, elements) of each bucket from now on; state that is kept by tensor stays."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
-        """Sums `vector` (fp32, one-dimensional) over ranks in place; `number` is the bucket's position in the layout."""
+        """Sums `vector` (fp32, one-dimensional) over ranks in place; `number`: the bucket's position in the layout."""
         dense(vector)
 
 
@@ -108,13 +108,14 @@ def entries_to_send(elements: int, density: float) -> int:
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Returns whether a dense ring, 2 (p-1)/p n 4 bytes per rank, sends fewer than gathering k pairs, (p-1) k 8 bytes."""
-    # SparCML (SC'19) has n/2 in place of n = p k; a ring sends each value twice.
+    """Returns whether a dense ring, 2 (p-1)/p n 4 bytes per rank, sends fewer than gathered pairs, (p-1) k 8 bytes."""
+    # So from p k > n on; SparCML (SC'19) has n/2, but a ring sends each value twice.
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
 
 class TopkWire(WireFormat):
     """Sparse messages with error feedback; unsent entries (the residual) are kept by tensor, and not in checkpoints."""
+
     # Gradients that are not finite count as the largest, so they are sent, and the residual stays as it was before: the
     # step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
 
@@ -215,6 +216,7 @@ class TopkWire(WireFormat):
 
 class OverflowCount:
     """Counts sums beyond the range of fp16 that are not finite although this rank's share was."""
+
     # The smallest count of all ranks is the true one: a rank whose own gradient had overflowed does not count the sum.
     # On a GPU the host does not wait: kernels write the largest magnitude to a slot, and slots are counted later.
 
@@ -224,7 +226,7 @@ class OverflowCount:
         self._used = 0
 
     def begin(self, local_share: torch.Tensor) -> int | None:
-        """Reads this rank's share in fp32 before it is cast; returns the slot for `end`. None on a CPU, which reads later."""
+        """Reads this rank's share in fp32 before it is cast; returns the slot for `end`, None on a CPU, read later."""
         if local_share.device.type == "cpu":
             return None
         if self._slots is None:
@@ -237,7 +239,7 @@ class OverflowCount:
         return slot
 
     def end(self, slot: int | None, reduced: torch.Tensor, local_share: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Reads the sum or mean after the exchange; `local_share` is called only on a CPU, if `reduced` is not finite."""
+        """Reads the sum or mean after the exchange; calls `local_share` only on a CPU, if `reduced` is not finite."""
         if slot is None:
             if not _is_finite(reduced) and all(map(_is_finite, local_share())):
                 self._count += 1

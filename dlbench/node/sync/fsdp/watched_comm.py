@@ -65,7 +65,8 @@ class WatchedCalls:
 
 
 class CommWatch:
-    """Counts and times one rank's collectives; calls `mark_backward` when the step's last reduce-scatter is handed over."""
+    """Counts and times one rank's collectives; calls `mark_backward` when a step's last reduce-scatter begins."""
+
     # Which one is the last is known from the step before; in a first step `end_backward` calls it.
 
     def __init__(

@@ -144,6 +144,7 @@ class HorovodEngine(Engine):
                 "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(settings.autotune_steps_per_sample),
                 "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": str(settings.autotune_max_samples),
                 # Switches that are set leave the search, whose length each of them would double.
+                # Switches that are set leave the search, whose length each of them would double.
                 "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
                 "HOROVOD_CACHE_CAPACITY": "1024",
             }
@@ -407,6 +408,7 @@ class HorovodGroup:
         return list(torch.split(gathered, tensor.numel()))
 
     def _name(self, operation: str, vector: torch.Tensor) -> str:
+        # Horovod caches what it negotiated for a name, so the same name must come with the same shape.
         return f"dlbench.{self._set.process_set_id}.{operation}.{vector.dtype}.{vector.numel()}"
 
 

@@ -414,11 +414,8 @@ def _epoch_offset_ns() -> int:
 
 
 def _threads() -> dict[int, tuple[int, int]]:
-    """Returns each thread's run time in nanoseconds and its voluntary context switches, by thread number.
-
-    Only waiting counts as a voluntary switch, yielding does not (proc(5), schedstat and status). Empty if the kernel
-    has no such files.
-    """
+    """Returns each thread's run time in nanoseconds and its voluntary context switches, by thread number."""
+    # Only waiting counts as a voluntary switch, yielding does not (proc(5), schedstat and status).
     threads = {}
     for task in Path("/proc/self/task").glob("*"):
         try:

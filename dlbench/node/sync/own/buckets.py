@@ -75,6 +75,7 @@ class Bucket:
     def take(self, place: int, scale: float) -> None:
         """Copies a gradient times `scale` (zeros if none), makes it a view; on a GPU all with the last one."""
         # A view before the backward pass would cost more: autograd would add to a cleared buffer.
+        # A view before the backward pass would cost more: autograd would add to a cleared buffer.
         self.missing -= 1
         if not self.takes_together:
             view, parameter = self._views[place], self.parameters[place]
@@ -152,11 +153,7 @@ class ExchangeThread:
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread.
-
-        `enter`: called first on the thread. `exchange`: called on it for each message, by number. `describe`: returns
-        the words for a message in an error.
-        """
+        """Starts the thread, which calls `enter`, and `exchange` with message numbers that `describe` names in errors."""
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()

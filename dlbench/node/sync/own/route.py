@@ -206,7 +206,7 @@ class Method:
         return (self,)
 
     def sum(self, vector: torch.Tensor) -> str:
-        """Sums `vector`, shape (n,), over all ranks in place, n a multiple of the group size; returns the method that ran."""
+        """Sums `vector`, shape (n,), over ranks in place, n a multiple of the group size; returns the method's name."""
         raise NotImplementedError
 
     def name_for(self, num_bytes: float) -> str:
@@ -241,6 +241,7 @@ class Flat(Method):
 
 class Hierarchical(Method):
     """Reduce-scatter inside the group, all-reduce of each share across groups, all-gather inside (the 2D form)."""
+
     # In chunks: while the shares of one are all-reduced across groups, the next is scattered and the previous gathered.
 
     name = "hierarchical"
@@ -342,7 +343,8 @@ def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measures the cost line of an exchange, the same on all ranks, from the median over repeats of the slowest rank."""
+    """Measures the cost line of an exchange, equal on all ranks, from the median over repeats of the slowest rank."""
+
     # Ranks do not leave a barrier at the same moment, so several short messages are timed back to back.
 
     exchange: Callable[[int, torch.Tensor], object]  # Sums a vector over ranks; takes the number of its size, too.
