@@ -1,8 +1,5 @@
-"""Exports runs as metrics for monitoring: a file for the textfile collector of Prometheus' node_exporter.
-
-The text is valid OpenMetrics 1.0 and the older text format, which is all that node_exporter reads: gauges without
-timestamps, with lines (UNIT, EOF) that are comments there. No label grows with every run.
-"""
+"""Exports runs as metrics for monitoring: a file for the textfile collector of Prometheus' node_exporter."""
+# Valid OpenMetrics 1.0 and the older text format that node_exporter reads: gauges without timestamps.
 
 from __future__ import annotations
 

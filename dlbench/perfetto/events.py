@@ -1,6 +1,5 @@
 """Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open."""
-# Counters that only grow become rates between two readings. Missing readings are gaps and never zeros, as are rates of
-# counters that fell.
+# Counters that only grow become rates. Missing readings are gaps and never zeros, as are rates of counters that fell.
 
 from __future__ import annotations
 

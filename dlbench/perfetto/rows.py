@@ -93,8 +93,7 @@ class StepRows:
     warmup: npt.NDArray[np.bool_]  # (n,): whether it was a warm-up step.
     edges: Times  # (n, 8): start of the step, end of each phase in the order of `PHASES`, end of the step; nanoseconds.
     launch: Times | None = None
-    """(n, 3): longest time that the device waited for kernel launches in each phase of `LAUNCHED`, nanoseconds; None on
-    CPUs."""
+    """(n, 3): longest wait of the device for kernel launches by phase of `LAUNCHED`, nanoseconds; None on CPUs."""
 
     def aligned(self, clock: NodeClock) -> StepRows:
         return replace(self, edges=clock.align(self.edges))

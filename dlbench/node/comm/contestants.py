@@ -1,8 +1,4 @@
-"""Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them.
-
-By the host's clock a short collective on a GPU is mostly host time: leaving a barrier over TCP, launches, two waits for
-the device. So it is also timed by events in the stream, which is held until everything is queued.
-"""
+"""Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them."""
 
 from __future__ import annotations
 
@@ -261,8 +257,7 @@ class Sample(NamedTuple):
     start_ns: int  # Start of the first operation, by the host's clock.
     duration_ns: int  # Duration of all operations.
     is_late: bool | None = None
-    """Whether the device began before the host had queued all, so that it may have waited for calls. None: the device
-    was not held."""
+    """Whether the device began before the host had queued all operations; None: the device was not held."""
 
 
 class HostSampleClock:
@@ -290,7 +285,9 @@ class HostSampleClock:
 
 
 class StreamSampleClock(HostSampleClock):
-    """Times samples by events in the stream of the operations, after a barrier of all ranks in it."""
+    """Times samples by events in the stream, after a barrier of all ranks in it, as a training step would see them."""
+
+    # By the host's clock a short collective is mostly host time: leaving a barrier, launches, two waits for the device.
 
     timing: Timing = "in-stream"
     shares_starts = False

@@ -91,7 +91,6 @@ class Execution:
             part.release()
 
     def _make_program(self) -> None:
-        """Makes the operations of a run in their order, which depends on the schedule only."""
         arrivals = self._arrivals
         posted = added = 0  # Number of arrivals that were posted, and that have left their slots.
 
@@ -214,7 +213,6 @@ class Execution:
         return [memory[i * longest : (i + 1) * longest] for i in range(num_slots)]
 
     def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
-        """Makes a part with the next tag of a pair of ranks; parts of one tag arrive in the order of sending."""
         tag = tags[transfer.peer]
         tags[transfer.peer] += 1
         return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # MPI promises tags below 32768

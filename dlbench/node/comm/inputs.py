@@ -27,8 +27,7 @@ SEED = 20211
 
 _LARGEST_ENTRY = 1000
 _LOOSEST = 1 / 16
-"""Largest relative rounding of sums of sums: one contribution too many or too few is detected with up to 16 ranks, one
-sum too many or too few with any number."""
+"""Largest relative rounding of sums of sums: shows one wrong contribution with up to 16 ranks, one wrong sum always."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,6 @@ class Lineup:
         return self._mpi
 
     def _torch_group(self, backend: str) -> dist.ProcessGroup:
-        """Returns a group of torch.distributed for a back-end, separate from that of the control channel."""
         if backend == "nccl" and self._device.type != "cuda":
             raise EnvironmentLacksError("nccl: needs buffers on a GPU, and they are on the CPU here")
         if backend == "nccl" and not dist.is_nccl_available():

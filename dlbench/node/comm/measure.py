@@ -151,12 +151,10 @@ class CollectiveTimer:
     @property
     def _has_barriers(self) -> bool:
         """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks."""
-        # If a root waits for nobody, or nobody for it, back-to-back operations would overlap. nccl-tests has no
-        # barrier.
+        # If a root waits for nobody, or nobody for it, back-to-back operations would overlap.
         return self._comm.collective in ROOTED and self._device.type == "cpu"
 
     def _conclude(self, contestant: Contestant, size: _Size, measurement: _Measurement, purpose: str) -> None:
-        """Checks results and counters of the last sample, and of one more operation if the sample had several."""
         operations = measurement.operations
         if contestant.counters is not None:
             measurement.counters = asdict(contestant.counters)
@@ -182,19 +180,14 @@ class CollectiveTimer:
     def _over_ranks(
         self, by_rank: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        shares_starts = (clock or self._clock).shares_starts
+        one_clock, from_last_start = self._one_clock and (clock or self._clock).shares_starts, not self._has_barriers
         timed = []
         for rank_samples in zip(*by_rank, strict=True):
             starts_ns, durations_ns, _ = zip(*rank_samples, strict=True)
-            timed.append(
-                over_ranks(
-                    starts_ns,
-                    durations_ns,
-                    operations,
-                    from_last_start=not self._has_barriers,
-                    one_clock=self._one_clock and shares_starts,
-                )
+            sample = over_ranks(
+                starts_ns, durations_ns, operations, from_last_start=from_last_start, one_clock=one_clock
             )
+            timed.append(sample)
         return timed
 
     def _point(self, contestant: Contestant, num_bytes: int, measurement: _Measurement) -> CommPoint:

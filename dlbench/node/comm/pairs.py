@@ -39,8 +39,6 @@ class _Kind(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The results of one iteration on one rank."""
-
     times_s: list[float]  # Seconds of each operation, on the rank that begins them.
     congesting_rate: float  # Bytes per second that this rank sent or received as a congestor.
     is_wrong: bool  # Whether the received message differs from the sent one.

@@ -78,6 +78,9 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
     deadline.stop()
     if place.rank != 0:
         return None
+    device_text = "cpu"
+    if device.type == "cuda":
+        device_text = f"{device} ({torch.cuda.get_device_name(device)})"
     problems: list[str] = []
     facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
@@ -85,7 +88,7 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=started_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=_device_text(device),
+        device=device_text,
         group_size=plan.group_size,
         points=points,
         not_measured=tuple(lineup.not_measured),
@@ -109,16 +112,9 @@ def _points(
     return tuple(points)
 
 
-def _device_text(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "cpu"
-    return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
 def _gathered(
     control: Control, place: RankPlace, binding: CoreBinding, load: CoreLoad, nccl: NcclLog | None
 ) -> dict[str, Any]:
-    """Returns the fields of the record that every rank contributes to; all ranks call it at once."""
     gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
     seats = [
         RankCores(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)

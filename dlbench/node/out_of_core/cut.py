@@ -313,8 +313,7 @@ class ModuleBlock:
         submodules = chain.from_iterable(module.modules() for module in self.modules)
         self._modules_with_buffers = [submodule for submodule in submodules if submodule._buffers]
         self.is_running = False
-        """Whether its modules are being computed now: other calls of them only begin the block or return their input.
-        """
+        """Whether its modules compute now; other calls of them only begin the block or return their input."""
         self._other_arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
         self._output: Any = None
 
@@ -369,7 +368,6 @@ class ModuleBlock:
             self.is_running = False
 
     def _directly(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the block without hooks of modules, for a compiler."""
         x = args[0]
         for forward in self._forwards:
             x = forward(x, *args[1:], **kwargs)

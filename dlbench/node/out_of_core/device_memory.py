@@ -1,8 +1,5 @@
-"""Measures memory between marks of a pass, and tunes the C library's allocator for tensors.
-
-On a GPU torch's caching allocator counts, on a CPU torch's profiler reports every allocation and release of tensor
-memory. Resident memory would not do, as it includes memory that was released and kept.
-"""
+"""Measures memory between marks of a pass, and tunes the C library's allocator for tensors."""
+# Resident memory would not do, as it includes memory that was released and kept.
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation.
-
-Nothing is left of it however a run ends. It gets its full length before training begins, so that a full disk is found
-then. O_DIRECT, if the file system supports it, bypasses the page cache, which is in memory.
-"""
+"""Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ class DiskTicket:
 
 
 class DiskTier:
-    """A `Tier` in a file of this node, which grows if `reserve_bytes` is too little."""
+    """A `Tier` in a file that has its full length before training, so that a full disk is found then; it may grow."""
 
     takes_back = True
 

@@ -198,7 +198,6 @@ class OutOfCore:
         return running
 
     def _make_room(self, running: RunningPass, num_bytes: int) -> None:
-        """Waits for the oldest transfers out until `num_bytes` fit, or none is left."""
         self._release(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)
@@ -304,7 +303,6 @@ class OutOfCore:
             self._note_peak(running)
 
     def _moving(self, running: RunningPass, number: int) -> list[Handle]:
-        """Returns the handles that are swapped with a block, in the order of saving."""
         handles = []
         input_handle = running.inputs[number]
         if input_handle is not None and self._room.moves(number):
@@ -314,7 +312,6 @@ class OutOfCore:
         return handles
 
     def _assign_output(self, running: RunningPass, number: int, storage: torch.UntypedStorage) -> bool:
-        """Makes a block's output the input of the next block; returns whether this block saved it."""
         is_counted = running.counted.pop(storage._cdata, None) is not None
         handle = running.table.find(storage)
         if handle is None or handle.block != number or handle.is_input:
@@ -343,7 +340,6 @@ class OutOfCore:
         )
 
     def _charge_after_forward(self, running: RunningPass, number: int) -> None:
-        """Charges the bytes of a block that are in memory after its forward pass, by handles or by the plan's costs."""
         block_bytes = self._room.own_bytes(number)
         if self._decisions[number] == "swap" and self._tier is not None:
             block_bytes = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)

@@ -1,9 +1,5 @@
-"""Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
-
-On a GPU the peak is that of the allocator in the last warm-up step. On a CPU torch's profiler reports allocations and
-releases; starting it takes 0.1 s, so it watches the first step, whose times are not used. The optimizer allocates its
-state in the update of that step, so its passes need less memory by as much.
-"""
+"""Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers."""
+# The optimizer allocates its state in the update of the first step, so that step's passes need less memory by as much.
 
 from __future__ import annotations
 
@@ -83,7 +79,6 @@ class StepMemory(TrainingPart):
         }
 
     def _at_update(self, *_: Any) -> None:
-        """Counts gradients before the optimizer's update, when all of them exist."""
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._gradients = local_bytes(gradients, self._device)
         views = [gradient for gradient in gradients if gradient.untyped_storage().nbytes() > gradient.nbytes]

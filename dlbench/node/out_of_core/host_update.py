@@ -59,7 +59,6 @@ class ForwardOrder:
         self._reach(module)
 
     def _waiting_module(self, owner: str) -> str:
-        """Returns the name of the owner or the nearest enclosing module that is called; "" is the network."""
         while owner and owner not in self._calls:
             owner = owner.rpartition(".")[0]
         return owner

@@ -1,8 +1,5 @@
-"""Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass.
-
-In one forward pass every unit is measured separately when it is called: its forward pass and, with a gradient of ones,
-its backward pass; then only its output is kept. So networks whose activations do not fit can be measured.
-"""
+"""Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass."""
+# Every unit is measured alone and keeps only its output, so a network may be measured that does not fit in core.
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ from dlbench.specs.out_of_core import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
-"""Passes that are not used (the first ones of a process took 1.3 to 1.6 times as long); and, after the pass that counts
-bytes, passes whose median times are used."""
+"""Passes that are not used (the first took 1.3 to 1.6 times as long), and passes whose median times are used."""
 LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, enough once they have taken LONG_S seconds.
 
 Storages = dict[int, int]  # Bytes of storages by their address.
@@ -325,7 +321,8 @@ class ChainProfile:
         factor = 1.0
         if units_s > 0:
             factor = statistics.median(map(sum, zip(*times, strict=True))) / units_s
-        units = self._units(links, held, factor)
+        links_before = [None, *links[:-1]]
+        units = tuple(_unit(link, before, held, factor) for link, before in zip(links, links_before, strict=True))
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
@@ -381,17 +378,8 @@ class ChainProfile:
                 module.__dict__.pop("forward", None)  # uncovers that of the class
         return measured
 
-    def _units(self, links: Sequence[_Link], held: Mapping[str, Held], factor: float) -> tuple[Unit, ...]:
-        units = []
-        previous: _Link | None = None
-        for link in links:
-            units.append(_unit(link, previous, held, factor))
-            previous = link
-        return tuple(units)
-
 
 def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor: float) -> Unit:
-    """Returns the measured figures of a unit; `factor` scales its times."""
     number = link.number
     (input_address, input_bytes), (output_address, _) = link.input, link.output
     input_saved = input_address in link.saved

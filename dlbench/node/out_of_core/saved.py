@@ -272,8 +272,7 @@ class BlockBytes:
     """Bytes of a block in a pass, by the owner rule of `dlbench.perfmodels.out_of_core.blocks`."""
 
     saved_bytes: int = 0
-    """Bytes that its forward pass saves (recompute: would save), each storage once, with the inputs of its inner units,
-    without its own input and output, parameters and casts of them."""
+    """Bytes of storages that its forward pass saves, or would save, without its input and output and parameters."""
     input_bytes: int = 0  # Bytes of its input's storage; 0 if others hold it.
     input_saved: bool = False  # Whether a backward pass in core needs its input.
     output_bytes: int = 0

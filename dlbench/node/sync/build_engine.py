@@ -38,8 +38,7 @@ def build_engine(
 
 def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tuple[int, bool]:
     """Returns bytes of the exchange's buffers on the device, and whether gradients live in them beyond a pass."""
-    # Not counted: buffers of a compressed wire format; the message of averaged parameters, which exists between two
-    # steps.
+    # Not counted: buffers of a compressed wire format; the message of averaged parameters between two steps.
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
     gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
@@ -56,7 +55,6 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
         return gradient_bytes, False
     if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
-    # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
     # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
     buffer_bytes = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
     if not on_gpu:

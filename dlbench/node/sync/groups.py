@@ -1,8 +1,4 @@
-"""Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed.
-
-Values of all ranks are gathered as JSON bytes in tensors, because the libraries' functions for objects unpickle data of
-other ranks: one compromised rank could run code in all of them.
-"""
+"""Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed."""
 
 from __future__ import annotations
 
@@ -215,6 +211,7 @@ class TorchCommunicators:
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     """Returns the `value` of every rank, by rank; tuples come back as lists, keys as text."""
+    # The libraries' functions for objects unpickle data of other ranks: one of them could run code in all.
     encoded = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(encoded)], dtype=torch.int64)).tolist()
     if len(sizes) != num_ranks or not all(0 < size <= MAX_BYTES for size in sizes):

@@ -184,7 +184,6 @@ class LocalSgd(EngineOverLibrary):
             self._has_diverged = True
 
     def _sent(self, num_bytes: int, steps: int) -> tuple[float, float]:
-        """Returns bytes that a rank sends per measured step inside its group and across, by rings and group gathers."""
         size, nodes, group_size = self._place.size, self._place.num_nodes, self._plan.group_size
         counts = self._measured
         width = 2 if self._sync.wire in ("fp16", "bf16") else 4

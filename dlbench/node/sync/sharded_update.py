@@ -1,8 +1,4 @@
-"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks.
-
-Each rank updates whole tensors and broadcasts them. The broadcasts are timed in every step, from the end of this rank's
-update, so that they include waiting for a rank with more parameters.
-"""
+"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +52,6 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._settle()
 
     def _settle(self) -> None:
-        """Adds up the times of events that the device has passed, so that few events are kept."""
         while self._pending and self._clock.has_passed(self._pending[0][1]):
             moments = self._pending.popleft()
             self._seconds += self._clock.between(*moments)

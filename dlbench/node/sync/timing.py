@@ -1,8 +1,4 @@
-"""Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU.
-
-A barrier over TCP does not release all ranks at once: they wake some 10 us apart. If one operation is as short as that,
-several are timed back to back, as nccl-tests does, so that an early rank waits in the first of them only.
-"""
+"""Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU."""
 
 from __future__ import annotations
 
@@ -33,9 +29,7 @@ MOST_OPERATIONS = 1000  # Most operations of a sample; OSU's benchmarks repeat s
 _GROWTH = 16  # Largest growth from one trial to the next: the first, of one operation, is mostly barrier.
 
 MOST_QUEUED = 150
-"""Most calls of a sample whose stream is held: CUDA's launch queue takes about 1,024 entries before launching waits,
-and a call of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp).
-"""
+"""Most calls of a sample whose stream is held: CUDA's launch queue takes 1,024 entries, a call of NCCL makes six."""
 
 _HOLD_FACTOR = 2.0  # Length of the sleep over the time that queueing took before, which varies.
 _FIRST_CALL_S = 50e-6  # Assumed time to queue a first call: several times what torch and NCCL need.
@@ -456,8 +450,7 @@ class StreamTimer:
     """Times operations in the current stream, without the host's calls between them, which can take longer."""
 
     # The device sleeps and enters a barrier while the host queues. If it has not passed the first event when the last
-    # one is queued, it never waited for the host. The sleep follows the time that queueing took before, and the clock
-    # rate.
+    # one is queued, it never waited for the host.
 
     def __init__(self, clock: Clock, barrier: Callable[[], object]) -> None:
         """Takes a clock and a function that queues a barrier of all ranks in the stream, without a wait of the host."""

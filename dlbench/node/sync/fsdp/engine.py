@@ -42,8 +42,7 @@ class FsdpEngine(TorchRanks):
         self._plan, self._settings = plan, plan.engine.fsdp
         self._tensor: SharedLayers | None = None  # Layers divided between ranks; None without tensor parallelism.
         self._modules: dict[str, nn.Module] = {}
-        """Sharded modules by name: blocks in the order of computing, the root (named "") last; empty with tensor
-        parallelism alone."""
+        """Sharded modules by name, in the order of computing, root ("") last; none with tensor parallelism alone."""
         self._planned: list[list[torch.Tensor]] = []  # Shards of the parameters in each group of the planned optimizer.
         self._replicas = place.num_nodes if self._settings.shard_ranks == "node" else 1
         self._shard_ranks = place.size // self._replicas // self._settings.tensor_ranks  # Ranks that share one copy.

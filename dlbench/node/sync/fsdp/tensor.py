@@ -1,9 +1,5 @@
-"""Tensor parallelism: neighbouring ranks share the work of each layer (Shoeybi et al., Megatron-LM (2019), section 3).
-
-Products are divided by outputs or inputs, attention by heads, as the network's table of layers (`Layer.tensor`) says;
-the ranks of a replica read the same samples and hold undivided layers whole. The all-reduces of activations are made
-here and not by torch, so that they can be counted and timed.
-"""
+"""Tensor parallelism: neighbouring ranks share the work of each layer (Shoeybi et al., Megatron-LM 2019, section 3)."""
+# The all-reduces of activations are made here and not by torch, so that they can be counted and timed.
 
 from __future__ import annotations
 
@@ -80,7 +76,6 @@ class SharedLayers:
         return add
 
     def _sum(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> Tensor:
-        """Sums a tensor over the ranks of the replica: itself in the forward pass, or its gradient in the backward."""
         group = self._mesh.get_group()
 
         def add(part: Tensor) -> None:

@@ -144,7 +144,6 @@ class HorovodEngine(Engine):
                 "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(settings.autotune_steps_per_sample),
                 "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": str(settings.autotune_max_samples),
                 # Switches that are set leave the search, whose length each of them would double.
-                # Switches that are set leave the search, whose length each of them would double.
                 "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
                 "HOROVOD_CACHE_CAPACITY": "1024",
             }

@@ -154,7 +154,6 @@ class TuningWatch:
 
     @property
     def _evaluations(self) -> int:
-        """Settings that a complete search tries; its log then has one more row, with the chosen setting."""
         return self._settings.autotune_max_samples + 1
 
     @property

@@ -1,8 +1,4 @@
-"""Buckets: the gradients of one message, their buffer, and the thread that exchanges messages.
-
-Wait-free back-propagation (Zhang et al., Poseidon, 2017): the backward pass hands over complete messages and continues;
-one thread exchanges them, on all ranks in the same order.
-"""
+"""Buckets: the gradients of one message, their buffer, and the thread that exchanges messages."""
 
 from __future__ import annotations
 
@@ -74,7 +70,6 @@ class Bucket:
 
     def take(self, place: int, scale: float) -> None:
         """Copies a gradient times `scale` (zeros if none), makes it a view; on a GPU all with the last one."""
-        # A view before the backward pass would cost more: autograd would add to a cleared buffer.
         # A view before the backward pass would cost more: autograd would add to a cleared buffer.
         self.missing -= 1
         if not self.takes_together:
@@ -148,12 +143,12 @@ def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 class ExchangeThread:
-    """Exchanges the messages of a step on one thread: `begin`, `hand_over` for each message in any order, `wait`."""
+    """Exchanges messages on one thread, in order, while the backward pass continues (Zhang et al., Poseidon, 2017)."""
 
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread, which calls `enter`, and `exchange` with message numbers that `describe` names in errors."""
+        """Starts the thread: it calls `enter`, then `exchange` with message numbers; `describe` names one in errors."""
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()

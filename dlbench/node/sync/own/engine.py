@@ -1,8 +1,4 @@
-"""dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest.
-
-Hooks on the parameters copy each gradient into the buffer of its message as soon as autograd has computed it; a
-complete message goes to the communication thread.
-"""
+"""dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class Phase(enum.Enum):
 
 
 class OwnExchange(EngineOverLibrary):
-    """Exchanges gradients by hooks and a thread; a library does everything else."""
+    """Exchanges gradients by hooks on the parameters and a thread; a library does everything else."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         if plan.sync.network is not None:
@@ -342,7 +338,6 @@ class OwnExchange(EngineOverLibrary):
 
     @property
     def _wire_used(self) -> str:
-        """The format of messages; topk only if some message was sparse."""
         methods = self._messages.all_methods
         if self._route.wire.name == "topk" and methods and not methods["sparse"]:
             return "fp32"

@@ -179,7 +179,6 @@ class RouteBuilder:
         return num_lines
 
     def _predicted_line(self, name: str, method: Method, wire: Wire, counts: list[int], network: str) -> LineCost:
-        """Returns the line by `sync.network`; a message has `width` bytes per byte of gradients."""
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
         sizes = [count * ELEMENT_BYTES for count in counts]
         lines = {}
@@ -381,7 +380,6 @@ class Calibration:
         return LineCost.model_validate(self.gather(line.model_dump(mode="json"))[0])
 
     def _time_size(self, number: int, count: int, stream_timer: StreamTimer | None) -> tuple[list[float], bool]:
-        """Returns the seconds of a message in each repeat, and whether the device began before all were queued."""
         most = len(self.arena) // count
         if stream_timer is not None:
             most = min(most, MOST_QUEUED)
@@ -398,9 +396,8 @@ class Calibration:
 
     def _sample(self, number: int, count: int, messages: int, stream_timer: StreamTimer | None) -> tuple[float, bool]:
         """Returns the mean seconds of messages sent back to back, and whether the device began too early."""
-        vectors = torch.split(
-            self.arena[: messages * count].normal_(), count
-        )  # new values: sums of sums would overflow
+        # New values: sums of sums would overflow.
+        vectors = torch.split(self.arena[: messages * count].normal_(), count)
 
         def send() -> None:
             for vector in vectors:
@@ -416,7 +413,6 @@ class Calibration:
         return (time.monotonic() - start) / messages, False
 
     def _on_any_rank(self, condition: bool) -> bool:
-        """Returns whether the condition holds on any rank; all ranks leave together."""
         flag = torch.full((1,), float(condition), device=self.arena.device)
         self.world.sum(flag)
         return flag.item() > 0
