@@ -96,18 +96,15 @@ _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"}
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
     workload, rules = run.plan.workload, rules_of(run)
-    yield (
-        "notice",
-        NOTICE,
-        {
-            "workload": workload.name,
-            "preset": workload.preset,
-            "about": workload.about,
-            "run_id": run.plan.run_id,
-            "dlbench_version": run.plan.dlbench_version,
-            "resumed_from": record.resumed_from,
-        },
-    )
+    about: dict[str, Value] = {
+        "workload": workload.name,
+        "preset": workload.preset,
+        "about": workload.about,
+        "run_id": run.plan.run_id,
+        "dlbench_version": run.plan.dlbench_version,
+        "resumed_from": record.resumed_from,
+    }
+    yield "notice", NOTICE, about
     stated: dict[str, Value] = {"note": "stated by the person who exported this log"}
     yield "submission_benchmark", rules.benchmark, {"note": NOTICE}
     # Never "closed": the networks are dlbench's own implementations, and presets may change them.

@@ -100,23 +100,19 @@ def read_trace_run(
 ) -> tuple[TraceRun, dict[str, Any]]:
     """Returns the shown part of a run (None: all ranks, all steps) and the trace's metadata; damage is noted."""
     layout = run.plan.layout
-    watch = None
-    recorded_nodes: dict[int, int] = {}
+    recorded_ranks = run.record.ranks if run.record is not None else ()
+    recorded_nodes = {rank.rank: rank.node_rank for rank in recorded_ranks}
     hosts = {node: f"node {node}" for node in range(layout.nodes)}
-    if run.record is not None:
-        watch = run.record.watch
-        recorded_nodes = {rank.rank: rank.node_rank for rank in run.record.ranks}
     node_of = tuple(recorded_nodes.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
     if max(node_of) >= layout.nodes:
         raise IncompleteDataError(
             f"{run.folder.record}: damaged: a rank is on node {max(node_of)}, the plan has {layout.nodes} nodes"
         )
     hosts |= {node_of[status.rank]: status.host for status in run.statuses if status.rank < len(node_of)}
-    if run.record is not None:
-        hosts |= {rank.node_rank: rank.host for rank in run.record.ranks}
+    hosts |= {rank.node_rank: rank.host for rank in recorded_ranks}
     lines = {}
-    if watch is not None:
-        lines = {node.node_rank: node.clock for node in watch.nodes}
+    if run.record is not None and run.record.watch is not None:
+        lines = {node.node_rank: node.clock for node in run.record.watch.nodes}
     earliest = _earliest(run, node_of, notes)
     try:
         axis = make_axis(lines, hosts, earliest)

@@ -93,10 +93,8 @@ class PairTimer(CollectiveTimer):
                 rate = self._congest(congestor)
             elif kind.is_congested:
                 dist.barrier()  # congestors have started
-            if rank == kind.pair[0]:
-                times_s = self._begin_operations(kind, message, num_messages, operations)
-            elif rank == kind.pair[1]:
-                self._answer_operations(kind, message, received, num_messages, operations)
+            if rank in kind.pair:
+                times_s = self._operations(kind, message, received, num_messages, operations)
             if kind.is_congested and congestor is None:
                 dist.barrier()  # the pair has finished
         except RunError as error:
@@ -106,11 +104,17 @@ class PairTimer(CollectiveTimer):
         self._deadline.end()
         return _Block(times_s, rate, rank == kind.pair[1] and not torch.equal(received, message))
 
-    def _begin_operations(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int) -> list[float]:
-        """Sends messages and receives answers on the first rank; returns the seconds of a message per operation."""
-        peer, part = kind.pair[1], self._transport.part
-        messages = [part(message, peer, 0, sends=True) for _ in range(num_messages)]
-        answers = [part(torch.empty_like(_answer(kind, message)), peer, 1, sends=False)]
+    def _operations(
+        self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
+    ) -> list[float]:
+        """Sends messages and receives answers, or the reverse; returns the seconds of a message on the first rank."""
+        first, second = kind.pair
+        begins, part = self._rank == first, self._transport.part
+        vector, answer, peer = message, torch.empty_like(_answer(kind, message)), second
+        if not begins:
+            vector, answer, peer = received, _answer(kind, message), first
+        messages = [part(vector, peer, 0, sends=begins) for _ in range(num_messages)]
+        answers = [part(answer, peer, 1, sends=not begins)]
         messages_per_operation = 2 if kind.algorithm == "ping-pong" else num_messages
         times_s = []
         for _ in range(operations):
@@ -120,19 +124,7 @@ class PairTimer(CollectiveTimer):
             times_s.append((time.perf_counter_ns() - start_ns) / 1e9 / messages_per_operation)
         for message_part in (*messages, *answers):
             message_part.release()
-        return times_s
-
-    def _answer_operations(
-        self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
-    ) -> None:
-        peer, part = kind.pair[0], self._transport.part
-        messages = [part(received, peer, 0, sends=False) for _ in range(num_messages)]
-        answers = [part(_answer(kind, message), peer, 1, sends=True)]
-        for _ in range(operations):
-            self._transfer(messages)
-            self._transfer(answers)
-        for message_part in (*messages, *answers):
-            message_part.release()
+        return times_s if begins else []
 
     def _transfer(self, parts: Sequence[MessagePart]) -> None:
         self._begin(parts)

@@ -186,7 +186,7 @@ class OutOfCore:
         self._others.give((*args[1:], *kwargs.values()))
         if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
             _on_gradient(args[0], partial(self._end_of_first, running))
-        needed = self._room.forward_bytes(number)
+        needed = self._room.needs(number).forward_bytes
         if self._prefetch == "one-block":
             # Buffers of two blocks are enough: the one that is swapped out, and the one that is computed.
             while len({handle.block for handle in running.leaving if handle.ticket is not None}) > 1:
@@ -340,11 +340,11 @@ class OutOfCore:
         )
 
     def _charge_after_forward(self, running: RunningPass, number: int) -> None:
-        block_bytes = self._room.own_bytes(number)
+        needs = self._room.needs(number)
+        block_bytes, input_bytes = needs.own_bytes, needs.kept_bytes
         if self._decisions[number] == "swap" and self._tier is not None:
             block_bytes = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
         running.charge_block(number, block_bytes)
-        input_bytes = self._room.kept_bytes(number)
         input_handle = running.inputs[number]
         if input_handle is not None:
             input_bytes = input_handle.resident_bytes
@@ -380,12 +380,12 @@ class OutOfCore:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
         running.current = number
-        running.charge_other(self._room.gradients_before(number))
+        needs = self._room.needs(number)
+        running.charge_other(needs.gradients_before_bytes)
         self._swap_in_ahead(running, number)
         self._room.start(number)
-        needed = self._room.backward_bytes(number)
-        self._make_room(running, needed)
-        running.charge_block(number, running.charged[number] + needed)
+        self._make_room(running, needs.backward_bytes)
+        running.charge_block(number, running.charged[number] + needs.backward_bytes)
         self._note_peak(running)
         self._lane.switch(BACKWARD, number)
 

@@ -61,10 +61,6 @@ class _Link:
         (input_address, _), (output_address, output_bytes) = self.input, self.output
         return output_bytes if output_address != input_address else 0
 
-    @property
-    def times(self) -> tuple[list[float], list[float]]:
-        return self.forward_s, self.backward_s
-
 
 @dataclass(kw_only=True, eq=False)
 class _MeasuredPass:
@@ -316,7 +312,7 @@ class ChainProfile:
         begin = held["turn"].begin - freed_input
         gradient_bytes = max(0, held["turned"].begin - begin + freed_output - output_bytes)
         # Units' times are scaled to a median pass: rare disturbances hardly show in the medians of single units.
-        times = list(itertools.chain.from_iterable(link.times for link in links))
+        times = list(itertools.chain.from_iterable((link.forward_s, link.backward_s) for link in links))
         units_s = sum(map(statistics.median, times))
         factor = 1.0
         if units_s > 0:

@@ -278,6 +278,17 @@ class BlockBytes:
     output_bytes: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockNeeds:
+    """Bytes of a block, with the meaning of the fields of `BlockCost`."""
+
+    forward_bytes: int
+    own_bytes: int
+    kept_bytes: int
+    backward_bytes: int
+    gradients_before_bytes: int = 0
+
+
 class MemoryRoom:
     """Bytes that blocks need, by `costs` or, without them, by the last counted pass; budget None: no limit."""
 
@@ -301,40 +312,20 @@ class MemoryRoom:
             and block not in self._held_by_others
         )
 
-    def forward_bytes(self, block: int) -> int:
-        """Returns the bytes that its forward pass needs to start, with its output."""
+    def needs(self, block: int) -> BlockCost | BlockNeeds:
+        """Returns the bytes that a block needs by the plan's costs or, without them, by the last counted pass."""
         if self._costs is not None:
-            return self._costs[block].forward_bytes
-        return self.counted[block].output_bytes + self.own_bytes(block)
-
-    def own_bytes(self, block: int) -> int:
-        """Returns the bytes of its forward pass, without its boundaries, that stay until they are swapped out."""
-        if self._costs is not None:
-            return self._costs[block].own_bytes
-        if self.recomputes(block):
-            return 0
-        return self.counted[block].saved_bytes
-
-    def kept_bytes(self, block: int) -> int:
-        """Returns the bytes of its input that stay after its forward pass, until they are swapped out."""
-        if self._costs is not None:
-            return self._costs[block].kept_bytes
+            return self._costs[block]
         counted = self.counted[block]
-        if counted.input_saved or self.recomputes(block) or block in self._held_by_others:
-            return counted.input_bytes
-        return 0
-
-    def backward_bytes(self, block: int) -> int:
-        """Returns the bytes that its backward pass needs in addition, for recomputing, too."""
-        if self._costs is not None:
-            return self._costs[block].backward_bytes
+        own_bytes, backward_bytes, kept_bytes = counted.saved_bytes, 0, 0
         if self.recomputes(block):
-            return self.counted[block].saved_bytes
-        return 0
-
-    def gradients_before(self, block: int) -> int:
-        """Returns the bytes of parameters' gradients that exist when its backward pass begins."""
-        return 0 if self._costs is None else self._costs[block].gradients_before_bytes
+            own_bytes, backward_bytes = 0, counted.saved_bytes
+        if counted.input_saved or self.recomputes(block) or block in self._held_by_others:
+            kept_bytes = counted.input_bytes
+        forward_bytes = own_bytes + counted.output_bytes
+        return BlockNeeds(
+            forward_bytes=forward_bytes, own_bytes=own_bytes, kept_bytes=kept_bytes, backward_bytes=backward_bytes
+        )
 
     def turn(self) -> None:
         self._issued = 0
@@ -353,9 +344,9 @@ class MemoryRoom:
         if self._costs is None:
             return
         earlier_bytes = sum(cost.own_bytes + cost.kept_bytes - cost.freed_bytes for cost in self._costs[:block])
-        block_bytes = self._costs[block].own_bytes + self._costs[block].kept_bytes
-        spare = self.budget - earlier_bytes - block_bytes - self.gradients_before(block) - self.backward_bytes(block)
-        limit = self._issued + spare
+        cost = self._costs[block]
+        block_bytes = cost.own_bytes + cost.kept_bytes + cost.gradients_before_bytes + cost.backward_bytes
+        limit = self._issued + self.budget - earlier_bytes - block_bytes
         while self._limits and self._limits[-1][1] >= limit:
             self._limits.pop()
         self._limits.append((block, limit))

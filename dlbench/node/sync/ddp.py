@@ -7,7 +7,6 @@ bucket is handed over: the rest of `backward()` is exposed exchange.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from dlbench.node.sync.timing import (
     MessageInFlight,
     covered,
     layout,
+    mean_over_ranks,
     median,
     messages_of,
     ring_bytes,
@@ -151,7 +151,7 @@ class DdpEngine(TorchRanks):
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:
-        return spans([step.messages for step in self._watch.steps], self._watch.clock)
+        return list(spans([step.messages for step in self._watch.steps], self._watch.clock))
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns the buckets that the hook saw; times are means over ranks of medians over steps."""
@@ -178,10 +178,6 @@ class DdpEngine(TorchRanks):
             for num_tensors, size, _ in shares
             if num_tensors
         ]
-        mean_times: dict[str, float | None] = {}
-        for key in times:
-            seconds = [rank_times[key] for rank_times, *_ in by_rank if rank_times[key] is not None]
-            mean_times[key] = statistics.fmean(seconds) if seconds else None
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -193,7 +189,7 @@ class DdpEngine(TorchRanks):
             messages=(*buckets.messages, *broadcasts),
             bytes_inside=inside,
             bytes_across=across,
-            **mean_times,
+            **mean_over_ranks(rank_times for rank_times, *_ in by_rank),
             # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
             wire_overflows=min(count for _, count, _ in by_rank),
             window_steps=len(self._watch.steps),
@@ -428,7 +424,7 @@ def summarise(watch: BackwardWatch) -> BucketSummary:
         hidden_s.append(covered(intervals, end=backward_s))
     return BucketSummary(
         num_steps=len(steps),
-        messages=messages_of(last_messages, [(step.begin, step.messages) for step in steps], watch.clock),
+        messages=tuple(messages_of(last_messages, [(step.begin, step.messages) for step in steps], watch.clock)),
         wire_bytes=sum(message.wire_bytes for message in last_messages),
         times={"communication_s": median(total_s), "exposed_s": median(exposed_s), "hidden_s": median(hidden_s)},
     )

@@ -7,7 +7,7 @@ import operator
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -315,15 +315,14 @@ class BackwardWatch:
         )
 
 
-def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[MessageSpan]:
-    """Returns the completed messages of watched steps, each handed over when its last gradient was ready."""
-    message_spans = []
+def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> Iterator[MessageSpan]:
+    """Yields the completed messages of watched steps, each handed over when its last gradient was ready."""
     for step_number, step in enumerate(steps):
         for number, message in enumerate(step):
             if message.done is None:
                 continue
             handed_ns = clock.monotonic_ns(message.handed)
-            span = MessageSpan(
+            yield MessageSpan(
                 step=step_number,
                 number=number,
                 ready_ns=handed_ns,
@@ -333,8 +332,6 @@ def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[Mess
                 num_tensors=message.num_tensors,
                 method=message.method,
             )
-            message_spans.append(span)
-    return message_spans
 
 
 def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
@@ -344,14 +341,13 @@ def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
 
 def messages_of(
     messages: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
-) -> tuple[Message, ...]:
-    """Returns the messages of a step with medians over watched steps, each its backward's start and equal messages."""
-    summaries = []
+) -> Iterator[Message]:
+    """Yields the messages of a step with medians over `watched` steps: start of the backward pass, equal messages."""
     for number, message in enumerate(messages):
         ready_s = None
         if message.of_gradients:
             ready_s = median(max(0.0, clock.between(begin, sent[number].handed)) for begin, sent in watched)
-        summary = Message(
+        yield Message(
             num_bytes=message.num_bytes,
             num_tensors=message.num_tensors,
             method=message.method,
@@ -359,8 +355,16 @@ def messages_of(
             start_s=ready_s,
             exchange_s=median(clock.between(sent[number].handed, sent[number].done) for _, sent in watched),
         )
-        summaries.append(summary)
-    return tuple(summaries)
+
+
+def mean_over_ranks(times_by_rank: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Returns the mean of each time over the ranks that measured it, in seconds, by its name."""
+    seconds_by_name: dict[str, list[float]] = defaultdict(list)
+    for times in times_by_rank:
+        for name, seconds in times.items():
+            if seconds is not None:
+                seconds_by_name[name].append(seconds)
+    return {name: statistics.fmean(seconds) for name, seconds in seconds_by_name.items()}
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
-from dlbench.node.sync.timing import layout, messages_of, ring_bytes
+from dlbench.node.sync.timing import layout, mean_over_ranks, messages_of, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
@@ -236,10 +235,7 @@ class FsdpEngine(TorchRanks):
             step_calls = of_gradients(step.calls)
             if layout(step_calls) == layout(calls):
                 equal_steps.append((step.backward, step_calls))
-        times: dict[str, list[float]] = defaultdict(list)
-        for rank_times in self.gather(watch.times()):
-            for key, seconds in rank_times.items():
-                times[key].append(seconds)
+        times = mean_over_ranks(self.gather(watch.times()))
         self._shards_evidence = self._check_shards()
         evidence = [
             "exposed is the waiting of the computing stream, by CUDA events; bytes by the formula of a ring, NCCL "
@@ -262,10 +258,10 @@ class FsdpEngine(TorchRanks):
             wire=self._wire_in_force,
             group_size=place.local_size,
             num_groups=place.num_nodes,
-            messages=messages_of(calls, equal_steps, watch.clock),
+            messages=tuple(messages_of(calls, equal_steps, watch.clock)),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
+            **times,
             window_steps=len(watch.steps),
             evidence="; ".join(evidence),
         )

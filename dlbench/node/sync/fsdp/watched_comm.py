@@ -262,7 +262,7 @@ class CommWatch:
         return {"communication_s": total, "exposed_s": exposed, "hidden_s": max(0.0, total - exposed)}
 
     def spans(self) -> list[MessageSpan]:
-        return spans([of_gradients(step.calls) for step in self.steps], self.clock)
+        return list(spans([of_gradients(step.calls) for step in self.steps], self.clock))
 
 
 def of_gradients(calls: list[Call]) -> list[Call]:

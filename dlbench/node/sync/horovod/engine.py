@@ -34,7 +34,6 @@ from dlbench.node.sync.horovod.report import (
     TRACES_ALWAYS,
     TuningWatch,
     base_variables,
-    closed_timeline_is_free,
     evidence,
     exchange_of,
     fusion_in_force,
@@ -108,8 +107,8 @@ class HorovodEngine(Engine):
         on_gpu = self._device.type == "cuda"
         if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
             raise refused
-        if on_gpu and self._is_watched and not closed_timeline_is_free():
-            # It would slow the measured steps, too; Horovod reads the variable in init().
+        if on_gpu and self._is_watched and not read_back("horovod_closed_timeline_is_free", ctypes.c_bool):
+            # Enabled, though not open, it would slow the measured steps; Horovod reads the variable in init().
             self._is_watched, self._unwatched_reason = False, TRACES_ALWAYS
             del os.environ["HOROVOD_TIMELINE"]
         if not self._use_mpi:

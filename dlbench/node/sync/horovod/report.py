@@ -215,11 +215,6 @@ def loaded_library() -> ctypes.CDLL | None:
         return None
 
 
-def closed_timeline_is_free() -> bool:
-    """Returns whether a timeline that is enabled, but not open, does not slow operations on GPUs."""
-    return bool(read_back("horovod_closed_timeline_is_free", ctypes.c_bool))
-
-
 def require_import(error: ImportError) -> EnvironmentLacksError:
     """Returns the error for a Horovod that cannot be imported; it names a missing shared library."""
     message = " ".join(str(error).split())

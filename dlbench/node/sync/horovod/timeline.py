@@ -331,28 +331,23 @@ class TimelineWindow:
         origin_s, _ = self._origin_s([(step, messages) for _, step, messages in steps])
         if origin_s is None:
             return []
-        spans = []
+        spans, sizes, clock = [], self._watch.gradient_bytes, self._watch.clock
         for step_number, step, messages in steps:
             for number, message in enumerate(messages):
-                spans.append(self._span(step_number, number, step, message, origin_s))
+                start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
+                ready_ns = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
+                span = MessageSpan(
+                    step=step_number,
+                    number=number,
+                    ready_ns=min(start_ns, max(ready_ns, default=start_ns)),
+                    start_ns=start_ns,
+                    end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
+                    num_bytes=sum(sizes[name] for name in message.tensors),
+                    num_tensors=len(message.tensors),
+                    method=message.method,
+                )
+                spans.append(span)
         return spans
-
-    def _span(
-        self, step_number: int, number: int, step: WatchedStep, message: FusedMessage, origin_s: float
-    ) -> MessageSpan:
-        sizes, clock = self._watch.gradient_bytes, self._watch.clock
-        start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
-        ready_ns = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
-        return MessageSpan(
-            step=step_number,
-            number=number,
-            ready_ns=min(start_ns, max(ready_ns, default=start_ns)),
-            start_ns=start_ns,
-            end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
-            num_bytes=sum(sizes[name] for name in message.tensors),
-            num_tensors=len(message.tensors),
-            method=message.method,
-        )
 
     def _gradients(self) -> Timeline | None:
         """Returns the timeline without exchanges of an evaluation between watched steps; None without gradients."""

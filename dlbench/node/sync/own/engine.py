@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +19,7 @@ from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, set
 from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least, require_fp32, split
 from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
-from dlbench.node.sync.timing import clock_for
+from dlbench.node.sync.timing import clock_for, mean_over_ranks
 from dlbench.perfmodels.overlap import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
@@ -264,10 +262,6 @@ class OwnExchange(EngineOverLibrary):
         route, window = self._route, len(self._moments.steps)
         local_sums = self._moments.sums() if window else {}
         by_rank: list[tuple[dict[str, float], int]] = self.gather((local_sums, route.wire.overflows))
-        times: dict[str, list[float]] = defaultdict(list)
-        for sums, _ in by_rank:
-            for key, seconds in sums.items():
-                times[key].append(seconds)
         # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
         sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._messages.buckets]
@@ -287,10 +281,10 @@ class OwnExchange(EngineOverLibrary):
             wire=self._wire_used,
             group_size=route.group_size,
             num_groups=self._place.size // route.group_size,
-            messages=self._messages_sent(),
+            messages=tuple(self._messages_sent()),
             bytes_inside=sum(inside for inside, _ in sent),
             bytes_across=sum(across for _, across in sent),
-            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
+            **mean_over_ranks(sums for sums, _ in by_rank),
             wire_overflows=min(count for _, count in by_rank),
             density=route.wire.density,
             dense_switches=route.wire.dense_switches,
@@ -351,22 +345,19 @@ class OwnExchange(EngineOverLibrary):
         parts = ", ".join(f"{count} {method}" for method, count in sorted(methods.items()))
         return f"{methods.total()} messages in measured steps: {parts}"
 
-    def _messages_sent(self) -> tuple[Message, ...]:
+    def _messages_sent(self) -> Iterator[Message]:
         messages, method, width = self._messages, self._route.method, self._route.wire.bytes_per_element
         times: list[dict[str, float]] = self._moments.messages() or [{}] * len(messages.numbers)
-        sent = []
         for number, members in enumerate(messages.numbers):
             num_bytes = messages.num_bytes[number]
             most_common, _ = next(iter(messages.methods[number].most_common(1)), (method.name_for(num_bytes), 0))
-            message = Message(
+            yield Message(
                 num_bytes=num_bytes,
                 num_tensors=len(members),
                 method=most_common,
                 chunks=method.chunks(int(messages.buckets[number].vector.numel() * width)),
                 **times[number],
             )
-            sent.append(message)
-        return tuple(sent)
 
     def stop(self) -> None:
         if self._thread is not None:
