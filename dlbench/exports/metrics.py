@@ -1,4 +1,4 @@
-"""Exports runs as metrics for monitoring: a file for the textfile collector of Prometheus' node_exporter."""
+"""Exports runs as metrics in OpenMetrics 1.0, for the textfile collector of Prometheus' node_exporter."""
 # Valid OpenMetrics 1.0 and the older text format that node_exporter reads: gauges without timestamps.
 
 from __future__ import annotations

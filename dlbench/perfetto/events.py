@@ -22,7 +22,6 @@ _COMPUTE = thread_id(COMPUTE_THREAD)
 LATE = "waited_for_launches_us_at_most"
 """Argument of a phase on a GPU: the longest time that the device may have waited for the host's kernel launches."""
 PHASE_NAMES = tuple(phase.replace("exchange", "exchange after backward") for phase in PHASES)
-"""Names of the phases of a step in a trace."""
 _PARTED = ("input", "h2d", "forward", "backward")  # Phases that run once per pass of gradient accumulation.
 
 _LARGEST_MASK = float(1 << 53)

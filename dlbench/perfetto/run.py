@@ -69,7 +69,6 @@ class TraceRun:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes of the shown ranks."""
         return tuple(sorted({self.node_of[rank] for rank in self.ranks}))
 
     def node_pid(self, node: int) -> int:

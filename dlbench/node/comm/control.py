@@ -46,7 +46,6 @@ class Control:
             ) from None
 
     def new_group(self, backend: str, purpose: str) -> dist.ProcessGroup:
-        """Makes another group of all ranks, for messages that are measured."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:

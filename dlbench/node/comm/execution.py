@@ -1,8 +1,6 @@
-"""Executes a schedule by a transport; a `ScheduleStep` reads the buffer as it was when the step began.
-
-Elements are received in place unless they overlap elements that are being sent, or are to be added: then they are
-received into one of a few slots. Receives are posted up to one step ahead: gloo and MPI save a handshake by it.
-"""
+"""Executes a schedule by a transport; a `ScheduleStep` reads the buffer as it was when the step began."""
+# Elements are received into slots if they are to be added, or overlap elements that are being sent. Receives are posted
+# up to one step ahead, as gloo and MPI then save a handshake.
 
 from __future__ import annotations
 
@@ -84,7 +82,6 @@ class Execution:
         counters.bytes_across += times * self._bytes_across
 
     def release(self) -> None:
-        """Frees the library's resources; nothing may be in flight."""
         for arrival in self._arrivals:
             arrival.part.release()
         for part in chain.from_iterable(step.sends for step in self._steps):

@@ -1,10 +1,6 @@
-"""Inputs and expected results of a collective, which every rank computes without a message.
-
-All inputs repeat one random pattern of entries of a small table; each rank has a different table, so the sum of all
-inputs repeats the pattern of the sum of the tables. Entries are positive integers, so small that the sum over all ranks
-is exact in the type, in any order (with more ranks than half of `EXACT`, see `Inputs.tolerance`). After n sums back to
-back in one buffer it holds the total times ranks^(n - 1).
-"""
+"""Inputs and expected results of a collective, which every rank computes without a message."""
+# All inputs repeat one random pattern of entries of a small table, a different one on each rank. Entries are positive
+# integers, so small that the sum over ranks is exact in any order (but see `Inputs.tolerance`).
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages.
-
-All other ranks sleep in a barrier. Congestors are other pairs that send in one direction without a pause, in every
-other sample; they poll a barrier between two messages to see that the pair has finished.
-"""
+"""Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages."""
+# All other ranks sleep in a barrier, or are congestors: pairs that send in one direction without a pause in every other
+# sample, and poll a barrier between two messages to see that the pair has finished.
 
 from __future__ import annotations
 
@@ -188,8 +186,7 @@ class PairTimer(CollectiveTimer):
         if kind.is_congested:
             for sender, _ in comm.congestors:
                 rates.append(statistics.fmean(block.congesting_rate for block in by_rank[sender]))
-        correct: bool | None = None
-        problem = ""
+        correct, problem = None, ""
         if comm.check:
             correct = not any(block.is_wrong for block in by_rank[second])
             if not correct:

@@ -44,12 +44,9 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
     on_stuck: Callable[[str], None] | None = None,
     nccl: NcclLog | None = None,
 ) -> CommRecord | None:
-    """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once.
-
-    `on_point`: called before each size with points done, points in all, and the next size in words. `started`:
-    monotonic start of the process, in seconds. `on_stuck`: called from another thread with the reason if a library
-    hangs, before the process ends with exit code 124. `nccl`: the log of NCCL, which the caller closes.
-    """
+    """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once."""
+    # `on_point` gets points done, points in all, and the next size in words; `on_stuck`, from another thread, the
+    # reason before the process ends with exit code 124. `started`: monotonic start of the process, in seconds.
     comm = plan.comm
     if comm.transport == "mpi":
         device = torch.device("cpu")

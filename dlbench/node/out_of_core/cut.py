@@ -1,9 +1,5 @@
-"""Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
-
-A traced forward pass shows the units, a second one whether others than the next unit use a unit's output. A block of
-units is installed by replacing `forward` on the module instances: the first module computes the whole block, the others
-return their input, so the network's code needs no knowledge of blocks.
-"""
+"""Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on."""
+# Blocks are installed by replacing `forward` on module instances, so the network's code needs no knowledge of them.
 
 from __future__ import annotations
 
@@ -116,7 +112,6 @@ class ModuleCall:
 
     @property
     def output_tensor(self) -> torch.Tensor | None:
-        """Its output, or the first tensor of a tuple."""
         output = self.output
         if isinstance(output, tuple | list) and output:
             output = output[0]

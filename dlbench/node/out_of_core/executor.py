@@ -1,9 +1,6 @@
-"""Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block.
-
-Recomputing is `torch.utils.checkpoint` (not reentrant). Swapping is `torch.autograd.graph.saved_tensors_hooks`:
-autograd holds a handle instead of every activation. A block that is still not out when it is needed (`Tier.is_out`)
-stays in memory: on a CPU its transfer is cancelled; on a GPU, whose host is far ahead, the queued copy still runs.
-"""
+"""Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block."""
+# Recomputing is `torch.utils.checkpoint` (not reentrant). Swapping is `torch.autograd.graph.saved_tensors_hooks`:
+# autograd holds a handle instead of every activation.
 
 from __future__ import annotations
 
@@ -44,31 +41,25 @@ _COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out
 
 
 class OutOfCore:
-    """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network.
-
-    `blocks`: every unit of `find_units` in one block. `tier`: for swapped tensors; None if no block swaps, and for
-    `blocking` on a GPU, which is torch's `save_on_cpu`. `costs`: of each block; without them the bytes of the last
-    counted pass are used. `leaving`: numbers of the blocks that are swapped out; None: all that swap something.
-    `turn_bytes`: memory for head and loss. `count`: count bytes in every pass, not only in the first.
-    """
+    """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network."""
 
     def __init__(  # noqa: PLR0913  (independent options by keyword, most of which only tests set)
         self,
         model: nn.Module,
         units: Sequence[UnitModule],
-        blocks: Sequence[PlannedBlock],
+        blocks: Sequence[PlannedBlock],  # Every unit of `find_units` is in one of them.
         *,
-        tier: Tier | None = None,
+        tier: Tier | None = None,  # None if no block swaps, and for `blocking` on a GPU, which is `save_on_cpu`.
         budget_bytes: int | None = None,
-        costs: Sequence[BlockCost] | None = None,
-        turn_bytes: int = 0,
+        costs: Sequence[BlockCost] | None = None,  # None: the bytes of the last counted pass are used.
+        turn_bytes: int = 0,  # Memory for head and loss.
         prefetch: Prefetch = "room",
-        leaving: Collection[int] | None = None,
+        leaving: Collection[int] | None = None,  # Blocks that are swapped out; None: all that swap something.
         verify: bool = False,
         rank: int = 0,
         clock: Clock | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None = None,
-        count: bool = False,
+        count: bool = False,  # Whether bytes are counted in every pass, not only in the first.
     ) -> None:
         self._blocks = [
             ModuleBlock(number, units[block.first : block.last + 1], self._forward, wrap_block)
@@ -83,9 +74,7 @@ class OutOfCore:
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
-        self._leaving: Collection[int] = range(len(blocks))
-        if leaving is not None:
-            self._leaving = leaving
+        self._leaving = range(len(blocks)) if leaving is None else leaving
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
@@ -140,11 +129,9 @@ class OutOfCore:
         return {**self._counts, **self._lane.seconds()}
 
     def watch(self, watching: bool) -> None:
-        """Begins or ends recording the operations of passes, between two steps; it adds no waiting."""
         self._lane.watch(watching)
 
     def take_spans(self) -> list[LaneSpan]:
-        """Returns the operations of watched passes that have ended, in order of their start."""
         return self._lane.take()
 
     def close(self) -> None:

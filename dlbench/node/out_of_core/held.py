@@ -134,7 +134,6 @@ class StepMemory(TrainingPart):
 
     @property
     def result(self) -> HeldMemory | None:
-        """The memory of the watched step, after training; None if no step was watched."""
         if self._result is None or self._device.type != "cuda":
             return self._result
         return self._result.model_copy(update={"retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"]})

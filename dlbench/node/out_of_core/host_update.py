@@ -1,9 +1,6 @@
-"""`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass.
-
-This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update, so
-results equal those of an update by the device. On a GPU gradients are copied out on one stream after the exchange, and
-parameters back on another; the forward pass waits for the copies that it needs (not measured here).
-"""
+"""`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass."""
+# This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update,
+# so results equal those of an update by the device. Copies from and to a GPU are not measured here.
 
 from __future__ import annotations
 
@@ -139,7 +136,6 @@ class CudaLanes:
         return event
 
     def out(self, since: torch.cuda.Event) -> AbstractContextManager[object]:
-        """Returns a context for copies out of the device, after the moment `since`."""
         self._out.wait_event(since)
         return torch.cuda.stream(self._out)
 
@@ -271,11 +267,7 @@ class UpdateGroup:
 
 
 class HostUpdater(TrainingPart):
-    """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host.
-
-    `overlaps`: whether the forward pass waits module by module; otherwise it waits for all updates before it begins.
-    `whole_steps`: number of first steps that end with their update, because the engine replaces gradients after them.
-    """
+    """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host."""
 
     def __init__(
         self,
@@ -284,8 +276,8 @@ class HostUpdater(TrainingPart):
         spec: OptimizerSpec,
         host: HostParameters,
         *,
-        overlaps: bool = True,
-        whole_steps: int = 0,
+        overlaps: bool = True,  # Whether the forward pass waits module by module, not for all updates.
+        whole_steps: int = 0,  # First steps that end with their update: the engine replaces gradients after them.
     ) -> None:
         self._optimizer, self._spec, self._host = optimizer, spec, host
         self._overlaps = overlaps

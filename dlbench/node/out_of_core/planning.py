@@ -223,7 +223,6 @@ class Workbench:
     gradients_stay: bool = False
 
     def measure(self) -> tuple[tuple[UnitModule, ...], Chain, TransferRates | None, list[str]]:
-        """Returns units, chain, transfer rates, and warnings about them."""
         self.beat("the network's units")
         small_batch = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
         units = find_units(self.model, partial(self.loss_of, small_batch))

@@ -82,13 +82,11 @@ class _MeasuredPass:
         self.model_storages = dict(map(storage_of, (*self.model.parameters(), *self.model.buffers())))
 
     def now(self) -> float:
-        """Returns the time in seconds, after the device has done its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def mark(self, name: str) -> None:
-        """Records this moment, and begins an interval of memory of that name."""
         self.moments[name] = self.now()
         self.meter.mark(name)
 
@@ -162,7 +160,6 @@ class _MeasuredPass:
         return detached_output
 
     def gradient_bytes(self) -> int:
-        """Returns the bytes of parameters' gradients now; 0 if gradients stay after a pass."""
         if self.keeps_gradients:
             return 0
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -288,11 +285,7 @@ class ChainProfile:
     def measure(
         self, loss_of: Callable[[Batch], Tensor], batch: Batch, *, state_bytes: int, update_bytes: int = 0
     ) -> Chain:
-        """Returns the chain of a pass, in the precision of `loss_of`.
-
-        `state_bytes`: of parameters, buffers, optimizer state, and gradients that stay. `update_bytes`:
-        `update_growth`.
-        """
+        """Returns the chain of a pass, in the precision of `loss_of`; the two numbers of bytes become part of it."""
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, holds_gradients=self.keeps_gradients):
             # Before bytes are counted, too: in the first pass over such a batch cuDNN allocates memory for its search.

@@ -120,7 +120,6 @@ class Handle:
 
     @property
     def text(self) -> str:
-        """Shape and type of the first tensor that was saved of it."""
         return f"shape {'x'.join(map(str, self.shape)) or 'scalar'}, {str(self.dtype).removeprefix('torch.')}"
 
     def drop(self) -> None:

@@ -42,13 +42,11 @@ class ComputeLane:
         self._operations: list[tuple[str, int, Any, Any]] | None = None
         """Operations of the current pass, as kind, block, first and last moment; None if it is not watched."""
         self._now: tuple[str, int, Any] | None = None  # Kind, block and first moment of the current operation.
-        self._durations: dict[str, list[tuple[Any, Any]]] = {}
-        self._seconds: dict[str, float] = {}
         self._recompute_began: Any = None
         self.reset()
 
     def reset(self) -> None:
-        self._durations = {"room_wait_s": [], "swap_wait_s": [], "recompute_s": []}
+        self._durations: dict[str, list[tuple[Any, Any]]] = {"room_wait_s": [], "swap_wait_s": [], "recompute_s": []}
         self._seconds = dict.fromkeys(self._durations, 0.0)
 
     def seconds(self) -> dict[str, float]:
@@ -74,7 +72,6 @@ class ComputeLane:
 
     @contextmanager
     def wait(self, name: str) -> Iterator[None]:
-        """Counts the time within as waiting under `name`."""
         interrupted = self._now
         if interrupted is not None:
             self.switch(WAIT, interrupted[1])
@@ -117,7 +114,6 @@ class ComputeLane:
             self._starts.append(self.clock.mark())
 
     def end_pass(self) -> None:
-        """Keeps the operations of the pass that has ended."""
         if self._operations is not None:
             self._spans += [(self._number, *operation) for operation in self._operations]
             self._operations.clear()

@@ -1,10 +1,5 @@
-"""Far tiers: they take the bytes of a storage out of the device's memory, and bring them back.
-
-Transfers out run in the order of their requests, and so do transfers in, alongside the computation. The far tier of a
-GPU is a pool of page-locked host memory. Its host never waits: streams wait for events, and bytes are *out* once the
-computing stream waits for the copy, because their memory is then free for work that is queued later. Not measured on a
-GPU; tested with a stand-in whose copies run as late as streams allow.
-"""
+"""Far tiers: they take the bytes of a storage out of the device's memory, and bring them back."""
+# Transfers out run in the order of their requests, and so do transfers in, alongside the computation.
 
 from __future__ import annotations
 
@@ -162,7 +157,10 @@ class PinnedTicket:
 
 
 class PinnedTier:
-    """A `Tier` in page-locked host memory that grows; `beat` is called while memory is locked."""
+    """A `Tier` in page-locked host memory that grows; `beat` is called while memory is locked. Not tried on a GPU."""
+
+    # The host never waits: streams wait for events. Bytes are out once the computing stream waits for their copy,
+    # because their memory is then free for work that is queued later.
 
     takes_back = False
 

@@ -1,8 +1,4 @@
-"""PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured.
-
-DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when that
-bucket is handed over: the rest of `backward()` is exposed exchange.
-"""
+"""PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured by a communication hook."""
 
 from __future__ import annotations
 
@@ -301,7 +297,7 @@ class WatchedHook:
         message: MessageInFlight | None = None
         if self._watch.is_open:
             message = self._hand_over(bucket)
-        if bucket.is_last():
+        if bucket.is_last():  # DDP waits for it inside `backward()`: the rest of that call is exposed exchange
             self._mark_backward()
             self._watch.backward_ended()
         compressed_before = self._compressed
@@ -334,7 +330,6 @@ class WatchedHook:
 
     @property
     def wire_in_force(self) -> str:
-        """The format in which buckets were sent."""
         if self._powersgd is None:
             return str(self._type).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
         before, after = self._powersgd.total_numel_before_compression, self._compressed

@@ -180,7 +180,6 @@ class CudaClock(Clock):
 
     @property
     def error_s(self) -> float:
-        """The error of the worst anchor."""
         return max((anchor.error_ns for anchor in self._anchors), default=0.0) / 1e9
 
     def monotonic_ns(self, moment: torch.cuda.Event) -> int:

@@ -1,8 +1,4 @@
-"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk).
-
-topk sends the k largest entries of a bucket of n, and keeps the others by error feedback, without which training stalls
-(Stich et al. 2018, "Sparsified SGD with memory"): e <- e + g; send the k largest of |e|; e <- e - sent.
-"""
+"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk)."""
 
 from __future__ import annotations
 
@@ -114,7 +110,11 @@ def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
 
 
 class TopkWire(WireFormat):
-    """Sparse messages with error feedback; unsent entries (the residual) are kept by tensor, and not in checkpoints."""
+    """Sparse messages; unsent entries (the residual) are kept by tensor, and not in checkpoints."""
+
+    # Error feedback (Stich et al. 2018, "Sparsified SGD with memory"), without which training stalls: e <- e + g; send
+    # the k largest of |e|; e <- e - sent. Gradients that are not finite are sent, and the residual stays as it was
+    # before: the step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
 
     # Gradients that are not finite count as the largest, so they are sent, and the residual stays as it was before: the
     # step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.

@@ -1,9 +1,6 @@
-"""FSDP's collectives, counted and timed one by one, through torch's hooks for custom collectives.
-
-On a CPU a call returns when it is done, so the rank waits for all of it, and every step is timed. On a GPU they run in
-separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13): watched steps record events around each, and
-where the computing stream begins a module or is about to send gradients.
-"""
+"""FSDP's collectives, counted and timed one by one, through torch's hooks for custom collectives."""
+# On a GPU they run in separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13): watched steps record
+# events around each, and where the computing stream begins a module or is about to send gradients.
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL.
-
-Controller and CPU operations must name the same library (mixing them aborts or crashes). At one rank Horovod registers
-no hooks, so its 1-rank baseline has no cost of Horovod. Builds without NCCL, and all builds on a single node, ignore
-the flags for hierarchical and torus all-reduce.
-"""
+"""Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL."""
+# Builds without NCCL, and all builds on a single node, ignore the flags for hierarchical and torus all-reduce.
 
 from __future__ import annotations
 
@@ -97,7 +93,7 @@ class HorovodEngine(Engine):
     def start(self) -> None:
         self._set_variables()
         library = "mpi" if self._use_mpi else "gloo"
-        # Also on GPUs, where small objects still travel by the CPU operations.
+        # Also on GPUs, where small objects still travel by the CPU operations; different libraries would crash.
         os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = library
         try:
             import horovod.torch as hvd

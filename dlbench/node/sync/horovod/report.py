@@ -94,15 +94,12 @@ def fusion_in_force(requested: Fusion | None, summary: TimelineSummary | None, p
         if summary.largest_fused_bytes > allowed_bytes:
             threshold = summary.largest_fused_bytes
             evidence = "Horovod's timeline has a fused message of this size"
-    effective = None
+    effective = requested_text = None
     if threshold is not None:
         effective = exact_bytes(int(threshold)) if threshold else "none"
-    return Setting(
-        key="sync.fusion",
-        requested=str(requested) if requested is not None else None,
-        effective=effective,
-        evidence=evidence,
-    )
+    if requested is not None:
+        requested_text = str(requested)
+    return Setting(key="sync.fusion", requested=requested_text, effective=effective, evidence=evidence)
 
 
 def read_back(symbol: str, kind: Any) -> float | None:

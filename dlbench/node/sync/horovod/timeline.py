@@ -1,9 +1,6 @@
-"""Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused.
-
-The file is a Chrome trace in microseconds since Horovod's start (timeline.cc of Horovod 0.28). Each tensor is a process
-(`pid`); its spans nest: `ALLREDUCE` around the copies and the operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`,
-`NCCL_...`).
-"""
+"""Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused."""
+# The file is a Chrome trace (timeline.cc of Horovod 0.28) in microseconds since Horovod's start. Each tensor is a
+# process (`pid`), whose spans nest: `ALLREDUCE` around the copies and the operation itself, e.g. `GLOO_ALLREDUCE`.
 
 from __future__ import annotations
 
@@ -291,7 +288,6 @@ class TimelineWindow:
             self._writer = None
 
     def summary(self) -> TimelineSummary | None:
-        """Summarises the messages of the window; None if there are none."""
         timeline = self._gradients()
         if timeline is None:
             return None

@@ -129,7 +129,6 @@ class StepMessages:
         return sum(self.methods, Counter[str]())
 
     def describe(self, message: int) -> str:
-        """Returns the words for a message in an error."""
         names = [name for name, _ in self.tensors[message]]
         range_text = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         return f"message {message + 1} of {len(self.numbers)} ({counted(len(names), 'gradient')}, {range_text})"
@@ -158,7 +157,6 @@ class ExchangeThread:
         self._worker.put(enter)
 
     def begin(self) -> None:
-        """Begins a step, when all messages of the last step are exchanged."""
         self._handed.clear()
         self._next = 0
 

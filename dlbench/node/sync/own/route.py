@@ -1,9 +1,5 @@
-"""The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message.
-
-In formulas g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. Groups are blocks
-of neighbouring ranks. Each element is summed by one rank, or by the library in one order, and then copied, so all ranks
-end with equal bits.
-"""
+"""The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message."""
+# In formulas g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message.
 
 from __future__ import annotations
 
@@ -195,7 +191,7 @@ Sent = tuple[float, float]  # Bytes that a rank sends inside its group and to ot
 
 
 class Method:
-    """A method to sum a message over all ranks."""
+    """A method to sum a message over all ranks, which end with equal bits."""
 
     name: str
 
