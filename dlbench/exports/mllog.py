@@ -90,8 +90,8 @@ def obstacles(run: Run) -> list[str]:
 
 Row = tuple[str, Value, dict[str, Value]]  # Key, value, metadata.
 
-_RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
-"""Settings that the run recorded; all others are planned."""
+_FILES = dict.fromkeys(("train_samples", "eval_samples", "accelerators_per_node"), "record.json")
+"""Files of settings that the run recorded; all others are in its plan."""
 
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
@@ -157,7 +157,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # unknown settings are left out
-            yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
+            yield key, value, {"file": _FILES.get(key, "plan.json")}
 
 
 def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
@@ -167,11 +167,12 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
         "opt_weight_decay": spec.weight_decay,
         "opt_gradient_clip_norm": spec.clip_norm,
     }
-    if spec.name in ("adamw", "lamb"):
+    decay_keys = {"adamw": "opt_adamw_weight_decay", "lamb": "opt_lamb_weight_decay_rate"}
+    if spec.name in decay_keys:
         key = f"opt_{spec.name}"
         first, second = spec.betas
         values |= {f"{key}_beta_1": first, f"{key}_beta_2": second, f"{key}_epsilon": spec.epsilon}
-        values["opt_adamw_weight_decay" if spec.name == "adamw" else "opt_lamb_weight_decay_rate"] = spec.weight_decay
+        values[decay_keys[spec.name]] = spec.weight_decay
     elif spec.name == "lars":
         values |= {"lars_epsilon": spec.epsilon, "lars_opt_momentum": spec.momentum}
         values |= {"lars_opt_base_learning_rate": values["opt_base_learning_rate"]}

@@ -196,9 +196,7 @@ def _window(
             if last > steps[1]:
                 break
     if not begins:
-        existing = "they left no steps"
-        if last >= 0:
-            existing = f"they have steps 0 to {last}"
+        existing = f"they have steps 0 to {last}" if last >= 0 else "they left no steps"
         raise UserError(f"--steps {steps[0]}-{steps[1]}: the chosen ranks have none of them; {existing}")
     return min(begins), max(ends)
 
@@ -216,9 +214,7 @@ def _facts(run: Run, shown: TraceRun, axis: TimeAxis) -> dict[str, Any]:
             "ranks": _ranges(watch.window_ranks),
         }
         spans = {"written": watch.num_spans, "left_out": watch.dropped_spans}
-    shown_steps = "all"
-    if shown.steps is not None:
-        shown_steps = f"{shown.steps[0]}-{shown.steps[1]}"
+    shown_steps = "all" if shown.steps is None else f"{shown.steps[0]}-{shown.steps[1]}"
     wall_clock = None
     if axis.wall_zero_ns is not None:
         wall_clock = (_EPOCH + timedelta(microseconds=axis.wall_zero_ns // 1000)).isoformat()

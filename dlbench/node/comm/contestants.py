@@ -213,7 +213,7 @@ class MpiReference(Reference):
 
     def _call(self, vectors: Vectors) -> Callable[[], object]:
         mpi, world = self._mpi, self._world
-        kind = mpi.FLOAT if vectors.data.dtype == torch.float32 else mpi.UINT16_T
+        kind = {torch.float32: mpi.FLOAT}.get(vectors.data.dtype, mpi.UINT16_T)
         data, given = self._array(vectors.data), self._array(vectors.given)
         elements, size = len(vectors.data), self._place.size
         if self._collective == "allreduce":

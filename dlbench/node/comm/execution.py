@@ -226,7 +226,9 @@ def _move(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
         if is_added:
             return partial(np.add, target, arrived, target)
         return partial(np.copyto, target, arrived)
-    return partial(place.add_ if is_added else place.copy_, slot)
+    if is_added:
+        return partial(place.add_, slot)
+    return partial(place.copy_, slot)
 
 
 def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:

@@ -139,7 +139,6 @@ class Lineup:
         return True
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:
-        """Calls a library once; a collective that it refuses does not fail the run."""
         comm = self._plan.comm
         data = torch.ones(_TRIAL_ELEMENTS * self._place.size, dtype=DTYPES[comm.dtype], device=self._device)
         name = f"{comm.collective} of {comm.dtype} by {reference.carrier}"

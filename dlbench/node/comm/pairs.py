@@ -51,7 +51,7 @@ class PairTimer(CollectiveTimer):
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
         message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _PATTERN_LENGTH).to(dtype)
-        window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
+        num_messages = {"ping-pong": 1, "window": max(2, min(WINDOW, WINDOW_BYTES // num_bytes))}  # By algorithm.
         congested = (False, True) if comm.congestors else (False,)
         kinds = [_Kind(*values) for values in itertools.product(comm.pairs, comm.algorithms, congested)]
         # The same number with and without congestors: percentiles depend on it.
@@ -59,23 +59,23 @@ class PairTimer(CollectiveTimer):
         blocks: dict[_Kind, list[_Block]] = {kind: [] for kind in kinds}
         for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
             first, second = kind.pair
-            num_messages = window if kind.algorithm == "window" else 1
+            count = num_messages[kind.algorithm]
             purpose = f"{kind.algorithm} {first}:{second} of {format_bytes(num_bytes)}"
             if kind.is_congested:
                 purpose += " with congestors"
             purpose += f", iteration {iteration}"
             key = (kind.pair, kind.algorithm)
             if iteration >= 0:
-                block = self._block(kind, message, num_messages, operations[key], purpose)
+                block = self._block(kind, message, count, operations[key], purpose)
                 if iteration >= comm.warmup:
                     blocks[kind].append(block)
                 continue
             # A trial of two operations, of which the first was cold.
-            block = self._block(kind, message, num_messages, 2, purpose)
-            operation_s = block.times_s[-1] * 2 * num_messages if block.times_s else 1e-9
+            block = self._block(kind, message, count, 2, purpose)
+            operation_s = block.times_s[-1] * 2 * count if block.times_s else 1e-9
             longest_s = max(self._control.gather(purpose, operation_s))
             operations[key] = max(1, min(operations[key], int(LONG_S / longest_s)))
-        return [self._pair_point(kind, num_bytes, window, blocks[kind]) for kind in kinds]
+        return [self._pair_point(kind, num_bytes, num_messages[kind.algorithm], blocks[kind]) for kind in kinds]
 
     def _block(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int, purpose: str) -> _Block:
         rank, received = self._rank, torch.zeros_like(message)
@@ -176,7 +176,7 @@ class PairTimer(CollectiveTimer):
         if self._device.type == "cuda":  # on a GPU `finish` holds the stream, not the host
             torch.cuda.synchronize(self._device)
 
-    def _pair_point(self, kind: _Kind, num_bytes: int, window: int, blocks: Sequence[_Block]) -> CommPoint:
+    def _pair_point(self, kind: _Kind, num_bytes: int, num_messages: int, blocks: Sequence[_Block]) -> CommPoint:
         comm = self._comm
         gathered = self._control.gather("results of a pair", blocks)
         by_rank = [list(itertools.starmap(_Block, rank_blocks)) for rank_blocks in gathered]
@@ -198,7 +198,7 @@ class PairTimer(CollectiveTimer):
             algorithm=kind.algorithm,
             num_bytes=num_bytes,
             times_s=tuple(times_s),
-            operations=window if kind.algorithm == "window" else 1,
+            operations=num_messages,
             pair=kind.pair,
             congestors=tuple(rates),
             correct=correct,

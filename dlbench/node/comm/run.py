@@ -118,11 +118,13 @@ def _gathered(
         for rank, (host, cores, threads, pinned) in enumerate(gathered)
     ]
     switches = control.gather("switches", place.switch)
+    if not any(switches):
+        switches = []
     loads = control.gather("load of the cores", [place.node_rank, load.summary()])
     logs = control.gather("NCCL's logs", nccl.read() if nccl is not None else None)
     return {
         "hosts": tuple(seat.host for seat in seats),
-        "switches": tuple(switches) if any(switches) else (),
+        "switches": tuple(switches),
         "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
         "nccl": joined_transport(logs),
         "warnings": check_sharing(seats).warnings,

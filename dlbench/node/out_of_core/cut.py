@@ -212,12 +212,9 @@ def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 def _agree(before: ModuleCall, call: ModuleCall) -> bool:
     if not isinstance(before.output, torch.Tensor) or not isinstance(call.output, torch.Tensor):
         return False
-    keys = list(before.kwargs)
-    if keys != list(call.kwargs):
-        return False
-    return are_same(before.args[1:], call.args[1:]) and are_same(
-        list(before.kwargs.values()), list(call.kwargs.values())
-    )
+    has_equal_keys = list(before.kwargs) == list(call.kwargs)
+    values_before, values = list(before.kwargs.values()), list(call.kwargs.values())
+    return has_equal_keys and are_same(before.args[1:], call.args[1:]) and are_same(values_before, values)
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -155,7 +155,6 @@ class DiskTier:
             self._file = -1
 
     def _put(self, lane: int, work: Callable[[], None]) -> None:
-        """Runs work on a thread; an error there is raised by every later call."""
         if self._file < 0:
             raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
         if not self._lanes:
@@ -210,9 +209,6 @@ class DiskTier:
                 written = os.pwrite(self._file, data, offset)
                 data, offset = data[written:], offset + written
             position += size
-        if not self._is_direct:
-            # Starts to write dirty pages, and drops clean ones.
-            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         del storage
         self._done(ticket, block, start, is_out=True)
 
@@ -228,19 +224,17 @@ class DiskTier:
             if num_read == 0:
                 raise OSError(errno.EIO, "the file ends before the swapped bytes do")
             memory, offset = memory[num_read:], offset + num_read
-        if not self._is_direct:
-            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         self._done(ticket, block, start, is_out=False)
 
     def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
+        if not self._is_direct:
+            # Starts to write dirty pages, and drops clean ones.
+            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         end = time.monotonic_ns()
         with self._changed:
             if ticket.recalled:
                 return
-            if is_out:
-                ticket.is_out = True
-            else:
-                ticket.is_in = True
+            ticket.is_out, ticket.is_in = True, not is_out  # bytes that come in were out before
             if self._watching:
                 self._transfers.append(TierTransfer(is_out, block, ticket.num_bytes, start, end))
             self._changed.notify_all()

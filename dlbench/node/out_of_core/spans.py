@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from dlbench.node.out_of_core.tiers import Tier, TierTransfer
+from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.sync.timing import Clock
 
 COMPUTE, OUT, IN = "compute", "out", "in"  # Lanes of operations.
@@ -66,9 +66,7 @@ class ComputeLane:
         moment = self.clock.mark()
         if self._now is not None:
             self._operations.append((*self._now, moment))
-        self._now = None
-        if kind is not None:
-            self._now = (kind, block, moment)
+        self._now = None if kind is None else (kind, block, moment)
 
     @contextmanager
     def wait(self, name: str) -> Iterator[None]:
@@ -107,7 +105,6 @@ class ComputeLane:
             self._tier.watch(is_on)
 
     def begin_pass(self) -> None:
-        """Begins a pass, and drops the operations of one that never ended."""
         if self._operations is not None:
             self._number += 1
             self._operations.clear()
@@ -129,9 +126,7 @@ class ComputeLane:
             LaneSpan(number, COMPUTE, kind, block, clock.monotonic_ns(start), clock.monotonic_ns(end))
             for number, kind, block, start, end in self._spans
         ]
-        transfers: list[TierTransfer] = []
-        if self._tier is not None:
-            transfers = self._tier.take_transfers()
+        transfers = self._tier.take_transfers() if self._tier is not None else []
         for transfer in transfers:
             number = first + max(bisect_right(starts, transfer.start_ns) - 1, 0)
             lane, kind = (OUT, SWAP_OUT) if transfer.is_out else (IN, SWAP_IN)

@@ -215,7 +215,6 @@ class HorovodEngine(Engine):
             self._summary = self._window.summary()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Returns the fused messages of Horovod's timeline, which only rank 0 has."""
         return self._window.spans() if self._window is not None else []
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -300,7 +299,6 @@ class HorovodEngine(Engine):
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:
-        """Returns threshold and cycle time, read back from the running library, and settings from the timeline."""
         settings = [*self._cycle_time()]
         if self._optimizer is not None:  # otherwise dlbench itself synchronises gradients, or nobody
             settings.insert(0, self._threshold())
@@ -311,9 +309,7 @@ class HorovodEngine(Engine):
         )
 
     def _cycle_time(self) -> list[Setting]:
-        requested = None  # the autotuner chooses
-        if not self._tunes:
-            requested = self._settings.cycle_time_ms
+        requested = None if self._tunes else self._settings.cycle_time_ms
         effective, how = read_back("horovod_effective_cycle_time_ms", ctypes.c_double), READ
         if effective is None:
             how = NOT_READ
@@ -336,9 +332,7 @@ class HorovodEngine(Engine):
             ("sync.exchange", self._exchange, exchange, exchange_evidence),
         ]
         if self._tunes:
-            evaluations = 0
-            if self._tuning is not None:
-                evaluations = self._tuning.result().evaluations
+            evaluations = self._tuning.result().evaluations if self._tuning is not None else 0
             how = f"{evaluations} settings in the autotuner's log"
             rows.append(("engine.horovod.autotune", True, evaluations > 0, how))
         return settings_of(*rows)

@@ -121,7 +121,6 @@ class StepMessages:
         self.reset_methods()
 
     def reset_methods(self) -> None:
-        """Resets the counts of methods by message, when the measured steps begin."""
         self.methods: list[Counter[str]] = [Counter() for _ in self.numbers]
 
     @property

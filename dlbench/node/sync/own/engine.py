@@ -203,7 +203,6 @@ class OwnExchange(EngineOverLibrary):
         self._steps += 1
 
     def watch(self, on: bool) -> None:
-        """Keeps the moments of every message while it is on."""
         self._is_watched = on
         if on:
             self._clock.anchor()
