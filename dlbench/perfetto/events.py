@@ -289,7 +289,7 @@ def _title(column: str) -> str:
 
 
 @dataclass(kw_only=True)
-class HeldClock:
+class ClockReasons:
     """Clock reasons of one GPU as intervals: a mask is valid from its sample to the next one that was read."""
 
     column: str
@@ -317,7 +317,7 @@ class HeldClock:
             yield self._begin, self._last, self._mask, self._samples
 
 
-def held_clocks_of(columns: Sequence[str]) -> list[HeldClock]:
+def clock_reasons_of(columns: Sequence[str]) -> list[ClockReasons]:
     """Returns the clock reasons of a node's GPUs, in the order of its fields."""
     matches = filter(None, map(REASONS.fullmatch, columns))
-    return [HeldClock(column=match[0], gpu=int(match[1])) for match in matches]
+    return [ClockReasons(column=match[0], gpu=int(match[1])) for match in matches]

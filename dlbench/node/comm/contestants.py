@@ -230,12 +230,13 @@ class MpiReference(Reference):
             return partial(world.Alltoall, [given, kind], [data, kind])
         counts = self._counts(elements)
         data_block, given_block = self._array(self._block_of(vectors.data)), self._array(self._block_of(vectors.given))
-        v, parts = ("v", [counts]) if elements % size else ("", [])  # the variant for unequal parts takes their counts
+        # The variant for unequal parts takes their counts.
+        suffix, counts_argument = ("v", [counts]) if elements % size else ("", [])
         if self._collective == "scatter":
-            return partial(getattr(world, f"Scatter{v}"), [given, *parts, kind], [data_block, kind])
+            return partial(getattr(world, f"Scatter{suffix}"), [given, *counts_argument, kind], [data_block, kind])
         if self._collective in ("all-gather", "gather"):
             name = "Gather" if self._collective == "gather" else "Allgather"
-            return partial(getattr(world, name + v), [given_block, kind], [data, *parts, kind])
+            return partial(getattr(world, name + suffix), [given_block, kind], [data, *counts_argument, kind])
         if elements % size:
             return partial(world.Reduce_scatter, [given, kind], [data_block, kind], counts, op=mpi.SUM)
         return partial(world.Reduce_scatter_block, [given, kind], [data_block, kind], op=mpi.SUM)

@@ -22,7 +22,7 @@ ENTRIES = 1021
 SEED = 20211
 
 _LARGEST_ENTRY = 1000
-_LOOSEST = 1 / 16
+_MAX_ROUNDING = 1 / 16
 """Largest relative rounding of sums of sums: shows one wrong contribution with up to 16 ranks, one wrong sum always."""
 
 
@@ -71,7 +71,7 @@ class Inputs:
         if not self.is_sum or self.ranks == 1:
             return None
         largest_factor = torch.finfo(DTYPES[self.dtype]).max / self._largest
-        return max(1, min(int(math.log(largest_factor) / math.log(self.ranks)), int(_LOOSEST / self.rounding)))
+        return max(1, min(int(math.log(largest_factor) / math.log(self.ranks)), int(_MAX_ROUNDING / self.rounding)))
 
     def table(self, rank: int) -> torch.Tensor:
         """Returns a rank's entries, rounded to the type, in float64."""

@@ -31,7 +31,7 @@ _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library
 
 
 class Lineup:
-    """Builds contestants; all ranks call the same methods in the same order."""
+    """Makes the implementations to compare; all ranks call the same methods in the same order."""
 
     def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
         self._plan = plan

@@ -19,7 +19,7 @@ from dlbench.specs.comm import ELEMENT_BYTES, ROOTED, CommSpec
 from dlbench.units import format_bytes
 
 _TRIALS = 3  # Samples for each number of operations that is tried.
-_COLD = 100  # A first operation longer than this many samples is a long one, even if it was cold.
+_LONG_SAMPLES = 100  # A first operation longer than this many samples is a long one, even if it was cold.
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Size:
 
 
 class CollectiveTimer:
-    """Times all sizes of a run."""
+    """Times all sizes of a run; all contestants of one size in alternation."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class CollectiveTimer:
             samples = self._over_ranks(by_rank, operations)
             # The shortest of a few: interruptions of a rank say nothing about the operation.
             shortest_s = min(sample.seconds * operations for sample in samples)
-            if trials == 1 and shortest_s < _COLD * LEAST_SAMPLE_S:
+            if trials == 1 and shortest_s < _LONG_SAMPLES * LEAST_SAMPLE_S:
                 trials = _TRIALS  # the first sample was cold: buffers, connections
                 continue
             if all(_late_flags(by_rank)):

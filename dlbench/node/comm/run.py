@@ -113,7 +113,7 @@ def _gathered(
     control: Control, place: RankPlace, binding: CoreBinding, load: CoreLoad, nccl: NcclLog | None
 ) -> dict[str, Any]:
     gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
-    seats = [
+    rank_cores = [
         RankCores(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
         for rank, (host, cores, threads, pinned) in enumerate(gathered)
     ]
@@ -123,9 +123,9 @@ def _gathered(
     loads = control.gather("load of the cores", [place.node_rank, load.summary()])
     logs = control.gather("NCCL's logs", nccl.read() if nccl is not None else None)
     return {
-        "hosts": tuple(seat.host for seat in seats),
+        "hosts": tuple(cores.host for cores in rank_cores),
         "switches": tuple(switches),
-        "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
+        "load": node_loads([load for _, load in loads], rank_cores, [node_rank for node_rank, _ in loads]),
         "nccl": joined_transport(logs),
-        "warnings": check_sharing(seats).warnings,
+        "warnings": check_sharing(rank_cores).warnings,
     }

@@ -99,7 +99,6 @@ class ModuleCall:
     changes_input: bool = False
 
     def all(self) -> Iterator[ModuleCall]:
-        """Yields this call and all calls within it, outermost first."""
         yield self
         for child in self.children:
             yield from child.all()

@@ -34,7 +34,7 @@ MAX_TRIALS = 12  # Bisection steps: enough for 4,096 batch sizes.
 MAX_S = 60.0
 
 
-class Held:
+class MemoryInterval:
     """Memory at the begin and end of an interval and its peak, in bytes above the beginning of the pass."""
 
     def __init__(self, begin: int, peak: int, end: int) -> None:
@@ -57,7 +57,7 @@ class PeakMeter:
     def mark(self, name: str) -> None:
         """Begins the interval of that name, which ends at the next mark; each name is used once."""
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         return {}
 
 
@@ -99,20 +99,20 @@ class CpuPeaks(PeakMeter):
         with record_function(_MARK + name):
             pass
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         """Returns memory by interval, by following allocations and marks, which are events as well, in time."""
         results = self._profile.kineto_results
         assert results is not None  # the pass is over
         events = [event for event in results.events() if event.name() == "[memory]" or event.name().startswith(_MARK)]
         events.sort(key=lambda event: (event.start_ns(), event.name() != "[memory]"))  # a mark after allocations
-        live_bytes, current = 0, Held(0, 0, 0)
-        intervals: dict[str, Held] = {}
+        live_bytes, current = 0, MemoryInterval(0, 0, 0)
+        intervals: dict[str, MemoryInterval] = {}
         for event in events:
             if event.name() == "[memory]":
                 live_bytes += event.nbytes()  # type: ignore[attr-defined]
                 current.peak, current.end = max(current.peak, live_bytes), live_bytes
             else:
-                current = Held(live_bytes, live_bytes, live_bytes)
+                current = MemoryInterval(live_bytes, live_bytes, live_bytes)
                 intervals[event.name().removeprefix(_MARK)] = current
         return intervals
 
@@ -122,9 +122,9 @@ class CudaPeaks(PeakMeter):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._intervals: dict[str, Held] = {}
+        self._intervals: dict[str, MemoryInterval] = {}
         self._begin = 0
-        self._current: Held | None = None
+        self._current: MemoryInterval | None = None
 
     def __enter__(self) -> Self:
         gc.collect()
@@ -138,7 +138,7 @@ class CudaPeaks(PeakMeter):
         self._end()
         torch.cuda.reset_peak_memory_stats(self._device)
         now = torch.cuda.memory_allocated(self._device) - self._begin
-        self._current = self._intervals[name] = Held(now, now, now)
+        self._current = self._intervals[name] = MemoryInterval(now, now, now)
 
     def _end(self) -> None:
         if self._current is not None:
@@ -146,7 +146,7 @@ class CudaPeaks(PeakMeter):
             self._current.end = torch.cuda.memory_allocated(self._device) - self._begin
         self._current = None
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         return self._intervals
 
 

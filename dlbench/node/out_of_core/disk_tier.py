@@ -131,7 +131,6 @@ class DiskTier:
         return ticket.is_in
 
     def discard(self, ticket: DiskTicket) -> None:
-        """Frees the ticket's place when its transfers have ended."""
         if ticket.is_out:
             ticket.storage = None
         if self._lanes and not self._has_failed():

@@ -20,10 +20,10 @@ from dlbench.node.out_of_core.saved import (
     BlockBytes,
     Checksum,
     Handle,
-    HeldByOthers,
     MemoryRoom,
     PackedTensor,
     RunningPass,
+    UnmovedStorages,
     activation_storage,
     first_tensor,
     weak_reference,
@@ -70,15 +70,15 @@ class OutOfCore:
             alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
             if alone:
                 raise UserError(f"{alone[0]} must begin a block: its input is used elsewhere as well")
-        self._held_by_others = {n for n, block in enumerate(blocks) if units[block.first].shared}
+        self._shared_inputs = {n for n, block in enumerate(blocks) if units[block.first].shared}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
         self._leaving = range(len(blocks)) if leaving is None else leaving
         self._verifies = verify
         self._rank = rank
-        self._others = HeldByOthers(model)
-        self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._held_by_others)
+        self._unmoved = UnmovedStorages(model)
+        self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._shared_inputs)
         self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
         """Whether each block saves its output, by the last counted pass."""
@@ -120,7 +120,7 @@ class OutOfCore:
         return True
 
     def begin_measuring(self) -> None:
-        self._others.look()
+        self._unmoved.read_model()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._lane.reset()
 
@@ -156,21 +156,21 @@ class OutOfCore:
         number = block.number
         if number == 0:
             self._pass = RunningPass(len(self._blocks))
-            self._others.begin_pass()
+            self._unmoved.begin_pass()
             self._lane.begin_pass()
-            if 0 in self._held_by_others:
-                self._others.give(args[:1])
+            if 0 in self._shared_inputs:
+                self._unmoved.add_arguments(args[:1])
             else:
                 self._pass.begin_block(0, args[0].untyped_storage())
                 self._pass.charge_input(0, self._pass.boundary_bytes[0])
         running = self._pass
-        if running is None or running.at != number - 1 or running.has_turned:
+        if running is None or running.last_forward != number - 1 or running.has_turned:
             raise RunError(
                 f"{block.name}: called out of the order in which the network was cut into blocks; use train.recompute "
                 "none and train.swap none for this network"
             )
-        running.at = number
-        self._others.give((*args[1:], *kwargs.values()))
+        running.last_forward = number
+        self._unmoved.add_arguments((*args[1:], *kwargs.values()))
         if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
             _on_gradient(args[0], partial(self._end_of_first, running))
         needed = self._room.needs(number).forward_bytes
@@ -185,7 +185,7 @@ class OutOfCore:
         return running
 
     def _make_room(self, running: RunningPass, num_bytes: int) -> None:
-        self._release(running)
+        self._end_finished_transfers(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)
 
@@ -194,16 +194,16 @@ class OutOfCore:
         if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
             with self._lane.wait("swap_wait_s" if running.has_turned else "room_wait_s"):
                 self._tier.wait_out(oldest.ticket)
-        self._left(running)
+        self._end_oldest_transfer(running)
 
-    def _release(self, running: RunningPass) -> None:
+    def _end_finished_transfers(self, running: RunningPass) -> None:
         while running.leaving:
             oldest = running.leaving[0]
             if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
                 return
-            self._left(running)
+            self._end_oldest_transfer(running)
 
-    def _left(self, running: RunningPass) -> None:
+    def _end_oldest_transfer(self, running: RunningPass) -> None:
         handle = running.leaving.popleft()
         if handle.ticket is not None:
             running.charge(handle, -handle.num_bytes)
@@ -238,12 +238,12 @@ class OutOfCore:
         return counting, _Recomputing(block, self._lane)
 
     def _count(self, running: RunningPass, tensor: torch.Tensor) -> None:
-        storage = activation_storage(tensor, self._others)
+        storage = activation_storage(tensor, self._unmoved)
         if storage is not None:
             running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
 
     def _pack(self, running: RunningPass, number: int, tensor: torch.Tensor) -> Any:
-        storage = activation_storage(tensor, self._others)
+        storage = activation_storage(tensor, self._unmoved)
         if storage is None:
             return without_graph(tensor)
         handle = running.table.find(storage)
@@ -261,7 +261,7 @@ class OutOfCore:
         if handle.is_input:
             moves = self._room.moves(number)
         if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None and moves:
-            self._send(running, handle)
+            self._start_swap_out(running, handle)
             with self._lane.wait("room_wait_s"):
                 self._tier.wait_out(handle.ticket)
         return PackedTensor(handle, tensor)
@@ -283,7 +283,7 @@ class OutOfCore:
         if self._tier is not None and self._prefetch != "blocking" and number in self._leaving:
             for handle in self._moving(running, number):
                 if handle.storage is not None:
-                    self._send(running, handle)
+                    self._start_swap_out(running, handle)
         if number == len(self._blocks) - 1:
             self._make_room(running, self._turn_bytes)
             running.charge_other(self._turn_bytes)
@@ -343,7 +343,7 @@ class OutOfCore:
         running.charge_input(number + 1, output_bytes)
         self._note_peak(running)
 
-    def _send(self, running: RunningPass, handle: Handle) -> None:
+    def _start_swap_out(self, running: RunningPass, handle: Handle) -> None:
         assert self._tier is not None
         assert handle.storage is not None
         if self._verifies:
@@ -357,7 +357,7 @@ class OutOfCore:
 
     def _reached(self, running: RunningPass, number: int, gradient: torch.Tensor) -> None:
         """Is called with the gradient of a block's output: later blocks have ended, its backward pass begins."""
-        if number >= running.current:
+        if number >= running.last_backward:
             return
         if not running.has_turned:
             running.has_turned = True
@@ -366,7 +366,7 @@ class OutOfCore:
             running.charge_input(len(self._blocks), 0)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
-        running.current = number
+        running.last_backward = number
         needs = self._room.needs(number)
         running.charge_other(needs.gradients_before_bytes)
         self._swap_in_ahead(running, number)
@@ -379,11 +379,11 @@ class OutOfCore:
     def _end_of_first(self, running: RunningPass, gradient: torch.Tensor) -> None:
         if running.has_turned:
             self._end_blocks(running, -1)
-            running.current = -1
+            running.last_backward = -1
             self._lane.switch(None, 0)
 
     def _end_blocks(self, running: RunningPass, number: int) -> None:
-        for block in range(min(running.current, len(self._blocks) - 1), number, -1):
+        for block in range(min(running.last_backward, len(self._blocks) - 1), number, -1):
             for handle in running.owned[block]:
                 handle.drop()
             running.owned[block].clear()
@@ -401,7 +401,7 @@ class OutOfCore:
             return
         furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
         while True:
-            self._release(running)
+            self._end_finished_transfers(running)
             while running.next_in >= furthest and self._start_block_in(running, running.next_in, forced=False):
                 pass
             if running.next_in < number:
@@ -427,7 +427,7 @@ class OutOfCore:
                 if handle in running.leaving:  # it is out by now, queued after one that is not
                     running.leaving.remove(handle)
                     running.charge(handle, -handle.num_bytes)
-                self._start_back(running, handle, number)
+                self._start_swap_in(running, handle, number)
         self._room.issue(number, reserved_bytes)
         running.next_in -= 1
         self._note_peak(running)
@@ -445,7 +445,7 @@ class OutOfCore:
             running.leaving.remove(handle)
         return True
 
-    def _start_back(self, running: RunningPass, handle: Handle, block: int) -> None:
+    def _start_swap_in(self, running: RunningPass, handle: Handle, block: int) -> None:
         assert self._tier is not None
         handle.coming = True
         self._tier.swap_in(handle.ticket, block)
@@ -471,7 +471,7 @@ class OutOfCore:
             if self._recall(running, handle):
                 assert handle.storage is not None
                 return handle.storage
-            self._start_back(running, handle, handle.block)
+            self._start_swap_in(running, handle, handle.block)
             self._note_peak(running)
         if tier.is_in(handle.ticket):
             storage = tier.take(handle.ticket)
@@ -492,7 +492,7 @@ class OutOfCore:
 
     def _end(self, running: RunningPass) -> None:
         self._end_blocks(running, -1)
-        running.current = -1
+        running.last_backward = -1
         self._lane.switch(None, 0)
         self._lane.end_pass()
         self._counts["passes"] += 1

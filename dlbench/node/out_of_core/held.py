@@ -97,7 +97,7 @@ class StepMemory(TrainingPart):
         self._hook.remove()
         self._watch(False)
         self._meter.__exit__(None, None, None)
-        intervals, self._meter = self._meter.held(), None
+        intervals, self._meter = self._meter.intervals(), None
         if "update" not in intervals:
             return  # a loss scale overflowed: nothing was updated
         on_cpu = self._device.type == "cpu"

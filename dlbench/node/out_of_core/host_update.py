@@ -348,7 +348,6 @@ class HostUpdater(TrainingPart):
         self._host.join(group.copied)
 
     def before_forward(self) -> None:
-        """Waits for all updates if the forward pass cannot wait module by module."""
         if not self._overlaps:
             self.settle()
 

@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dlbench.node.models.build import Batch
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.out_of_core.cut import UnitModule, undisturbed
-from dlbench.node.out_of_core.device_memory import Held, PeakMeter, peaks_on
+from dlbench.node.out_of_core.device_memory import MemoryInterval, PeakMeter, peaks_on
 from dlbench.node.out_of_core.saved import (
-    HeldByOthers,
     PackedTensor,
     SavedStorages,
+    UnmovedStorages,
     activation_storage,
     first_tensor,
     is_of_parameter,
@@ -78,7 +78,7 @@ class _MeasuredPass:
     moments: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.others = HeldByOthers(self.model)
+        self.unmoved = UnmovedStorages(self.model)
         self.model_storages = dict(map(storage_of, (*self.model.parameters(), *self.model.buffers())))
 
     def now(self) -> float:
@@ -97,10 +97,10 @@ class _MeasuredPass:
         if link.number == 0:
             self.mark("chain")
             if link.unit.shared:
-                self.others.give([x])
+                self.unmoved.add_arguments([x])
             if x.grad_fn is not None:
                 self.roots.append(_Exit.apply(None, x))  # type: ignore[no-untyped-call]
-        self.others.give((*args, *kwargs.values()))
+        self.unmoved.add_arguments((*args, *kwargs.values()))
         leaf = x.detach().requires_grad_(link.number > 0 or x.requires_grad)
 
         def call(entry: Tensor) -> Any:
@@ -169,7 +169,7 @@ class _MeasuredPass:
         """Returns hooks that count saved tensors, also casts and copies of parameters."""
 
         def pack(tensor: Tensor) -> Tensor:
-            storage = activation_storage(tensor, self.others)
+            storage = activation_storage(tensor, self.unmoved)
             link.num_saved += 1
             self.meter.mark(f"kept forward {link.number}, {link.num_saved} saved")
             if storage is not None:
@@ -187,7 +187,7 @@ class _MeasuredPass:
         table = SavedStorages()
 
         def pack(tensor: Tensor) -> Any:
-            storage = activation_storage(tensor, self.others)
+            storage = activation_storage(tensor, self.unmoved)
             if storage is None:
                 return without_graph(tensor)
             handle = table.find(storage) or table.add(tensor, storage, 0)
@@ -295,15 +295,16 @@ class ChainProfile:
                 link.forward_s.clear()
                 link.backward_s.clear()
             timed = self._timed(links, loss_of, batch, TIMED_PASSES)
-        held = counted.meter.held()
+        intervals = counted.meter.intervals()
         cast_bytes = sum(sum(link.casts.values()) for link in links)
         batch_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
         _, output_bytes = links[-1].output
         # The last unit's input is an argument of a call that returns: it may be freed before the head computes. Counted
         # with the head's gradients is autograd's memory of a weight that is also used before the chain (tied weights).
         freed_input, freed_output = counted.freed
-        begin = held["turn"].begin - freed_input
-        gradient_bytes = max(0, held["turned"].begin - begin + freed_output - output_bytes)
+        before_chain_bytes = intervals["chain"].begin - intervals["begin"].begin
+        begin = intervals["turn"].begin - freed_input
+        gradient_bytes = max(0, intervals["turned"].begin - begin + freed_output - output_bytes)
         # Units' times are scaled to a median pass: rare disturbances hardly show in the medians of single units.
         times = list(itertools.chain.from_iterable((link.forward_s, link.backward_s) for link in links))
         units_s = sum(map(statistics.median, times))
@@ -311,7 +312,7 @@ class ChainProfile:
         if units_s > 0:
             factor = statistics.median(map(sum, zip(*times, strict=True))) / units_s
         links_before = [None, *links[:-1]]
-        units = tuple(_unit(link, before, held, factor) for link, before in zip(links, links_before, strict=True))
+        units = tuple(_unit(link, before, intervals, factor) for link, before in zip(links, links_before, strict=True))
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
@@ -320,10 +321,10 @@ class ChainProfile:
             turn_s=_median(timed, "turn", "turned"),
             after_s=_median(timed, "turned", "end"),
             state_bytes=state_bytes,
-            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + cast_bytes - units[0].input_bytes,
-            turn_bytes=held["turn"].peak - begin,
+            outside_bytes=batch_bytes + before_chain_bytes + cast_bytes - units[0].input_bytes,
+            turn_bytes=intervals["turn"].peak - begin,
             turn_gradient_bytes=gradient_bytes,
-            after_bytes=held["turned"].growth,
+            after_bytes=intervals["turned"].growth,
             after_gradient_bytes=max(0, counted.gradients - gradient_bytes),
             update_bytes=update_bytes,
         )
@@ -368,7 +369,7 @@ class ChainProfile:
         return measured
 
 
-def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor: float) -> Unit:
+def _unit(link: _Link, previous: _Link | None, intervals: Mapping[str, MemoryInterval], factor: float) -> Unit:
     number = link.number
     (input_address, input_bytes), (output_address, _) = link.input, link.output
     input_saved = input_address in link.saved
@@ -384,7 +385,7 @@ def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor:
 
     def peak(how: str, interval: str) -> int:
         """Returns the peak in addition to the unit's input, in bytes."""
-        return held[f"{how} {interval}"].peak - held[f"{how} forward {number}"].begin
+        return intervals[f"{how} {interval}"].peak - intervals[f"{how} forward {number}"].begin
 
     forward_peaks = [peak("kept", f"forward {number}")]
     forward_peaks += [peak("kept", f"forward {number}, {count} saved") for count in range(1, link.num_saved + 1)]
@@ -418,7 +419,7 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
     with peaks_on(device) as meter:
         meter.mark("update")
         optimizer.step()
-    return meter.held()["update"].growth
+    return meter.intervals()["update"].growth
 
 
 def _median(passes: Sequence[_MeasuredPass], begin: str, end: str) -> float:

@@ -54,23 +54,23 @@ def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-class HeldByOthers:
+class UnmovedStorages:
     """The storages that no plan moves: of parameters, buffers and arguments from outside of the chain."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._always: set[int] = set()
         self._given: dict[int, WeakReference] = {}
-        self.look()
+        self.read_model()
 
-    def look(self) -> None:
+    def read_model(self) -> None:
         tensors = [*self._model.parameters(), *self._model.buffers()]
         self._always = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
 
     def begin_pass(self) -> None:
         self._given.clear()
 
-    def give(self, arguments: Iterable[object]) -> None:
+    def add_arguments(self, arguments: Iterable[object]) -> None:
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 storage = argument.untyped_storage()
@@ -80,12 +80,12 @@ class HeldByOthers:
         return key in self._always or key in self._given
 
 
-def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.UntypedStorage | None:
+def activation_storage(tensor: torch.Tensor, unmoved: UnmovedStorages) -> torch.UntypedStorage | None:
     """Returns the storage of a saved tensor that may be swapped; None for parameters and others that stay."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage()
-    if storage.nbytes() < SMALL_BYTES or storage._cdata in others:
+    if storage.nbytes() < SMALL_BYTES or storage._cdata in unmoved:
         return None
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or is_of_parameter(tensor):
         return None
@@ -229,8 +229,8 @@ class RunningPass:
         self.charged_other = 0  # Bytes of head and loss or, in the backward pass, of parameters' gradients.
         self.resident = 0  # Sum of all charged bytes.
         self.leaving: deque[Handle] = deque()  # Handles whose transfer out has begun, oldest first.
-        self.at = -1  # The block whose forward pass began last.
-        self.current = num_blocks  # The block whose backward pass began last; all later ones have ended.
+        self.last_forward = -1  # The block whose forward pass began last.
+        self.last_backward = num_blocks  # The block whose backward pass began last; all later ones have ended.
         self.next_in = num_blocks - 1  # The block whose transfer in begins next.
         self.has_turned = False  # Whether the backward pass has begun.
         self.counted: dict[int, tuple[WeakReference, int]] = {}
@@ -292,11 +292,15 @@ class MemoryRoom:
     """Bytes that blocks need, by `costs` or, without them, by the last counted pass; budget None: no limit."""
 
     def __init__(
-        self, decisions: Sequence[Decision], budget: int | None, costs: Sequence[BlockCost] | None, by_others: set[int]
+        self,
+        decisions: Sequence[Decision],
+        budget: int | None,
+        costs: Sequence[BlockCost] | None,
+        shared_inputs: set[int],
     ) -> None:
         self.budget = budget if budget is not None else math.inf
         self.counted = [BlockBytes()] * len(decisions)  # Bytes of each block in the last counted pass.
-        self._decisions, self._costs, self._held_by_others = decisions, costs, by_others
+        self._decisions, self._costs, self._shared_inputs = decisions, costs, shared_inputs
         self._issued = 0
         self._limits: deque[tuple[int, float]] = deque()
 
@@ -308,7 +312,7 @@ class MemoryRoom:
         return (
             block < len(self._decisions)
             and self._decisions[block] in ("swap", "recompute-swap")
-            and block not in self._held_by_others
+            and block not in self._shared_inputs
         )
 
     def needs(self, block: int) -> BlockCost | BlockNeeds:
@@ -319,7 +323,7 @@ class MemoryRoom:
         own_bytes, backward_bytes, kept_bytes = counted.saved_bytes, 0, 0
         if self.recomputes(block):
             own_bytes, backward_bytes = 0, counted.saved_bytes
-        if counted.input_saved or self.recomputes(block) or block in self._held_by_others:
+        if counted.input_saved or self.recomputes(block) or block in self._shared_inputs:
             kept_bytes = counted.input_bytes
         forward_bytes = own_bytes + counted.output_bytes
         return BlockNeeds(

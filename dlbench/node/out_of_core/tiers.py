@@ -15,7 +15,7 @@ import torch
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock, pieces
 
 ALIGNMENT = 4096  # Places begin and end at multiples of this, which direct I/O requires.
-_LOOSE = 1.25  # Largest ratio of a free place to the bytes that are put there; beyond it a new place is made.
+_MAX_SIZE_RATIO = 1.25  # Largest ratio of a free place to the bytes that are put there; beyond it a new place is made.
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class FreePlaces:
     def find_free(self, num_bytes: int) -> tuple[int, int] | None:
         """Returns a free place of about `num_bytes`, the smallest that fits; None if there is none."""
         least = aligned(num_bytes)
-        sizes = [size for size, offsets in self._free.items() if offsets and least <= size <= _LOOSE * least]
+        sizes = [size for size, offsets in self._free.items() if offsets and least <= size <= _MAX_SIZE_RATIO * least]
         if not sizes:
             return None
         size = min(sizes)
@@ -122,7 +122,6 @@ class Calls:
         return torch.cuda.current_stream(device)
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Returns a context in which work is queued on this stream."""
         return cast("AbstractContextManager[object]", torch.cuda.stream(stream))
 
     def synchronize(self, device: torch.device) -> None:

@@ -54,7 +54,7 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 
 class DdpEngine(TorchRanks):
-    """torch.distributed over gloo or NCCL."""
+    """Exchanges gradients by DDP over gloo or NCCL."""
 
     marks_backward = True
 
@@ -111,7 +111,6 @@ class DdpEngine(TorchRanks):
         return self._module.no_sync()
 
     def average_within(self, group: TorchGroup) -> None:
-        """Averages gradients over the ranks of a group only, from the next step on."""
         assert self._hook is not None
         self._hook.average_within(group)
 
@@ -139,8 +138,8 @@ class DdpEngine(TorchRanks):
         if self._sharded is None:
             super().load_whole(model, optimizer, whole)
             return
-        local_values = self._sharded.own_values(whole.values)
-        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=local_values))
+        values = self._sharded.local_values(whole.values)
+        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=values))
         self._sharded.adopt()
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
@@ -186,7 +185,6 @@ class DdpEngine(TorchRanks):
             bytes_inside=inside,
             bytes_across=across,
             **mean_over_ranks(rank_times for rank_times, *_ in by_rank),
-            # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
             wire_overflows=min(count for _, count, _ in by_rank),
             window_steps=len(self._watch.steps),
             evidence=self._evidence(buckets.num_steps),

@@ -269,7 +269,6 @@ class NoSyncEngine(EngineOverLibrary):
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
-        """Makes parameters equal; model and optimizer stay plain, without any hook."""
         self._library.communicators().broadcast_parameters(model)
         return super().prepare(model, optimizer, mark_backward)
 

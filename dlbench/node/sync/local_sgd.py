@@ -39,13 +39,13 @@ class LocalSgd(EngineOverLibrary):
         self._exchanges_gradients = plan.sync.exchanges_gradients  # At the start of training, or inside groups.
         self._gradients = library if self._exchanges_gradients else Engine()  # Engine for the gradients of a step.
         self._clock = clock_for(device)
-        self._held = ExitStack()
+        self._held_exchange = ExitStack()
         self._groups: RankGroups | None = None  # Set if gradients are averaged inside groups.
         self._parameters: list[torch.Tensor] = []
         self._updates = 0  # Updates of the whole training.
         self._is_local = False  # Whether the phase of independent updates has begun.
         self._has_diverged = False  # Whether parameters differ between ranks now.
-        # Number of "apart", "exchanged", "averages" and "forced":
+        # Number of "independent", "exchanged", "averages" and "forced":
         self._counts = Counter[str]()  # in all steps,
         self._measured = Counter[str]()  # in measured steps.
         self._averages: deque[tuple[Any, Any]] = deque(maxlen=_TIMED)  # Begin and end, moments of the clock.
@@ -79,7 +79,7 @@ class LocalSgd(EngineOverLibrary):
             assert isinstance(self._groups.inside, TorchGroup)
             self._library.average_within(self._groups.inside)
         else:
-            self._held.enter_context(self._gradients.hold_exchange())
+            self._held_exchange.enter_context(self._gradients.hold_exchange())
             self._gradients, self.marks_backward = Engine(), False
 
     def hold_exchange(self) -> AbstractContextManager[None]:
@@ -105,7 +105,7 @@ class LocalSgd(EngineOverLibrary):
         super().step(update)
         self._updates += 1
         self._has_diverged = self._is_local
-        self._count("apart" if self._is_local else "exchanged")
+        self._count("independent" if self._is_local else "exchanged")
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1
@@ -194,7 +194,7 @@ class LocalSgd(EngineOverLibrary):
         else:
             share = num_bytes * counts["averages"] / group_size
             parts.append(((group_size - 1) * share, 2 * (1 - group_size / size) * share))
-            parts.append(ring_bytes(gradient_bytes * counts["apart"], ranks=group_size, groups=1))
+            parts.append(ring_bytes(gradient_bytes * counts["independent"], ranks=group_size, groups=1))
         return sum(inside for inside, _ in parts) / steps, sum(across for _, across in parts) / steps
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -205,7 +205,7 @@ class LocalSgd(EngineOverLibrary):
             local, mean = self._sampled
             self._distance = float(torch.linalg.vector_norm(local - mean) / torch.linalg.vector_norm(mean))
         counts = self._measured
-        steps = counts["apart"] + counts["exchanged"]
+        steps = counts["independent"] + counts["exchanged"]
         average_s = [self._clock.between(begin, end) for begin, end in self._averages]
         per_step_s = 0.0
         if average_s:

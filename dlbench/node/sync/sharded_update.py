@@ -89,7 +89,7 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._all_state_dicts = []  # as large as all of the state
         return state_dict["state"], steps
 
-    def own_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
+    def local_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
         """Returns the values of the parameters that this rank updates."""
         local_parameters = set(_parameters_of(self.optim))
         return {

@@ -442,7 +442,7 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
     return next_operations
 
 
-class InStream(NamedTuple):
+class StreamSample(NamedTuple):
     """A sample timed in the stream of a GPU."""
 
     seconds: float
@@ -462,7 +462,7 @@ class StreamTimer:
         self._call_s: dict[Hashable, float] = {}  # Seconds that the host took to queue a call, by kind of call.
         self._stretch = 1.0  # Factor on a requested sleep, so that it lasts as long as requested.
 
-    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> InStream:
+    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> StreamSample:
         """Times `run`, which queues `calls` calls of a `kind`; returns when the device has done them."""
         clock = self._clock
         call_s = self._call_s.get(kind, _FIRST_CALL_S)
@@ -485,4 +485,4 @@ class StreamTimer:
             self._stretch *= sleep_s / slept_s
         seconds = clock.between(start, end)
         clock.give_back([before_sleep, after_sleep, start, end])
-        return InStream(seconds, is_late)
+        return StreamSample(seconds, is_late)

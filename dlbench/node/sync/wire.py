@@ -171,7 +171,6 @@ class TopkWire(WireFormat):
         vector.add_(residual)
         indices = torch.topk(vector.abs(), entries, sorted=False).indices
         values = vector[indices]
-        # If a value is not finite, the residual stays as it was.
         is_finite = torch.isfinite(values).all()
         if vector.device.type == "cpu":
             if is_finite:

@@ -181,7 +181,7 @@ class FsdpEngine(TorchRanks):
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
         on_device = tensor.to(self._device)  # NCCL takes no tensors in host memory, where offloaded gradients are.
         call = partial(dist.all_reduce, on_device, group=group)
-        self._watch.carry(call, on_device, group, method=REDUCE, phase="optimizer", module="", num_tensors=1)
+        self._watch.run_collective(call, on_device, group, method=REDUCE, phase="optimizer", module="", num_tensors=1)
         if on_device is not tensor:
             tensor.copy_(on_device)
 

@@ -80,7 +80,7 @@ class SharedLayers:
 
         def add(part: Tensor) -> None:
             call = partial(dist.all_reduce, part, group=group)
-            self._watch.carry(call, part, group, method=ACTIVATIONS, phase=phase, module=name, num_tensors=1)
+            self._watch.run_collective(call, part, group, method=ACTIVATIONS, phase=phase, module=name, num_tensors=1)
 
         output: Tensor = _Sum.apply(tensor, add, phase)  # type: ignore[no-untyped-call]
         return output

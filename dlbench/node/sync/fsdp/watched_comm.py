@@ -93,7 +93,7 @@ class CommWatch:
         module.set_custom_all_gather(_AllGather(self, name, num_tensors))
         module.set_custom_reduce_scatter(_ReduceScatter(self, name, num_tensors))
 
-    def carry(self, run: Callable[[], Any], vector: torch.Tensor, group: Any, **fields: Any) -> Any:
+    def run_collective(self, run: Callable[[], Any], vector: torch.Tensor, group: Any, **fields: Any) -> Any:
         """Runs one collective over a `group`. `vector`: the whole of what ranks share or sum; `fields`: of `Call`."""
         if self._is_paused:
             return run()
@@ -298,7 +298,7 @@ class _AllGather(_Watched, DefaultAllGather):
         call = partial(super().__call__, output_tensor, input_tensor, group, async_op or self._watch.awaits_release)
         is_in_backward = torch._C._current_graph_task_id() != -1  # on this thread
         phase: Phase = "backward" if is_in_backward else "forward"
-        return self._watch.carry(call, output_tensor, group, method=GATHER, phase=phase, **self._fields)
+        return self._watch.run_collective(call, output_tensor, group, method=GATHER, phase=phase, **self._fields)
 
 
 class _ReduceScatter(_Watched, DefaultReduceScatter):
@@ -306,4 +306,4 @@ class _ReduceScatter(_Watched, DefaultReduceScatter):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
         call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op or self._watch.awaits_release)
-        return self._watch.carry(call, input_tensor, group, method=SCATTER, phase="backward", **self._fields)
+        return self._watch.run_collective(call, input_tensor, group, method=SCATTER, phase="backward", **self._fields)

@@ -51,7 +51,7 @@ from dlbench.specs.sync import AUTO
 
 
 class HorovodEngine(Engine):
-    """Horovod's DistributedOptimizer."""
+    """Exchanges gradients by Horovod's DistributedOptimizer."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
@@ -197,7 +197,6 @@ class HorovodEngine(Engine):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Opens or closes the timeline (rank 0) and the window in which gradients are timed."""
         if self._place.size == 1 or self._optimizer is None:
             return
         if on:
@@ -259,7 +258,6 @@ class HorovodEngine(Engine):
         if summary.timeline.types:
             fields["wire"] = wire_of(summary.timeline.types)
         if self._carrier == "gloo" and summary.wire_bytes is not None:
-            # Horovod's Gloo always uses a ring; MPI and NCCL choose the algorithm.
             fields["bytes_inside"], fields["bytes_across"] = ring_bytes(
                 summary.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes
             )

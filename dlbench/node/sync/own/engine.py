@@ -261,7 +261,6 @@ class OwnExchange(EngineOverLibrary):
         route, window = self._route, len(self._moments.steps)
         local_sums = self._moments.sums() if window else {}
         by_rank: list[tuple[dict[str, float], int]] = self.gather((local_sums, route.wire.overflows))
-        # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
         sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._messages.buckets]
         # Times of measured steps, or of watched steps if marks are too expensive for others.

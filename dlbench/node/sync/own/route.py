@@ -32,7 +32,7 @@ from dlbench.specs.sync import GROUPED, Wire
 CALIBRATION_S = 2.0  # Time limit for all lines of a run together; spent once, before training.
 
 SMALLEST_BYTES = 4096
-_FEWER = 4
+_LATE_DIVISOR = 4
 """Divisor of a sample's messages if the device began before all were queued; a message may be tens of calls."""
 REPEATS = 5
 """Timed samples of a size, after two messages that are not used: one is cold, one tells how many make a sample."""
@@ -388,7 +388,7 @@ class Calibration:
             is_late = stream_timer is not None and self._on_any_rank(any(late for _, late in samples))
             if not is_late or messages == 1:
                 return [seconds for seconds, _ in samples], is_late
-            messages = max(1, messages // _FEWER)
+            messages = max(1, messages // _LATE_DIVISOR)
 
     def _sample(self, number: int, count: int, messages: int, stream_timer: StreamTimer | None) -> tuple[float, bool]:
         """Returns the mean seconds of messages sent back to back, and whether the device began too early."""
@@ -424,9 +424,8 @@ def given_line(
             return line
     sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, layout.ranks)]
     try:
-        seconds = [
-            predict("allreduce", _ALGORITHMS[method], size, layout, network, chunks=chunks(size)) for size in sizes
-        ]
+        algorithm = _ALGORITHMS[method]
+        seconds = [predict("allreduce", algorithm, size, layout, network, chunks=chunks(size)) for size in sizes]
     except UserError as error:
         raise UserError(f"sync.network {path}: {error}") from None
     return fit_line(f"{name}, predicted", layout.ranks, sizes, seconds)
