@@ -1,5 +1,5 @@
 """Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass."""
-# Every unit is measured alone and keeps only its output, so a network may be measured that does not fit in core.
+# Every unit is measured alone and keeps only its output, so networks that do not fit in memory can be measured.
 
 from __future__ import annotations
 

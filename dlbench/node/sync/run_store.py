@@ -30,7 +30,7 @@ _BACKLOG = 1024  # Connections that may wait: all ranks connect at once.
 def open_endpoint(
     path: Path, place: RankPlace, interface: str | None, wait_s: float, serve: Callable[[str], int]
 ) -> Endpoint:
-    """Returns the address of the server that `serve` starts on rank 0, given an address, and whose port it returns."""
+    """Returns the address of rank 0's server; `serve` starts it at an address and returns its port."""
     if interface is not None and place.num_nodes > 1 and torch.cuda.is_available():
         # NCCL starts over it, and uses it if there is no faster network. `=` selects this name only, not all that begin
         # with it (NCCL's documentation, environment variables).

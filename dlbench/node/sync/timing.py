@@ -341,7 +341,7 @@ def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
 def messages_of(
     messages: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
 ) -> Iterator[Message]:
-    """Yields the messages of a step with medians over `watched` steps: start of the backward pass, equal messages."""
+    """Yields a step's messages with medians over `watched`: each step's start of the backward pass, and messages."""
     for number, message in enumerate(messages):
         ready_s = None
         if message.of_gradients:
@@ -420,7 +420,7 @@ class Timed:
 def over_ranks(
     starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
 ) -> Timed:
-    """Returns the time of a sample from each rank's start and duration; without `one_clock` the longest duration."""
+    """Returns a sample's time: from last start to last end (`from_last_start`, on `one_clock`), or the longest."""
     skew_ns = max(durations_ns) - min(durations_ns)
     sample_ns = max(durations_ns)
     if one_clock:
