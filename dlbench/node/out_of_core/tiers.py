@@ -156,7 +156,7 @@ class PinnedTicket:
 
 
 class PinnedTier:
-    """A `Tier` in page-locked host memory that grows; `beat` is called while memory is locked. Not tried on a GPU."""
+    """A `Tier` in page-locked host memory that grows; `beat` is called while it locks. Not measured on a GPU."""
 
     # The host never waits: streams wait for events. Bytes are out once the computing stream waits for their copy,
     # because their memory is then free for work that is queued later.
