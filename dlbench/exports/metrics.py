@@ -1,9 +1,5 @@
-"""Exports runs as metrics for monitoring: a file for Prometheus' textfile collector.
-
-The text is valid OpenMetrics 1.0 and Prometheus' older text format, which is all that node_exporter's textfile
-collector reads: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Labels distinguish the
-points of a report, and have no values that grow with every run.
-"""
+"""Exports runs as metrics in OpenMetrics 1.0, for the textfile collector of Prometheus' node_exporter."""
+# Valid OpenMetrics 1.0 and the older text format that node_exporter reads: gauges without timestamps.
 
 from __future__ import annotations
 

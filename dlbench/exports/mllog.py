@@ -1,9 +1,5 @@
-"""Exports a run as MLPerf logging: one line `:::MLLOG {...}` per event, for tools that read such logs.
-
-Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); each network names its rule set
-(`Model.mlperf`). Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and facts that
-only a person can know (organisation, whether caches were cleared) are stated by that person or logged as unknown.
-"""
+"""Exports a run as MLPerf logging: one line `:::MLLOG {...}` per event, for tools that read such logs."""
+# Keys and checks are those of mlperf-logging 4.1.68. Facts that only a person can know are stated or logged as unknown.
 
 from __future__ import annotations
 
@@ -47,11 +43,8 @@ def rules_of(run: Run) -> MlperfRules:
 
 
 def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
-    """Returns the log of a run with a record, in ASCII, with a newline after each line.
-
-    Facts of the whole run come first, at the time of the first event, then the events in their order. `throughput`:
-    samples per second over the measured steps, all ranks; None if it is not known.
-    """
+    """Returns the log of a run with a record, in ASCII; `throughput`: samples per second of all ranks, if known."""
+    # Facts of the whole run come first, at the time of the first event, then the events in their order.
     assert run.record is not None
     events = run.record.events
     if events:
@@ -97,24 +90,21 @@ def obstacles(run: Run) -> list[str]:
 
 Row = tuple[str, Value, dict[str, Value]]  # Key, value, metadata.
 
-_RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
-"""Settings that the run recorded; all others are planned."""
+_FILES = dict.fromkeys(("train_samples", "eval_samples", "accelerators_per_node"), "record.json")
+"""Files of settings that the run recorded; all others are in its plan."""
 
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
     workload, rules = run.plan.workload, rules_of(run)
-    yield (
-        "notice",
-        NOTICE,
-        {
-            "workload": workload.name,
-            "preset": workload.preset,
-            "about": workload.about,
-            "run_id": run.plan.run_id,
-            "dlbench_version": run.plan.dlbench_version,
-            "resumed_from": record.resumed_from,
-        },
-    )
+    about: dict[str, Value] = {
+        "workload": workload.name,
+        "preset": workload.preset,
+        "about": workload.about,
+        "run_id": run.plan.run_id,
+        "dlbench_version": run.plan.dlbench_version,
+        "resumed_from": record.resumed_from,
+    }
+    yield "notice", NOTICE, about
     stated: dict[str, Value] = {"note": "stated by the person who exported this log"}
     yield "submission_benchmark", rules.benchmark, {"note": NOTICE}
     # Never "closed": the networks are dlbench's own implementations, and presets may change them.
@@ -167,7 +157,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # unknown settings are left out
-            yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
+            yield key, value, {"file": _FILES.get(key, "plan.json")}
 
 
 def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
@@ -177,11 +167,12 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
         "opt_weight_decay": spec.weight_decay,
         "opt_gradient_clip_norm": spec.clip_norm,
     }
-    if spec.name in ("adamw", "lamb"):
+    decay_keys = {"adamw": "opt_adamw_weight_decay", "lamb": "opt_lamb_weight_decay_rate"}
+    if spec.name in decay_keys:
         key = f"opt_{spec.name}"
         first, second = spec.betas
         values |= {f"{key}_beta_1": first, f"{key}_beta_2": second, f"{key}_epsilon": spec.epsilon}
-        values["opt_adamw_weight_decay" if spec.name == "adamw" else "opt_lamb_weight_decay_rate"] = spec.weight_decay
+        values[decay_keys[spec.name]] = spec.weight_decay
     elif spec.name == "lars":
         values |= {"lars_epsilon": spec.epsilon, "lars_opt_momentum": spec.momentum}
         values |= {"lars_opt_base_learning_rate": values["opt_base_learning_rate"]}

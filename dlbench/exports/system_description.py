@@ -1,8 +1,5 @@
-"""Exports a run's machine as the 33 fields of an MLPerf system description; unrecorded ones are marked.
-
-The fields are those that mlperf_logging.system_desc_checker (4.1.68) requires; all are texts, because it joins them.
-Figures of a node are those of rank 0's node; `hw_notes` says whether other nodes differ.
-"""
+"""Exports a run's machine as the 33 fields of an MLPerf system description; unrecorded ones are marked."""
+# The fields are those that mlperf_logging.system_desc_checker (4.1.68) requires; texts, because it joins them.
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ LARGEST_NS = 1 << 60  # Times or durations from here on (36 years) are damage.
 _LARGEST_DRIFT = 0.01  # Largest rate at which a kernel corrects a clock; points that drift more contradict each other.
 
 Basis = Literal["reference", "exchanges", "wall clock", "own start"]
-"""How a node's times were aligned: they are node 0's; by comparing clocks during the run; by the wall clocks of the two
-nodes, whose error is not known; not at all, the node's first time is zero."""
+"""Alignment of a node's times: node 0's own; by comparing clocks; by wall clocks, of unknown error; none, from zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +30,7 @@ class NodeClock:
     line: ClockLine | None = None  # Offsets to node 0's clock by comparisons; None with another `basis`.
     shift_ns: int = 0  # Added to all times, in addition to the line.
     bound_ns: int | None = None
-    """Largest possible error from the first time in the node's files to the last comparison of clocks; None if unknown.
-    After that it grows by up to `MAX_DRIFT_PPM` of the time since."""
+    """Largest error until the last comparison of clocks, growing by `MAX_DRIFT_PPM` after it; None if unknown."""
     problem: str = ""
 
     @property

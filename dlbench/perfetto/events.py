@@ -1,10 +1,5 @@
-"""Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open.
-
-The format is described in the Trace Event Format document of the Chromium project; which events Perfetto drops, such as
-slices of a thread that do not nest, in its documentation ("other formats"). Counters that only grow (bytes, throttled
-seconds) become rates between two readings. Missing readings are gaps and never zeros, as are rates of counters that
-fell.
-"""
+"""Writes rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open."""
+# Counters that only grow become rates. Missing readings are gaps and never zeros, as are rates of counters that fell.
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ _COMPUTE = thread_id(COMPUTE_THREAD)
 LATE = "waited_for_launches_us_at_most"
 """Argument of a phase on a GPU: the longest time that the device may have waited for the host's kernel launches."""
 PHASE_NAMES = tuple(phase.replace("exchange", "exchange after backward") for phase in PHASES)
-"""Names of the phases of a step in a trace."""
 _PARTED = ("input", "h2d", "forward", "backward")  # Phases that run once per pass of gradient accumulation.
 
 _LARGEST_MASK = float(1 << 53)
@@ -295,7 +289,7 @@ def _title(column: str) -> str:
 
 
 @dataclass(kw_only=True)
-class HeldClock:
+class ClockReasons:
     """Clock reasons of one GPU as intervals: a mask is valid from its sample to the next one that was read."""
 
     column: str
@@ -323,7 +317,7 @@ class HeldClock:
             yield self._begin, self._last, self._mask, self._samples
 
 
-def held_clocks_of(columns: Sequence[str]) -> list[HeldClock]:
+def clock_reasons_of(columns: Sequence[str]) -> list[ClockReasons]:
     """Returns the clock reasons of a node's GPUs, in the order of its fields."""
     matches = filter(None, map(REASONS.fullmatch, columns))
-    return [HeldClock(column=match[0], gpu=int(match[1])) for match in matches]
+    return [ClockReasons(column=match[0], gpu=int(match[1])) for match in matches]

@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 from dlbench.perfetto.events import (
     StepEvents,
+    clock_reasons_of,
     counter_events,
     counters_of,
     dumped,
-    held_clocks_of,
     note_event,
     process_events,
     reason_event,
@@ -82,7 +82,7 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     columns = list(notes.guarded(_columns(run, node)))
     if not columns:
         return
-    counters, held_clocks = counters_of(columns), held_clocks_of(columns)
+    counters, clock_reasons = counters_of(columns), clock_reasons_of(columns)
     low, high = run.window or (-1 << 62, 1 << 62)
     gpus: set[int] = set()
 
@@ -98,12 +98,12 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
             within = (time >= low) & (time <= high)
             sink.write(counter_events(pid, counter, time[within], value[within]))
             notes.num_events += int(within.sum())
-        for held_clock in held_clocks:
-            for interval in held_clock.intervals(rows):
-                write_reason(held_clock.gpu, *interval)
-    for held_clock in held_clocks:
-        for interval in held_clock.last_interval():
-            write_reason(held_clock.gpu, *interval)
+        for reasons in clock_reasons:
+            for interval in reasons.intervals(rows):
+                write_reason(reasons.gpu, *interval)
+    for reasons in clock_reasons:
+        for interval in reasons.last_interval():
+            write_reason(reasons.gpu, *interval)
     for gpu in sorted(gpus):
         sink.write(thread_events(pid, thread_id(COMPUTE_THREAD, gpu), f"clock reasons of gpu {gpu}"))
 

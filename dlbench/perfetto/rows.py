@@ -1,9 +1,5 @@
-"""Reads steps and samples of a run's files on the axis of all nodes, and collects notes on problems.
-
-A step file holds sums: phases are drawn one after the other from the step's start; with gradient accumulation forward
-and backward passes alternate, and only their totals are known. A step that would begin before the end of the one before
-is moved to that end, which is noted.
-"""
+"""Reads steps and samples of a run's files on the axis of all nodes, and collects notes on problems."""
+# A step file holds sums of phases, which are drawn one after the other from the step's start.
 
 from __future__ import annotations
 
@@ -97,8 +93,7 @@ class StepRows:
     warmup: npt.NDArray[np.bool_]  # (n,): whether it was a warm-up step.
     edges: Times  # (n, 8): start of the step, end of each phase in the order of `PHASES`, end of the step; nanoseconds.
     launch: Times | None = None
-    """(n, 3): longest time that the device waited for kernel launches in each phase of `LAUNCHED`, nanoseconds; None on
-    CPUs."""
+    """(n, 3): longest wait of the device for kernel launches by phase of `LAUNCHED`, nanoseconds; None on CPUs."""
 
     def aligned(self, clock: NodeClock) -> StepRows:
         return replace(self, edges=clock.align(self.edges))

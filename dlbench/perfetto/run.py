@@ -69,7 +69,6 @@ class TraceRun:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes of the shown ranks."""
         return tuple(sorted({self.node_of[rank] for rank in self.ranks}))
 
     def node_pid(self, node: int) -> int:
@@ -100,23 +99,19 @@ def read_trace_run(
 ) -> tuple[TraceRun, dict[str, Any]]:
     """Returns the shown part of a run (None: all ranks, all steps) and the trace's metadata; damage is noted."""
     layout = run.plan.layout
-    watch = None
-    recorded_nodes: dict[int, int] = {}
+    recorded_ranks = run.record.ranks if run.record is not None else ()
+    recorded_nodes = {rank.rank: rank.node_rank for rank in recorded_ranks}
     hosts = {node: f"node {node}" for node in range(layout.nodes)}
-    if run.record is not None:
-        watch = run.record.watch
-        recorded_nodes = {rank.rank: rank.node_rank for rank in run.record.ranks}
     node_of = tuple(recorded_nodes.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
     if max(node_of) >= layout.nodes:
         raise IncompleteDataError(
             f"{run.folder.record}: damaged: a rank is on node {max(node_of)}, the plan has {layout.nodes} nodes"
         )
     hosts |= {node_of[status.rank]: status.host for status in run.statuses if status.rank < len(node_of)}
-    if run.record is not None:
-        hosts |= {rank.node_rank: rank.host for rank in run.record.ranks}
+    hosts |= {rank.node_rank: rank.host for rank in recorded_ranks}
     lines = {}
-    if watch is not None:
-        lines = {node.node_rank: node.clock for node in watch.nodes}
+    if run.record is not None and run.record.watch is not None:
+        lines = {node.node_rank: node.clock for node in run.record.watch.nodes}
     earliest = _earliest(run, node_of, notes)
     try:
         axis = make_axis(lines, hosts, earliest)
@@ -201,9 +196,7 @@ def _window(
             if last > steps[1]:
                 break
     if not begins:
-        existing = "they left no steps"
-        if last >= 0:
-            existing = f"they have steps 0 to {last}"
+        existing = f"they have steps 0 to {last}" if last >= 0 else "they left no steps"
         raise UserError(f"--steps {steps[0]}-{steps[1]}: the chosen ranks have none of them; {existing}")
     return min(begins), max(ends)
 
@@ -221,9 +214,7 @@ def _facts(run: Run, shown: TraceRun, axis: TimeAxis) -> dict[str, Any]:
             "ranks": _ranges(watch.window_ranks),
         }
         spans = {"written": watch.num_spans, "left_out": watch.dropped_spans}
-    shown_steps = "all"
-    if shown.steps is not None:
-        shown_steps = f"{shown.steps[0]}-{shown.steps[1]}"
+    shown_steps = "all" if shown.steps is None else f"{shown.steps[0]}-{shown.steps[1]}"
     wall_clock = None
     if axis.wall_zero_ns is not None:
         wall_clock = (_EPOCH + timedelta(microseconds=axis.wall_zero_ns // 1000)).isoformat()

@@ -1,8 +1,5 @@
-"""Reads the spans of a rank on the axis of all nodes, and distributes them over threads of a trace.
-
-Slices of one thread of a trace must nest or be disjoint: Perfetto drops slices that overlap partially. Such spans of a
-lane are distributed over several threads. Messages always overlap and are drawn without a thread.
-"""
+"""Reads the spans of a rank on the axis of all nodes, and distributes them over threads of a trace."""
+# Perfetto drops slices of a thread that overlap partially; messages always overlap and are drawn without a thread.
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ class Tracks:
         self._floors: dict[int, list[int]] = {}  # End of each track's slices of earlier calls, by key.
 
     def place(self, keys: Times, start: Times, end: Times) -> Times:
-        """Returns the track of each slice, counted from 0 for each key; -1 if `DEEPEST` tracks are occupied.
-
-        Slices never share a track with overlapping slices of earlier calls.
-        """
+        """Returns each slice's track, counted from 0 for each key; -1 if `DEEPEST` tracks are occupied."""
         order = np.lexsort((-end, start)).tolist()
         placed = [-1] * len(order)
         stacks: dict[int, list[list[int]]] = {}  # Ends of the open slices of each track, innermost last.

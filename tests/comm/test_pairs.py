@@ -88,16 +88,16 @@ def test_what_no_pair_can_be_is_refused(request_: dict[str, Any], words: str) ->
 def test_costs_of_a_level_are_those_planted(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     found = only(tmp_path)
-    assert [one.level for one in found.costs] == ["inside", "across"]
-    for one in found.costs:
-        assert one.alpha.value == pytest.approx(ALPHA[one.level] * 1.02)
-        assert one.beta.value == pytest.approx(BETA[one.level] * 1.02)
-        assert one.alpha.low < one.alpha.value < one.alpha.high  # type: ignore[operator]
+    assert [cost.level for cost in found.costs] == ["inside", "across"]
+    for cost in found.costs:
+        assert cost.alpha.value == pytest.approx(ALPHA[cost.level] * 1.02)
+        assert cost.beta.value == pytest.approx(BETA[cost.level] * 1.02)
+        assert cost.alpha.low < cost.alpha.value < cost.alpha.high  # type: ignore[operator]
     assert all(one.beside is None and one.factor is None for one in found.figures)
-    (one,) = [f for f in found.figures if (f.pair, f.way, f.at.num_bytes) == ("0:2", "window", 2**20)]
-    assert one.at.time.value == pytest.approx((ALPHA["across"] + 2**20 * BETA["across"]) * 1.02)
-    assert one.at.minimum_s == pytest.approx(one.at.time.value / 1.02)  # of all runs
-    assert one.at.algbw.value == pytest.approx(2**20 / one.at.time.value * 1e-9)
+    (figure,) = [f for f in found.figures if (f.pair, f.way, f.at.num_bytes) == ("0:2", "window", 2**20)]
+    assert figure.at.time.value == pytest.approx((ALPHA["across"] + 2**20 * BETA["across"]) * 1.02)
+    assert figure.at.minimum_s == pytest.approx(figure.at.time.value / 1.02)  # of all runs
+    assert figure.at.algbw.value == pytest.approx(2**20 / figure.at.time.value * 1e-9)
     assert [words.split(",")[0] for words in found.words] == ["Within a group", "Between groups"]
 
 

@@ -1,10 +1,4 @@
-"""Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them.
-
-A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
-queues work, so by its clock a short collective is mostly host time: leaving a barrier over TCP, launches, and two waits
-for the device. In the stream, which is held until everything is queued, ranks synchronise by a tiny all-reduce, and
-events before and after the operations give the time that a training step would see.
-"""
+"""Implementations of collectives that are compared: dlbench's algorithms, and library calls as users make them."""
 
 from __future__ import annotations
 
@@ -219,7 +213,7 @@ class MpiReference(Reference):
 
     def _call(self, vectors: Vectors) -> Callable[[], object]:
         mpi, world = self._mpi, self._world
-        kind = mpi.FLOAT if vectors.data.dtype == torch.float32 else mpi.UINT16_T
+        kind = {torch.float32: mpi.FLOAT}.get(vectors.data.dtype, mpi.UINT16_T)
         data, given = self._array(vectors.data), self._array(vectors.given)
         elements, size = len(vectors.data), self._place.size
         if self._collective == "allreduce":
@@ -236,12 +230,13 @@ class MpiReference(Reference):
             return partial(world.Alltoall, [given, kind], [data, kind])
         counts = self._counts(elements)
         data_block, given_block = self._array(self._block_of(vectors.data)), self._array(self._block_of(vectors.given))
-        v, parts = ("v", [counts]) if elements % size else ("", [])  # the variant for unequal parts takes their counts
+        # The variant for unequal parts takes their counts.
+        suffix, counts_argument = ("v", [counts]) if elements % size else ("", [])
         if self._collective == "scatter":
-            return partial(getattr(world, f"Scatter{v}"), [given, *parts, kind], [data_block, kind])
+            return partial(getattr(world, f"Scatter{suffix}"), [given, *counts_argument, kind], [data_block, kind])
         if self._collective in ("all-gather", "gather"):
             name = "Gather" if self._collective == "gather" else "Allgather"
-            return partial(getattr(world, name + v), [given_block, kind], [data, *parts, kind])
+            return partial(getattr(world, name + suffix), [given_block, kind], [data, *counts_argument, kind])
         if elements % size:
             return partial(world.Reduce_scatter, [given, kind], [data_block, kind], counts, op=mpi.SUM)
         return partial(world.Reduce_scatter_block, [given, kind], [data_block, kind], op=mpi.SUM)
@@ -263,8 +258,7 @@ class Sample(NamedTuple):
     start_ns: int  # Start of the first operation, by the host's clock.
     duration_ns: int  # Duration of all operations.
     is_late: bool | None = None
-    """Whether the device began before the host had queued all, so that it may have waited for calls. None: the device
-    was not held."""
+    """Whether the device began before the host had queued all operations; None: the device was not held."""
 
 
 class HostSampleClock:
@@ -292,7 +286,9 @@ class HostSampleClock:
 
 
 class StreamSampleClock(HostSampleClock):
-    """Times samples by events in the stream of the operations, after a barrier of all ranks in it."""
+    """Times samples by events in the stream, after a barrier of all ranks in it, as a training step would see them."""
+
+    # By the host's clock a short collective is mostly host time: leaving a barrier, launches, two waits for the device.
 
     timing: Timing = "in-stream"
     shares_starts = False

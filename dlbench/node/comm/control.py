@@ -1,7 +1,4 @@
-"""The control channel by which ranks agree on the next step, separate from the measured messages.
-
-It also ends a rank whose library hangs: blocking calls of MPI and NCCL have no timeout.
-"""
+"""The control channel by which ranks agree on the next step, and a deadline for libraries that hang."""
 
 from __future__ import annotations
 
@@ -32,14 +29,13 @@ class Control:
     def __init__(self, place: RankPlace, timeout_s: float, rendezvous_s: float) -> None:
         """Takes timeouts in seconds: `rendezvous_s` until all ranks are connected, `timeout_s` for any later wait."""
         self._place = place
-        self._rendezvous_s = rendezvous_s
+        self._patience = datetime.timedelta(seconds=rendezvous_s)
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Connects to the other ranks by the run's shared folder; `interface` None: gloo uses the one to rank 0."""
         place = self._place
-        patience = datetime.timedelta(seconds=self._rendezvous_s)
-        self._store = store = meet(folder.rendezvous, place, interface, patience)
+        self._store = store = meet(folder.rendezvous, place, interface, self._patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout is used.
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
@@ -49,7 +45,6 @@ class Control:
             ) from None
 
     def new_group(self, backend: str, purpose: str) -> dist.ProcessGroup:
-        """Makes another group of all ranks, for messages that are measured."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:

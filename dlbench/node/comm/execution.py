@@ -1,10 +1,6 @@
-"""Executes a schedule by a transport.
-
-A `ScheduleStep` reads the buffer as it was when the step began. Elements are received in place unless they overlap
-elements that are being sent, or are to be added: then they are received into one of a few slots first. Long messages
-are sent in segments, so that one is added while the next arrives. Receives are posted up to one step ahead if that
-touches no memory in use: gloo and MPI then save a handshake per transfer.
-"""
+"""Executes a schedule by a transport; a `ScheduleStep` reads the buffer as it was when the step began."""
+# Elements are received into slots if they are to be added, or overlap elements that are being sent. Receives are posted
+# up to one step ahead, as gloo and MPI then save a handshake.
 
 from __future__ import annotations
 
@@ -50,11 +46,7 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices, so that running allocates nothing.
-
-        `buffer`: one-dimensional and contiguous, changed by the steps. `source`: for all-to-all, the input; of the
-        buffer's length and type.
-        """
+        """Prepares all slices of the one-dimensional `buffer`, which steps change; `source`: input of an all-to-all."""
         self._transport = transport
         self._buffer = buffer
         self._source = source
@@ -90,14 +82,12 @@ class Execution:
         counters.bytes_across += times * self._bytes_across
 
     def release(self) -> None:
-        """Frees the library's resources; nothing may be in flight."""
         for arrival in self._arrivals:
             arrival.part.release()
         for part in chain.from_iterable(step.sends for step in self._steps):
             part.release()
 
     def _make_program(self) -> None:
-        """Makes the operations of a run in their order, which depends on the schedule only."""
         arrivals = self._arrivals
         posted = added = 0  # Number of arrivals that were posted, and that have left their slots.
 
@@ -138,10 +128,8 @@ class Execution:
                 wait(step.sends[send])
 
     def _reach(self, posted: int, current: int, last_step: int, added: int, least: int) -> int:
-        """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`.
-
-        Arrivals of later steps than `current` need an `early` of `least` or more.
-        """
+        """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`."""
+        # Arrivals of later steps than `current` need an `early` of `least` or more.
         arrivals = self._arrivals
         while posted < len(arrivals):
             arrival = arrivals[posted]
@@ -222,7 +210,6 @@ class Execution:
         return [memory[i * longest : (i + 1) * longest] for i in range(num_slots)]
 
     def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
-        """Makes a part with the next tag of a pair of ranks; parts of one tag arrive in the order of sending."""
         tag = tags[transfer.peer]
         tags[transfer.peer] += 1
         return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # MPI promises tags below 32768
@@ -239,7 +226,9 @@ def _move(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
         if is_added:
             return partial(np.add, target, arrived, target)
         return partial(np.copyto, target, arrived)
-    return partial(place.add_ if is_added else place.copy_, slot)
+    if is_added:
+        return partial(place.add_, slot)
+    return partial(place.copy_, slot)
 
 
 def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:

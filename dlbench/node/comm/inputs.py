@@ -1,13 +1,6 @@
-"""Inputs and expected results of a collective, which every rank computes without a message.
-
-All inputs repeat one random pattern of entries of a small table; each rank has a different table, so the sum of all
-ranks' inputs repeats the same pattern of the sum of the tables. That is cheap for any size, and nothing cancels. Sums
-back to back in one buffer sum sums: after n of them it holds the total times ranks^(n - 1).
-
-Entries are positive integers, so small that the sum over all ranks is exact in the type: then sums are exact in any
-order, and every difference is an error. fp32 holds integers up to 2^24 exactly, fp16 up to 2^11, bf16 up to 2^8. Only
-with more ranks than half of that rounding must be allowed; see `Inputs.tolerance`.
-"""
+"""Inputs and expected results of a collective, which every rank computes without a message."""
+# All inputs repeat one random pattern of entries of a small table, a different one on each rank. Entries are positive
+# integers, so small that the sum over ranks is exact in any order (but see `Inputs.tolerance`).
 
 from __future__ import annotations
 
@@ -29,9 +22,8 @@ ENTRIES = 1021
 SEED = 20211
 
 _LARGEST_ENTRY = 1000
-_LOOSEST = 1 / 16
-"""Largest relative rounding of sums of sums: one contribution too many or too few is detected with up to 16 ranks, one
-sum too many or too few with any number."""
+_MAX_ROUNDING = 1 / 16
+"""Largest relative rounding of sums of sums: shows one wrong contribution with up to 16 ranks, one wrong sum always."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +53,9 @@ class Inputs:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error of a correct result.
-
-        It is 0 if sums are exact, otherwise ranks x u, with the type's unit round-off u: (ranks - 1) u bounds a sum of
-        ranks positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
-        the rounding of the inputs.
-        """
+        """Largest relative error of a correct result: 0 if sums are exact, otherwise ranks x the unit round-off u."""
+        # (ranks - 1) u bounds a sum of ranks positive terms in any order (Higham, Accuracy and Stability of Numerical
+        # Algorithms, section 4.2), and u the rounding of the inputs.
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
         return self.rounding
@@ -82,7 +71,7 @@ class Inputs:
         if not self.is_sum or self.ranks == 1:
             return None
         largest_factor = torch.finfo(DTYPES[self.dtype]).max / self._largest
-        return max(1, min(int(math.log(largest_factor) / math.log(self.ranks)), int(_LOOSEST / self.rounding)))
+        return max(1, min(int(math.log(largest_factor) / math.log(self.ranks)), int(_MAX_ROUNDING / self.rounding)))
 
     def table(self, rank: int) -> torch.Tensor:
         """Returns a rank's entries, rounded to the type, in float64."""

@@ -31,7 +31,7 @@ _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library
 
 
 class Lineup:
-    """Builds contestants; all ranks call the same methods in the same order."""
+    """Makes the implementations to compare; all ranks call the same methods in the same order."""
 
     def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
         self._plan = plan
@@ -103,7 +103,6 @@ class Lineup:
         return self._mpi
 
     def _torch_group(self, backend: str) -> dist.ProcessGroup:
-        """Returns a group of torch.distributed for a back-end, separate from that of the control channel."""
         if backend == "nccl" and self._device.type != "cuda":
             raise EnvironmentLacksError("nccl: needs buffers on a GPU, and they are on the CPU here")
         if backend == "nccl" and not dist.is_nccl_available():
@@ -140,7 +139,6 @@ class Lineup:
         return True
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:
-        """Calls a library once; a collective that it refuses does not fail the run."""
         comm = self._plan.comm
         data = torch.ones(_TRIAL_ELEMENTS * self._place.size, dtype=DTYPES[comm.dtype], device=self._device)
         name = f"{comm.collective} of {comm.dtype} by {reference.carrier}"

@@ -19,7 +19,7 @@ from dlbench.specs.comm import ELEMENT_BYTES, ROOTED, CommSpec
 from dlbench.units import format_bytes
 
 _TRIALS = 3  # Samples for each number of operations that is tried.
-_COLD = 100  # A first operation longer than this many samples is a long one, even if it was cold.
+_LONG_SAMPLES = 100  # A first operation longer than this many samples is a long one, even if it was cold.
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Size:
 
 
 class CollectiveTimer:
-    """Times all sizes of a run."""
+    """Times all sizes of a run; all contestants of one size in alternation."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class CollectiveTimer:
             samples = self._over_ranks(by_rank, operations)
             # The shortest of a few: interruptions of a rank say nothing about the operation.
             shortest_s = min(sample.seconds * operations for sample in samples)
-            if trials == 1 and shortest_s < _COLD * LEAST_SAMPLE_S:
+            if trials == 1 and shortest_s < _LONG_SAMPLES * LEAST_SAMPLE_S:
                 trials = _TRIALS  # the first sample was cold: buffers, connections
                 continue
             if all(_late_flags(by_rank)):
@@ -150,15 +150,11 @@ class CollectiveTimer:
 
     @property
     def _has_barriers(self) -> bool:
-        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks.
-
-        If a root waits for nobody, or nobody for it, back-to-back operations would overlap. On a GPU the host would
-        have to wait for each, and nccl-tests has no barrier either.
-        """
+        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks."""
+        # If a root waits for nobody, or nobody for it, back-to-back operations would overlap.
         return self._comm.collective in ROOTED and self._device.type == "cpu"
 
     def _conclude(self, contestant: Contestant, size: _Size, measurement: _Measurement, purpose: str) -> None:
-        """Checks results and counters of the last sample, and of one more operation if the sample had several."""
         operations = measurement.operations
         if contestant.counters is not None:
             measurement.counters = asdict(contestant.counters)
@@ -184,19 +180,14 @@ class CollectiveTimer:
     def _over_ranks(
         self, by_rank: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        shares_starts = (clock or self._clock).shares_starts
+        one_clock, from_last_start = self._one_clock and (clock or self._clock).shares_starts, not self._has_barriers
         timed = []
         for rank_samples in zip(*by_rank, strict=True):
             starts_ns, durations_ns, _ = zip(*rank_samples, strict=True)
-            timed.append(
-                over_ranks(
-                    starts_ns,
-                    durations_ns,
-                    operations,
-                    from_last_start=not self._has_barriers,
-                    one_clock=self._one_clock and shares_starts,
-                )
+            sample = over_ranks(
+                starts_ns, durations_ns, operations, from_last_start=from_last_start, one_clock=one_clock
             )
+            timed.append(sample)
         return timed
 
     def _point(self, contestant: Contestant, num_bytes: int, measurement: _Measurement) -> CommPoint:

@@ -1,9 +1,6 @@
-"""Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages.
-
-Pairs are measured one at a time while all other ranks sleep in a barrier. With congestors, samples without and with
-them alternate: congestors are other pairs that send in one direction without a pause, one message in flight while the
-next is posted. They poll a barrier between two messages to see that the pair has finished.
-"""
+"""Measures messages between two ranks: latency by ping-pong, bandwidth by a window of messages."""
+# All other ranks sleep in a barrier, or are congestors: pairs that send in one direction without a pause in every other
+# sample, and poll a barrier between two messages to see that the pair has finished.
 
 from __future__ import annotations
 
@@ -40,8 +37,6 @@ class _Kind(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The results of one iteration on one rank."""
-
     times_s: list[float]  # Seconds of each operation, on the rank that begins them.
     congesting_rate: float  # Bytes per second that this rank sent or received as a congestor.
     is_wrong: bool  # Whether the received message differs from the sent one.
@@ -56,7 +51,7 @@ class PairTimer(CollectiveTimer):
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
         message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _PATTERN_LENGTH).to(dtype)
-        window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
+        num_messages = {"ping-pong": 1, "window": max(2, min(WINDOW, WINDOW_BYTES // num_bytes))}  # By algorithm.
         congested = (False, True) if comm.congestors else (False,)
         kinds = [_Kind(*values) for values in itertools.product(comm.pairs, comm.algorithms, congested)]
         # The same number with and without congestors: percentiles depend on it.
@@ -64,23 +59,23 @@ class PairTimer(CollectiveTimer):
         blocks: dict[_Kind, list[_Block]] = {kind: [] for kind in kinds}
         for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
             first, second = kind.pair
-            num_messages = window if kind.algorithm == "window" else 1
+            count = num_messages[kind.algorithm]
             purpose = f"{kind.algorithm} {first}:{second} of {format_bytes(num_bytes)}"
             if kind.is_congested:
                 purpose += " with congestors"
             purpose += f", iteration {iteration}"
             key = (kind.pair, kind.algorithm)
             if iteration >= 0:
-                block = self._block(kind, message, num_messages, operations[key], purpose)
+                block = self._block(kind, message, count, operations[key], purpose)
                 if iteration >= comm.warmup:
                     blocks[kind].append(block)
                 continue
             # A trial of two operations, of which the first was cold.
-            block = self._block(kind, message, num_messages, 2, purpose)
-            operation_s = block.times_s[-1] * 2 * num_messages if block.times_s else 1e-9
+            block = self._block(kind, message, count, 2, purpose)
+            operation_s = block.times_s[-1] * 2 * count if block.times_s else 1e-9
             longest_s = max(self._control.gather(purpose, operation_s))
             operations[key] = max(1, min(operations[key], int(LONG_S / longest_s)))
-        return [self._pair_point(kind, num_bytes, window, blocks[kind]) for kind in kinds]
+        return [self._pair_point(kind, num_bytes, num_messages[kind.algorithm], blocks[kind]) for kind in kinds]
 
     def _block(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int, purpose: str) -> _Block:
         rank, received = self._rank, torch.zeros_like(message)
@@ -96,10 +91,8 @@ class PairTimer(CollectiveTimer):
                 rate = self._congest(congestor)
             elif kind.is_congested:
                 dist.barrier()  # congestors have started
-            if rank == kind.pair[0]:
-                times_s = self._begin_operations(kind, message, num_messages, operations)
-            elif rank == kind.pair[1]:
-                self._answer_operations(kind, message, received, num_messages, operations)
+            if rank in kind.pair:
+                times_s = self._operations(kind, message, received, num_messages, operations)
             if kind.is_congested and congestor is None:
                 dist.barrier()  # the pair has finished
         except RunError as error:
@@ -109,11 +102,17 @@ class PairTimer(CollectiveTimer):
         self._deadline.end()
         return _Block(times_s, rate, rank == kind.pair[1] and not torch.equal(received, message))
 
-    def _begin_operations(self, kind: _Kind, message: torch.Tensor, num_messages: int, operations: int) -> list[float]:
-        """Sends messages and receives answers on the first rank; returns the seconds of a message per operation."""
-        peer, part = kind.pair[1], self._transport.part
-        messages = [part(message, peer, 0, sends=True) for _ in range(num_messages)]
-        answers = [part(torch.empty_like(_answer(kind, message)), peer, 1, sends=False)]
+    def _operations(
+        self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
+    ) -> list[float]:
+        """Sends messages and receives answers, or the reverse; returns the seconds of a message on the first rank."""
+        first, second = kind.pair
+        begins, part = self._rank == first, self._transport.part
+        vector, answer, peer = message, torch.empty_like(_answer(kind, message)), second
+        if not begins:
+            vector, answer, peer = received, _answer(kind, message), first
+        messages = [part(vector, peer, 0, sends=begins) for _ in range(num_messages)]
+        answers = [part(answer, peer, 1, sends=not begins)]
         messages_per_operation = 2 if kind.algorithm == "ping-pong" else num_messages
         times_s = []
         for _ in range(operations):
@@ -123,19 +122,7 @@ class PairTimer(CollectiveTimer):
             times_s.append((time.perf_counter_ns() - start_ns) / 1e9 / messages_per_operation)
         for message_part in (*messages, *answers):
             message_part.release()
-        return times_s
-
-    def _answer_operations(
-        self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
-    ) -> None:
-        peer, part = kind.pair[0], self._transport.part
-        messages = [part(received, peer, 0, sends=False) for _ in range(num_messages)]
-        answers = [part(_answer(kind, message), peer, 1, sends=True)]
-        for _ in range(operations):
-            self._transfer(messages)
-            self._transfer(answers)
-        for message_part in (*messages, *answers):
-            message_part.release()
+        return times_s if begins else []
 
     def _transfer(self, parts: Sequence[MessagePart]) -> None:
         self._begin(parts)
@@ -189,7 +176,7 @@ class PairTimer(CollectiveTimer):
         if self._device.type == "cuda":  # on a GPU `finish` holds the stream, not the host
             torch.cuda.synchronize(self._device)
 
-    def _pair_point(self, kind: _Kind, num_bytes: int, window: int, blocks: Sequence[_Block]) -> CommPoint:
+    def _pair_point(self, kind: _Kind, num_bytes: int, num_messages: int, blocks: Sequence[_Block]) -> CommPoint:
         comm = self._comm
         gathered = self._control.gather("results of a pair", blocks)
         by_rank = [list(itertools.starmap(_Block, rank_blocks)) for rank_blocks in gathered]
@@ -199,8 +186,7 @@ class PairTimer(CollectiveTimer):
         if kind.is_congested:
             for sender, _ in comm.congestors:
                 rates.append(statistics.fmean(block.congesting_rate for block in by_rank[sender]))
-        correct: bool | None = None
-        problem = ""
+        correct, problem = None, ""
         if comm.check:
             correct = not any(block.is_wrong for block in by_rank[second])
             if not correct:
@@ -212,7 +198,7 @@ class PairTimer(CollectiveTimer):
             algorithm=kind.algorithm,
             num_bytes=num_bytes,
             times_s=tuple(times_s),
-            operations=window if kind.algorithm == "window" else 1,
+            operations=num_messages,
             pair=kind.pair,
             congestors=tuple(rates),
             correct=correct,

@@ -44,13 +44,9 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
     on_stuck: Callable[[str], None] | None = None,
     nccl: NcclLog | None = None,
 ) -> CommRecord | None:
-    """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once.
-
-    `device`: of the buffers, which are on the CPU with transport mpi. `on_point`: called before each size with points
-    done, points in all, and the next size in words. `beat`: called before each iteration. `started`: monotonic time of
-    the start of the process, seconds. `on_stuck`: called from another thread with the reason if a library hangs; the
-    process then ends with exit code 124. `nccl`: the log of NCCL, which the caller closes.
-    """
+    """Measures all points on this rank; returns the record on rank 0. After an error the process must end at once."""
+    # `on_point` gets points done, points in all, and the next size in words; `on_stuck`, from another thread, the
+    # reason before the process ends with exit code 124. `started`: monotonic start of the process, in seconds.
     comm = plan.comm
     if comm.transport == "mpi":
         device = torch.device("cpu")
@@ -79,6 +75,9 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
     deadline.stop()
     if place.rank != 0:
         return None
+    device_text = "cpu"
+    if device.type == "cuda":
+        device_text = f"{device} ({torch.cuda.get_device_name(device)})"
     problems: list[str] = []
     facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
@@ -86,7 +85,7 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=started_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=_device_text(device),
+        device=device_text,
         group_size=plan.group_size,
         points=points,
         not_measured=tuple(lineup.not_measured),
@@ -110,28 +109,23 @@ def _points(
     return tuple(points)
 
 
-def _device_text(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "cpu"
-    return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
 def _gathered(
     control: Control, place: RankPlace, binding: CoreBinding, load: CoreLoad, nccl: NcclLog | None
 ) -> dict[str, Any]:
-    """Returns the fields of the record that every rank contributes to; all ranks call it at once."""
     gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
-    seats = [
+    rank_cores = [
         RankCores(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
         for rank, (host, cores, threads, pinned) in enumerate(gathered)
     ]
     switches = control.gather("switches", place.switch)
+    if not any(switches):
+        switches = []
     loads = control.gather("load of the cores", [place.node_rank, load.summary()])
     logs = control.gather("NCCL's logs", nccl.read() if nccl is not None else None)
     return {
-        "hosts": tuple(seat.host for seat in seats),
-        "switches": tuple(switches) if any(switches) else (),
-        "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
+        "hosts": tuple(cores.host for cores in rank_cores),
+        "switches": tuple(switches),
+        "load": node_loads([load for _, load in loads], rank_cores, [node_rank for node_rank, _ in loads]),
         "nccl": joined_transport(logs),
-        "warnings": check_sharing(seats).warnings,
+        "warnings": check_sharing(rank_cores).warnings,
     }

@@ -1,8 +1,4 @@
-"""Point-to-point messages between ranks over gloo, NCCL or MPI, and counters of what was sent.
-
-Over MPI each message is a persistent request (MPI 4.1, section 3.9), made once and used in every iteration: making one
-took half of the time of a 64 KiB message between two ranks of a node.
-"""
+"""Point-to-point messages between ranks over gloo, NCCL or MPI, and counters of what was sent."""
 
 from __future__ import annotations
 
@@ -22,11 +18,7 @@ from dlbench.specs.launch import LauncherName
 
 @dataclass(slots=True)
 class Counters:
-    """Messages and bytes that one rank sent, counted when they were given to the library.
-
-    A message is one transfer of the schedule, whatever its number of segments, as the closed forms of the algorithms
-    count. Bytes are those of the segments.
-    """
+    """Messages (transfers of the schedule, whatever their segments) and bytes that one rank gave to the library."""
 
     steps: int = 0  # Completed steps, also those without a message of this rank, so that all ranks count the same.
     messages: int = 0
@@ -96,12 +88,10 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions.
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed; waits have the groups' timeout."""
 
-    Every wait has the timeout of the groups. Each direction between two ranks has a separate group, and so a separate
-    connection: while a thread writes to one, gloo's event loop polls for its lock as long as data arrives there
-    (`Pair::handleEvents` of transport/tcp/pair.cc), which keeps a shared core busy for whole time slices.
-    """
+    # Each direction has a separate group, and so a separate connection: while a thread writes to one, gloo's event loop
+    # polls for its lock as long as data arrives there (`Pair::handleEvents` of transport/tcp/pair.cc).
 
     carrier = "torch-gloo"
 
@@ -177,11 +167,8 @@ def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
 
 
 def _initialise(mpi: Any, thread_level: int) -> None:
-    """Starts MPI, which waits for all ranks, without holding the GIL.
-
-    mpi4py would hold it, and Horovod's rendezvous, a Python thread of rank 0, could not serve the ranks that need its
-    keys before they get here: a deadlock.
-    """
+    """Starts MPI, which waits for all ranks, without holding the GIL, which mpi4py would hold."""
+    # Horovod's rendezvous, a Python thread of rank 0, must serve ranks that need its keys before they get here.
     provided = ctypes.c_int()
     failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
     if failed:

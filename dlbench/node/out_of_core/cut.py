@@ -1,10 +1,5 @@
-"""Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
-
-A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next;
-otherwise it is one unit, such as a residual block. A second pass shows skip connections: whether others than the next
-unit use a unit's output. A block of units is installed by replacing `forward` on the module instances: the first module
-computes the whole block, the others return their input, so the network's code needs no knowledge of blocks.
-"""
+"""Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on."""
+# Blocks are installed by replacing `forward` on module instances, so the network's code needs no knowledge of them.
 
 from __future__ import annotations
 
@@ -40,10 +35,8 @@ class UnitModule:
 
 
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitModule, ...]:
-    """Returns the longest chain of modules in a network, each as small as the network's module tree allows.
-
-    `run_once`: one forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
-    """
+    """Returns the longest chain of modules in a network, each as small as the network's module tree allows."""
+    # `run_once`: a forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
     with undisturbed(model):
         root = _trace(model, run_once)
     called = Counter(id(call.module) for call in root.all())
@@ -106,7 +99,6 @@ class ModuleCall:
     changes_input: bool = False
 
     def all(self) -> Iterator[ModuleCall]:
-        """Yields this call and all calls within it, outermost first."""
         yield self
         for child in self.children:
             yield from child.all()
@@ -119,7 +111,6 @@ class ModuleCall:
 
     @property
     def output_tensor(self) -> torch.Tensor | None:
-        """Its output, or the first tensor of a tuple."""
         output = self.output
         if isinstance(output, tuple | list) and output:
             output = output[0]
@@ -220,12 +211,9 @@ def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 def _agree(before: ModuleCall, call: ModuleCall) -> bool:
     if not isinstance(before.output, torch.Tensor) or not isinstance(call.output, torch.Tensor):
         return False
-    keys = list(before.kwargs)
-    if keys != list(call.kwargs):
-        return False
-    return are_same(before.args[1:], call.args[1:]) and are_same(
-        list(before.kwargs.values()), list(call.kwargs.values())
-    )
+    has_equal_keys = list(before.kwargs) == list(call.kwargs)
+    values_before, values = list(before.kwargs.values()), list(call.kwargs.values())
+    return has_equal_keys and are_same(before.args[1:], call.args[1:]) and are_same(values_before, values)
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -295,10 +283,7 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
 
 
 class ModuleBlock:
-    """Consecutive units as one function.
-
-    `run` is called instead of the first module's `forward`; `wrap`, e.g. a compiler, is applied to `function`.
-    """
+    """Consecutive units as one function; `run` replaces the first module's `forward`, `wrap` may compile the block."""
 
     def __init__(
         self,
@@ -319,8 +304,7 @@ class ModuleBlock:
         submodules = chain.from_iterable(module.modules() for module in self.modules)
         self._modules_with_buffers = [submodule for submodule in submodules if submodule._buffers]
         self.is_running = False
-        """Whether its modules are being computed now: other calls of them only begin the block or return their input.
-        """
+        """Whether its modules compute now; other calls of them only begin the block or return their input."""
         self._other_arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
         self._output: Any = None
 
@@ -375,7 +359,6 @@ class ModuleBlock:
             self.is_running = False
 
     def _directly(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the block without hooks of modules, for a compiler."""
         x = args[0]
         for forward in self._forwards:
             x = forward(x, *args[1:], **kwargs)

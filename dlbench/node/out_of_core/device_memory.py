@@ -1,11 +1,5 @@
-"""Measures memory between marks of a pass, and tunes the C library's allocator for tensors.
-
-On a GPU torch's caching allocator counts, on a CPU torch's profiler reports every allocation and release of tensor
-memory. Resident memory would not do, as it includes memory that was released and kept. Neither sees that of oneDNN.
-
-On a CPU the process keeps released memory: by default glibc maps and unmaps tensors above a threshold and trims its
-heap, so that the kernel zeroes pages again and again (measured: 230 µs to write a MiB to kept pages, 770 to mapped).
-"""
+"""Measures memory between marks of a pass, and tunes the C library's allocator for tensors."""
+# Resident memory would not do, as it includes memory that was released and kept.
 
 from __future__ import annotations
 
@@ -40,7 +34,7 @@ MAX_TRIALS = 12  # Bisection steps: enough for 4,096 batch sizes.
 MAX_S = 60.0
 
 
-class Held:
+class MemoryInterval:
     """Memory at the begin and end of an interval and its peak, in bytes above the beginning of the pass."""
 
     def __init__(self, begin: int, peak: int, end: int) -> None:
@@ -63,7 +57,7 @@ class PeakMeter:
     def mark(self, name: str) -> None:
         """Begins the interval of that name, which ends at the next mark; each name is used once."""
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         return {}
 
 
@@ -105,20 +99,20 @@ class CpuPeaks(PeakMeter):
         with record_function(_MARK + name):
             pass
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         """Returns memory by interval, by following allocations and marks, which are events as well, in time."""
         results = self._profile.kineto_results
         assert results is not None  # the pass is over
         events = [event for event in results.events() if event.name() == "[memory]" or event.name().startswith(_MARK)]
         events.sort(key=lambda event: (event.start_ns(), event.name() != "[memory]"))  # a mark after allocations
-        live_bytes, current = 0, Held(0, 0, 0)
-        intervals: dict[str, Held] = {}
+        live_bytes, current = 0, MemoryInterval(0, 0, 0)
+        intervals: dict[str, MemoryInterval] = {}
         for event in events:
             if event.name() == "[memory]":
                 live_bytes += event.nbytes()  # type: ignore[attr-defined]
                 current.peak, current.end = max(current.peak, live_bytes), live_bytes
             else:
-                current = Held(live_bytes, live_bytes, live_bytes)
+                current = MemoryInterval(live_bytes, live_bytes, live_bytes)
                 intervals[event.name().removeprefix(_MARK)] = current
         return intervals
 
@@ -128,9 +122,9 @@ class CudaPeaks(PeakMeter):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._intervals: dict[str, Held] = {}
+        self._intervals: dict[str, MemoryInterval] = {}
         self._begin = 0
-        self._current: Held | None = None
+        self._current: MemoryInterval | None = None
 
     def __enter__(self) -> Self:
         gc.collect()
@@ -144,7 +138,7 @@ class CudaPeaks(PeakMeter):
         self._end()
         torch.cuda.reset_peak_memory_stats(self._device)
         now = torch.cuda.memory_allocated(self._device) - self._begin
-        self._current = self._intervals[name] = Held(now, now, now)
+        self._current = self._intervals[name] = MemoryInterval(now, now, now)
 
     def _end(self) -> None:
         if self._current is not None:
@@ -152,7 +146,7 @@ class CudaPeaks(PeakMeter):
             self._current.end = torch.cuda.memory_allocated(self._device) - self._begin
         self._current = None
 
-    def held(self) -> dict[str, Held]:
+    def intervals(self) -> dict[str, MemoryInterval]:
         return self._intervals
 
 
@@ -231,10 +225,8 @@ def fits_in_memory(
     kept_bytes: int,
     beat: Callable[[str], None] = lambda _progress: None,
 ) -> Callable[[int], bool]:
-    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later.
-
-    Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
-    """
+    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later."""
+    # Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def passes(batch: int) -> bool:
@@ -271,10 +263,7 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 def out_of_memory(
     words: str, fit: BatchFit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
 ) -> RunError:
-    """Returns the error of a rank that ran out of memory, in one line.
-
-    `fit`: the largest batch of one pass; None if none was tried. `startup_bytes`: the peak before the measured steps.
-    """
+    """Returns the error of a rank out of memory; `startup_bytes` is the peak in bytes before the measured steps."""
     start = f"rank {rank} is out of memory at train.batch_per_rank {batch}"
     if startup_bytes is not None:
         start += f", which fitted before the measured steps ({format_bytes(startup_bytes)})"

@@ -1,9 +1,4 @@
-"""Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation.
-
-The file has no name (O_TMPFILE, or created and unlinked at once), so that nothing is left however a run ends. It gets
-its full length before training begins, so that a full disk is found then. Bytes bypass the page cache if the file
-system supports it (O_DIRECT), because the page cache is in memory.
-"""
+"""Far tier of a rank that trains on a CPU: one unnamed file, written and read alongside the computation."""
 
 from __future__ import annotations
 
@@ -48,7 +43,7 @@ class DiskTicket:
 
 
 class DiskTier:
-    """A `Tier` in a file of this node, which grows if `reserve_bytes` is too little."""
+    """A `Tier` in a file that has its full length before training, so that a full disk is found then; it may grow."""
 
     takes_back = True
 
@@ -136,7 +131,6 @@ class DiskTier:
         return ticket.is_in
 
     def discard(self, ticket: DiskTicket) -> None:
-        """Frees the ticket's place when its transfers have ended."""
         if ticket.is_out:
             ticket.storage = None
         if self._lanes and not self._has_failed():
@@ -160,7 +154,6 @@ class DiskTier:
             self._file = -1
 
     def _put(self, lane: int, work: Callable[[], None]) -> None:
-        """Runs work on a thread; an error there is raised by every later call."""
         if self._file < 0:
             raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
         if not self._lanes:
@@ -215,9 +208,6 @@ class DiskTier:
                 written = os.pwrite(self._file, data, offset)
                 data, offset = data[written:], offset + written
             position += size
-        if not self._is_direct:
-            # Starts to write dirty pages, and drops clean ones.
-            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         del storage
         self._done(ticket, block, start, is_out=True)
 
@@ -233,19 +223,17 @@ class DiskTier:
             if num_read == 0:
                 raise OSError(errno.EIO, "the file ends before the swapped bytes do")
             memory, offset = memory[num_read:], offset + num_read
-        if not self._is_direct:
-            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         self._done(ticket, block, start, is_out=False)
 
     def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
+        if not self._is_direct:
+            # Starts to write dirty pages, and drops clean ones.
+            os.posix_fadvise(self._file, ticket.offset, ticket.place_bytes, os.POSIX_FADV_DONTNEED)
         end = time.monotonic_ns()
         with self._changed:
             if ticket.recalled:
                 return
-            if is_out:
-                ticket.is_out = True
-            else:
-                ticket.is_in = True
+            ticket.is_out, ticket.is_in = True, not is_out  # bytes that come in were out before
             if self._watching:
                 self._transfers.append(TierTransfer(is_out, block, ticket.num_bytes, start, end))
             self._changed.notify_all()

@@ -1,14 +1,6 @@
-"""Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block.
-
-Recomputing is `torch.utils.checkpoint` (not reentrant), with the random state and autocast of the first forward pass;
-added are memory for the recomputed activations, and buffers, which a second forward pass must not change. Swapping is
-`torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle instead of every activation.
-
-The plan says which blocks are swapped out: not those that, in the simulator, are needed again before they are out. A
-block that is still not out when it is needed (`Tier.is_out`) stays in memory. On a CPU its transfer is cancelled. The
-host of a GPU is far ahead and cannot know: there a block is out once computing has waited for its copy because the
-memory was needed; otherwise the queued copy runs, and the memory is freed after it.
-"""
+"""Executes a memory plan in every pass: keeps, swaps or recomputes the activations of each block."""
+# Recomputing is `torch.utils.checkpoint` (not reentrant). Swapping is `torch.autograd.graph.saved_tensors_hooks`:
+# autograd holds a handle instead of every activation.
 
 from __future__ import annotations
 
@@ -28,10 +20,10 @@ from dlbench.node.out_of_core.saved import (
     BlockBytes,
     Checksum,
     Handle,
-    HeldByOthers,
     MemoryRoom,
     PackedTensor,
     RunningPass,
+    UnmovedStorages,
     activation_storage,
     first_tensor,
     weak_reference,
@@ -49,35 +41,25 @@ _COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out
 
 
 class OutOfCore:
-    """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network.
-
-    A pass is one forward and one backward pass; passes without gradients are not changed. If an error ends a pass, the
-    next one starts cleanly.
-
-    `blocks`: every unit of `find_units` in one block. `tier`: for swapped tensors; None if no block swaps, and for
-    `blocking` on a GPU, which is torch's `save_on_cpu`. `budget_bytes`: limit for activations; None: no limit. `costs`:
-    of each block; without them the bytes of the last counted pass are used. `leaving`: numbers of the blocks that are
-    swapped out; None: all that swap something. `turn_bytes`: memory for head and loss. `count`: count bytes in every
-    pass, not only in the first.
-    """
+    """Keeps, swaps or recomputes the blocks of a network; `install` comes before an engine wraps the network."""
 
     def __init__(  # noqa: PLR0913  (independent options by keyword, most of which only tests set)
         self,
         model: nn.Module,
         units: Sequence[UnitModule],
-        blocks: Sequence[PlannedBlock],
+        blocks: Sequence[PlannedBlock],  # Every unit of `find_units` is in one of them.
         *,
-        tier: Tier | None = None,
+        tier: Tier | None = None,  # None if no block swaps, and for `blocking` on a GPU, which is `save_on_cpu`.
         budget_bytes: int | None = None,
-        costs: Sequence[BlockCost] | None = None,
-        turn_bytes: int = 0,
+        costs: Sequence[BlockCost] | None = None,  # None: the bytes of the last counted pass are used.
+        turn_bytes: int = 0,  # Memory for head and loss.
         prefetch: Prefetch = "room",
-        leaving: Collection[int] | None = None,
+        leaving: Collection[int] | None = None,  # Blocks that are swapped out; None: all that swap something.
         verify: bool = False,
         rank: int = 0,
         clock: Clock | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None = None,
-        count: bool = False,
+        count: bool = False,  # Whether bytes are counted in every pass, not only in the first.
     ) -> None:
         self._blocks = [
             ModuleBlock(number, units[block.first : block.last + 1], self._forward, wrap_block)
@@ -88,17 +70,15 @@ class OutOfCore:
             alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
             if alone:
                 raise UserError(f"{alone[0]} must begin a block: its input is used elsewhere as well")
-        self._held_by_others = {n for n, block in enumerate(blocks) if units[block.first].shared}
+        self._shared_inputs = {n for n, block in enumerate(blocks) if units[block.first].shared}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
-        self._leaving: Collection[int] = range(len(blocks))
-        if leaving is not None:
-            self._leaving = leaving
+        self._leaving = range(len(blocks)) if leaving is None else leaving
         self._verifies = verify
         self._rank = rank
-        self._others = HeldByOthers(model)
-        self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._held_by_others)
+        self._unmoved = UnmovedStorages(model)
+        self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._shared_inputs)
         self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
         """Whether each block saves its output, by the last counted pass."""
@@ -140,7 +120,7 @@ class OutOfCore:
         return True
 
     def begin_measuring(self) -> None:
-        self._others.look()
+        self._unmoved.read_model()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._lane.reset()
 
@@ -149,11 +129,9 @@ class OutOfCore:
         return {**self._counts, **self._lane.seconds()}
 
     def watch(self, watching: bool) -> None:
-        """Begins or ends recording the operations of passes, between two steps; it adds no waiting."""
         self._lane.watch(watching)
 
     def take_spans(self) -> list[LaneSpan]:
-        """Returns the operations of watched passes that have ended, in order of their start."""
         return self._lane.take()
 
     def close(self) -> None:
@@ -178,24 +156,24 @@ class OutOfCore:
         number = block.number
         if number == 0:
             self._pass = RunningPass(len(self._blocks))
-            self._others.begin_pass()
+            self._unmoved.begin_pass()
             self._lane.begin_pass()
-            if 0 in self._held_by_others:
-                self._others.give(args[:1])
+            if 0 in self._shared_inputs:
+                self._unmoved.add_arguments(args[:1])
             else:
                 self._pass.begin_block(0, args[0].untyped_storage())
                 self._pass.charge_input(0, self._pass.boundary_bytes[0])
         running = self._pass
-        if running is None or running.at != number - 1 or running.has_turned:
+        if running is None or running.last_forward != number - 1 or running.has_turned:
             raise RunError(
                 f"{block.name}: called out of the order in which the network was cut into blocks; use train.recompute "
                 "none and train.swap none for this network"
             )
-        running.at = number
-        self._others.give((*args[1:], *kwargs.values()))
+        running.last_forward = number
+        self._unmoved.add_arguments((*args[1:], *kwargs.values()))
         if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
             _on_gradient(args[0], partial(self._end_of_first, running))
-        needed = self._room.forward_bytes(number)
+        needed = self._room.needs(number).forward_bytes
         if self._prefetch == "one-block":
             # Buffers of two blocks are enough: the one that is swapped out, and the one that is computed.
             while len({handle.block for handle in running.leaving if handle.ticket is not None}) > 1:
@@ -207,8 +185,7 @@ class OutOfCore:
         return running
 
     def _make_room(self, running: RunningPass, num_bytes: int) -> None:
-        """Waits for the oldest transfers out until `num_bytes` fit, or none is left."""
-        self._release(running)
+        self._end_finished_transfers(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)
 
@@ -217,16 +194,16 @@ class OutOfCore:
         if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
             with self._lane.wait("swap_wait_s" if running.has_turned else "room_wait_s"):
                 self._tier.wait_out(oldest.ticket)
-        self._left(running)
+        self._end_oldest_transfer(running)
 
-    def _release(self, running: RunningPass) -> None:
+    def _end_finished_transfers(self, running: RunningPass) -> None:
         while running.leaving:
             oldest = running.leaving[0]
             if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
                 return
-            self._left(running)
+            self._end_oldest_transfer(running)
 
-    def _left(self, running: RunningPass) -> None:
+    def _end_oldest_transfer(self, running: RunningPass) -> None:
         handle = running.leaving.popleft()
         if handle.ticket is not None:
             running.charge(handle, -handle.num_bytes)
@@ -261,12 +238,12 @@ class OutOfCore:
         return counting, _Recomputing(block, self._lane)
 
     def _count(self, running: RunningPass, tensor: torch.Tensor) -> None:
-        storage = activation_storage(tensor, self._others)
+        storage = activation_storage(tensor, self._unmoved)
         if storage is not None:
             running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
 
     def _pack(self, running: RunningPass, number: int, tensor: torch.Tensor) -> Any:
-        storage = activation_storage(tensor, self._others)
+        storage = activation_storage(tensor, self._unmoved)
         if storage is None:
             return without_graph(tensor)
         handle = running.table.find(storage)
@@ -284,7 +261,7 @@ class OutOfCore:
         if handle.is_input:
             moves = self._room.moves(number)
         if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None and moves:
-            self._send(running, handle)
+            self._start_swap_out(running, handle)
             with self._lane.wait("room_wait_s"):
                 self._tier.wait_out(handle.ticket)
         return PackedTensor(handle, tensor)
@@ -306,14 +283,13 @@ class OutOfCore:
         if self._tier is not None and self._prefetch != "blocking" and number in self._leaving:
             for handle in self._moving(running, number):
                 if handle.storage is not None:
-                    self._send(running, handle)
+                    self._start_swap_out(running, handle)
         if number == len(self._blocks) - 1:
             self._make_room(running, self._turn_bytes)
             running.charge_other(self._turn_bytes)
             self._note_peak(running)
 
     def _moving(self, running: RunningPass, number: int) -> list[Handle]:
-        """Returns the handles that are swapped with a block, in the order of saving."""
         handles = []
         input_handle = running.inputs[number]
         if input_handle is not None and self._room.moves(number):
@@ -323,7 +299,6 @@ class OutOfCore:
         return handles
 
     def _assign_output(self, running: RunningPass, number: int, storage: torch.UntypedStorage) -> bool:
-        """Makes a block's output the input of the next block; returns whether this block saved it."""
         is_counted = running.counted.pop(storage._cdata, None) is not None
         handle = running.table.find(storage)
         if handle is None or handle.block != number or handle.is_input:
@@ -352,12 +327,11 @@ class OutOfCore:
         )
 
     def _charge_after_forward(self, running: RunningPass, number: int) -> None:
-        """Charges the bytes of a block that are in memory after its forward pass, by handles or by the plan's costs."""
-        block_bytes = self._room.own_bytes(number)
+        needs = self._room.needs(number)
+        block_bytes, input_bytes = needs.own_bytes, needs.kept_bytes
         if self._decisions[number] == "swap" and self._tier is not None:
             block_bytes = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
         running.charge_block(number, block_bytes)
-        input_bytes = self._room.kept_bytes(number)
         input_handle = running.inputs[number]
         if input_handle is not None:
             input_bytes = input_handle.resident_bytes
@@ -369,7 +343,7 @@ class OutOfCore:
         running.charge_input(number + 1, output_bytes)
         self._note_peak(running)
 
-    def _send(self, running: RunningPass, handle: Handle) -> None:
+    def _start_swap_out(self, running: RunningPass, handle: Handle) -> None:
         assert self._tier is not None
         assert handle.storage is not None
         if self._verifies:
@@ -383,7 +357,7 @@ class OutOfCore:
 
     def _reached(self, running: RunningPass, number: int, gradient: torch.Tensor) -> None:
         """Is called with the gradient of a block's output: later blocks have ended, its backward pass begins."""
-        if number >= running.current:
+        if number >= running.last_backward:
             return
         if not running.has_turned:
             running.has_turned = True
@@ -392,24 +366,24 @@ class OutOfCore:
             running.charge_input(len(self._blocks), 0)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
-        running.current = number
-        running.charge_other(self._room.gradients_before(number))
+        running.last_backward = number
+        needs = self._room.needs(number)
+        running.charge_other(needs.gradients_before_bytes)
         self._swap_in_ahead(running, number)
         self._room.start(number)
-        needed = self._room.backward_bytes(number)
-        self._make_room(running, needed)
-        running.charge_block(number, running.charged[number] + needed)
+        self._make_room(running, needs.backward_bytes)
+        running.charge_block(number, running.charged[number] + needs.backward_bytes)
         self._note_peak(running)
         self._lane.switch(BACKWARD, number)
 
     def _end_of_first(self, running: RunningPass, gradient: torch.Tensor) -> None:
         if running.has_turned:
             self._end_blocks(running, -1)
-            running.current = -1
+            running.last_backward = -1
             self._lane.switch(None, 0)
 
     def _end_blocks(self, running: RunningPass, number: int) -> None:
-        for block in range(min(running.current, len(self._blocks) - 1), number, -1):
+        for block in range(min(running.last_backward, len(self._blocks) - 1), number, -1):
             for handle in running.owned[block]:
                 handle.drop()
             running.owned[block].clear()
@@ -421,16 +395,13 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _swap_in_ahead(self, running: RunningPass, number: int) -> None:
-        """Starts to swap in blocks in backward order while they fit; block `number` even if it does not fit.
-
-        Block `number` is needed now: it is forced only when no transfer out is left that would free memory.
-        """
+        """Starts to swap in blocks in backward order while they fit; block `number`, needed now, in any case."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return
         furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
         while True:
-            self._release(running)
+            self._end_finished_transfers(running)
             while running.next_in >= furthest and self._start_block_in(running, running.next_in, forced=False):
                 pass
             if running.next_in < number:
@@ -456,7 +427,7 @@ class OutOfCore:
                 if handle in running.leaving:  # it is out by now, queued after one that is not
                     running.leaving.remove(handle)
                     running.charge(handle, -handle.num_bytes)
-                self._start_back(running, handle, number)
+                self._start_swap_in(running, handle, number)
         self._room.issue(number, reserved_bytes)
         running.next_in -= 1
         self._note_peak(running)
@@ -474,7 +445,7 @@ class OutOfCore:
             running.leaving.remove(handle)
         return True
 
-    def _start_back(self, running: RunningPass, handle: Handle, block: int) -> None:
+    def _start_swap_in(self, running: RunningPass, handle: Handle, block: int) -> None:
         assert self._tier is not None
         handle.coming = True
         self._tier.swap_in(handle.ticket, block)
@@ -500,7 +471,7 @@ class OutOfCore:
             if self._recall(running, handle):
                 assert handle.storage is not None
                 return handle.storage
-            self._start_back(running, handle, handle.block)
+            self._start_swap_in(running, handle, handle.block)
             self._note_peak(running)
         if tier.is_in(handle.ticket):
             storage = tier.take(handle.ticket)
@@ -521,7 +492,7 @@ class OutOfCore:
 
     def _end(self, running: RunningPass) -> None:
         self._end_blocks(running, -1)
-        running.current = -1
+        running.last_backward = -1
         self._lane.switch(None, 0)
         self._lane.end_pass()
         self._counts["passes"] += 1

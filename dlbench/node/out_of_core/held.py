@@ -1,10 +1,5 @@
-"""Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
-
-The rest of the peak is activations, gathered parameters and temporary memory of operations. On a GPU the peak is that
-of the allocator in the last warm-up step. On a CPU torch's profiler reports allocations and releases, which are added
-to the memory before the step. Starting the profiler takes 0.1 s, so it watches the very first step, whose times are not
-used. The optimizer allocates its state in the update of that step, so its passes need less memory by as much.
-"""
+"""Measures a rank's memory at the peak of a step, by kind: weights, gradients, optimizer state, buffers."""
+# The optimizer allocates its state in the update of the first step, so that step's passes need less memory by as much.
 
 from __future__ import annotations
 
@@ -53,10 +48,7 @@ class StepMemory(TrainingPart):
         self._result: HeldMemory | None = None
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
-        """Begins to watch the first step on a CPU, the last step of the warm-up on a GPU.
-
-        In a GPU's first step cuDNN's search and compilers take memory, too.
-        """
+        """Begins to watch the first step on a CPU; on a GPU the last of the warm-up, as cuDNN searches in the first."""
         self.close()
         watched_step = max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0
         if step != watched_step:
@@ -87,7 +79,6 @@ class StepMemory(TrainingPart):
         }
 
     def _at_update(self, *_: Any) -> None:
-        """Counts gradients before the optimizer's update, when all of them exist."""
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._gradients = local_bytes(gradients, self._device)
         views = [gradient for gradient in gradients if gradient.untyped_storage().nbytes() > gradient.nbytes]
@@ -99,17 +90,14 @@ class StepMemory(TrainingPart):
         self.close()
 
     def close(self) -> None:
-        """Stops watching, and computes the result if a step was watched.
-
-        Also called after a failed step: with torch's profiler open, Python would crash at its end and lose the exit
-        code.
-        """
+        """Stops watching, and computes the result if a step was watched; also called after a failed step."""
+        # With torch's profiler open, Python would crash at its end and lose the exit code.
         if self._meter is None:
             return
         self._hook.remove()
         self._watch(False)
         self._meter.__exit__(None, None, None)
-        intervals, self._meter = self._meter.held(), None
+        intervals, self._meter = self._meter.intervals(), None
         if "update" not in intervals:
             return  # a loss scale overflowed: nothing was updated
         on_cpu = self._device.type == "cpu"
@@ -146,7 +134,6 @@ class StepMemory(TrainingPart):
 
     @property
     def result(self) -> HeldMemory | None:
-        """The memory of the watched step, after training; None if no step was watched."""
         if self._result is None or self._device.type != "cuda":
             return self._result
         return self._result.model_copy(update={"retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"]})

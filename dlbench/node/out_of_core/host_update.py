@@ -1,14 +1,6 @@
-"""`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass.
-
-This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update: the
-optimizer's state is on the host, and results equal those of an update by the device. After the exchange of gradients a
-thread updates the parameters in the order in which the forward pass needs them, and each module waits for its own in
-the forward pass. Before a backward pass everything is updated.
-
-Parameters are updated in place on a CPU, in page-locked copies if the device is a GPU. There gradients are copied out
-on one stream after the exchange, and parameters back on another; the forward pass waits for the copies that it needs by
-events between streams (not measured here).
-"""
+"""`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass."""
+# This is KARMA's fifth stage (Wahib et al., SC20), like ZeRO-Offload (Ren et al., ATC'21) without its delayed update,
+# so results equal those of an update by the device. Copies from and to a GPU are not measured here.
 
 from __future__ import annotations
 
@@ -37,12 +29,10 @@ GROUPS = 16  # Most groups of parameters, by bytes: each has a fixed cost, and t
 
 
 class ForwardOrder:
-    """Finds the order in which modules with trained parameters are called, by hooks in the first forward pass.
+    """Finds the order in which modules with trained parameters are called, by hooks that call `reach` before each."""
 
-    Parameters of a module that is never called itself (torch's attention reads its output projection's weights) are
-    waited for by the nearest enclosing module that is called. `reach`: called before every call of such a module.
-    `is_hooked`: False for a compiled network, whose order is that of definition.
-    """
+    # Without hooks (a compiled network) it is that of definition. Parameters of a module that is never called itself
+    # (torch's attention reads its output projection's weights) belong to the nearest enclosing module that is called.
 
     def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
         self._model = model
@@ -66,7 +56,6 @@ class ForwardOrder:
         self._reach(module)
 
     def _waiting_module(self, owner: str) -> str:
-        """Returns the name of the owner or the nearest enclosing module that is called; "" is the network."""
         while owner and owner not in self._calls:
             owner = owner.rpartition(".")[0]
         return owner
@@ -147,7 +136,6 @@ class CudaLanes:
         return event
 
     def out(self, since: torch.cuda.Event) -> AbstractContextManager[object]:
-        """Returns a context for copies out of the device, after the moment `since`."""
         self._out.wait_event(since)
         return torch.cuda.stream(self._out)
 
@@ -166,11 +154,9 @@ class CudaLanes:
 
 
 class HostCopies(HostParameters):
-    """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory.
+    """Copies of all parameters and memory for their gradients on the host, in few pieces of page-locked memory."""
 
-    Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one piece into the
-    next.
-    """
+    # Locking pages takes milliseconds per call, so parameters share pieces; no copy may cross from one into the next.
 
     text = "gradients were copied to page-locked memory and parameters back, on two separate streams"
 
@@ -281,12 +267,7 @@ class UpdateGroup:
 
 
 class HostUpdater(TrainingPart):
-    """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host.
-
-    `host`: the parameters that are updated. `overlaps`: whether the forward pass waits module by module; otherwise it
-    waits for all updates before it begins. `whole_steps`: number of first steps that end with their update, because
-    the engine replaces gradients after them.
-    """
+    """Replaces the `step` of an optimizer, which keeps its parameter groups and its `state`, now on the host."""
 
     def __init__(
         self,
@@ -295,8 +276,8 @@ class HostUpdater(TrainingPart):
         spec: OptimizerSpec,
         host: HostParameters,
         *,
-        overlaps: bool = True,
-        whole_steps: int = 0,
+        overlaps: bool = True,  # Whether the forward pass waits module by module, not for all updates.
+        whole_steps: int = 0,  # First steps that end with their update: the engine replaces gradients after them.
     ) -> None:
         self._optimizer, self._spec, self._host = optimizer, spec, host
         self._overlaps = overlaps
@@ -367,7 +348,6 @@ class HostUpdater(TrainingPart):
         self._host.join(group.copied)
 
     def before_forward(self) -> None:
-        """Waits for all updates if the forward pass cannot wait module by module."""
         if not self._overlaps:
             self.settle()
 

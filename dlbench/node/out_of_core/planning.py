@@ -1,7 +1,4 @@
-"""Plans a network's memory: measures its units and transfer rates on all ranks at once; each makes the same plan.
-
-Rates are measured before training on the far tier that will be used, with the sizes of blocks.
-"""
+"""Plans a network's memory: measures its units and transfer rates on all ranks at once; each makes the same plan."""
 
 from __future__ import annotations
 
@@ -67,11 +64,7 @@ def measure_rates(
     beat: Callable[[str], None],
     calls: Calls | None = None,
 ) -> TransferRates:
-    """Measures transfers out and in: two sizes give the fixed time of a transfer and its time per byte.
-
-    The slowdown of computing comes from `compute` with and without transfers alongside it. `tier`: has `trial_bytes`
-    free, and nothing else uses it meanwhile. `calls`: torch's CUDA interface; None: the real one on a GPU.
-    """
+    """Measures transfers out and in by two sizes, and how they slow `compute`; needs `trial_bytes` free in the tier."""
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
     if calls is None and device.type == "cuda":
@@ -103,11 +96,8 @@ class TransferTrials:
         self._tier, self._device, self._calls = tier, device, calls
 
     def both_ways(self, num_bytes: int, times: int) -> tuple[float, float]:
-        """Returns the seconds of a transfer out and in: means of `times` in a row, as a pass waits for slow ones, too.
-
-        A storage is filled before each, because training computes before each: threads that only wait for each other
-        would wake up sooner.
-        """
+        """Returns the mean seconds of a transfer out and in, of `times` in a row: a pass waits for slow ones, too."""
+        # A storage is filled before each: threads that only wait for each other would wake up sooner than in training.
         out_s, in_s, tickets = 0.0, 0.0, []
         for _ in range(times):
             storage = self._storage(num_bytes)
@@ -219,11 +209,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """Measures a network's memory.
-
-    `loss_of`: runs a forward pass over a batch in the precision of training, returns its loss. `open_tier`: opens the
-    far tier for a number of bytes. `exchange_bytes`, `gradients_stay`: from `exchange_memory`.
-    """
+    """Measures a network's memory by passes whose loss `loss_of` returns in the precision of training."""
 
     model: nn.Module
     train: TrainSpec
@@ -237,7 +223,6 @@ class Workbench:
     gradients_stay: bool = False
 
     def measure(self) -> tuple[tuple[UnitModule, ...], Chain, TransferRates | None, list[str]]:
-        """Returns units, chain, transfer rates, and warnings about them."""
         self.beat("the network's units")
         small_batch = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
         units = find_units(self.model, partial(self.loss_of, small_batch))

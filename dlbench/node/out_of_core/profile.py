@@ -1,10 +1,5 @@
-"""Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass.
-
-In one forward pass every unit is measured separately when it is called: its forward pass and, with a gradient of ones,
-its backward pass; then only its output is kept. So measuring needs the memory of the largest unit, not of training in
-core: networks whose activations do not fit can be measured, without transfers. Weights, gradients, buffers and random
-states are restored afterwards.
-"""
+"""Measures a network's chain: time, saved bytes and temporary memory of each unit's forward and backward pass."""
+# Every unit is measured alone and keeps only its output, so networks that do not fit in memory can be measured.
 
 from __future__ import annotations
 
@@ -26,11 +21,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dlbench.node.models.build import Batch
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.out_of_core.cut import UnitModule, undisturbed
-from dlbench.node.out_of_core.device_memory import Held, PeakMeter, peaks_on
+from dlbench.node.out_of_core.device_memory import MemoryInterval, PeakMeter, peaks_on
 from dlbench.node.out_of_core.saved import (
-    HeldByOthers,
     PackedTensor,
     SavedStorages,
+    UnmovedStorages,
     activation_storage,
     first_tensor,
     is_of_parameter,
@@ -41,8 +36,7 @@ from dlbench.specs.out_of_core import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
-"""Passes that are not used (the first ones of a process took 1.3 to 1.6 times as long); and, after the pass that counts
-bytes, passes whose median times are used."""
+"""Passes that are not used (the first took 1.3 to 1.6 times as long), and passes whose median times are used."""
 LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, enough once they have taken LONG_S seconds.
 
 Storages = dict[int, int]  # Bytes of storages by their address.
@@ -67,10 +61,6 @@ class _Link:
         (input_address, _), (output_address, output_bytes) = self.input, self.output
         return output_bytes if output_address != input_address else 0
 
-    @property
-    def times(self) -> tuple[list[float], list[float]]:
-        return self.forward_s, self.backward_s
-
 
 @dataclass(kw_only=True, eq=False)
 class _MeasuredPass:
@@ -88,17 +78,15 @@ class _MeasuredPass:
     moments: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.others = HeldByOthers(self.model)
+        self.unmoved = UnmovedStorages(self.model)
         self.model_storages = dict(map(storage_of, (*self.model.parameters(), *self.model.buffers())))
 
     def now(self) -> float:
-        """Returns the time in seconds, after the device has done its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def mark(self, name: str) -> None:
-        """Records this moment, and begins an interval of memory of that name."""
         self.moments[name] = self.now()
         self.meter.mark(name)
 
@@ -109,10 +97,10 @@ class _MeasuredPass:
         if link.number == 0:
             self.mark("chain")
             if link.unit.shared:
-                self.others.give([x])
+                self.unmoved.add_arguments([x])
             if x.grad_fn is not None:
                 self.roots.append(_Exit.apply(None, x))  # type: ignore[no-untyped-call]
-        self.others.give((*args, *kwargs.values()))
+        self.unmoved.add_arguments((*args, *kwargs.values()))
         leaf = x.detach().requires_grad_(link.number > 0 or x.requires_grad)
 
         def call(entry: Tensor) -> Any:
@@ -172,7 +160,6 @@ class _MeasuredPass:
         return detached_output
 
     def gradient_bytes(self) -> int:
-        """Returns the bytes of parameters' gradients now; 0 if gradients stay after a pass."""
         if self.keeps_gradients:
             return 0
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -182,7 +169,7 @@ class _MeasuredPass:
         """Returns hooks that count saved tensors, also casts and copies of parameters."""
 
         def pack(tensor: Tensor) -> Tensor:
-            storage = activation_storage(tensor, self.others)
+            storage = activation_storage(tensor, self.unmoved)
             link.num_saved += 1
             self.meter.mark(f"kept forward {link.number}, {link.num_saved} saved")
             if storage is not None:
@@ -200,7 +187,7 @@ class _MeasuredPass:
         table = SavedStorages()
 
         def pack(tensor: Tensor) -> Any:
-            storage = activation_storage(tensor, self.others)
+            storage = activation_storage(tensor, self.unmoved)
             if storage is None:
                 return without_graph(tensor)
             handle = table.find(storage) or table.add(tensor, storage, 0)
@@ -298,11 +285,7 @@ class ChainProfile:
     def measure(
         self, loss_of: Callable[[Batch], Tensor], batch: Batch, *, state_bytes: int, update_bytes: int = 0
     ) -> Chain:
-        """Returns the chain of a pass, in the precision of `loss_of`.
-
-        `state_bytes`: of parameters, buffers, optimizer state, and gradients that stay after a pass. `update_bytes`:
-        from `update_growth`.
-        """
+        """Returns the chain of a pass, in the precision of `loss_of`; the two numbers of bytes become part of it."""
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, holds_gradients=self.keeps_gradients):
             # Before bytes are counted, too: in the first pass over such a batch cuDNN allocates memory for its search.
@@ -312,22 +295,24 @@ class ChainProfile:
                 link.forward_s.clear()
                 link.backward_s.clear()
             timed = self._timed(links, loss_of, batch, TIMED_PASSES)
-        held = counted.meter.held()
+        intervals = counted.meter.intervals()
         cast_bytes = sum(sum(link.casts.values()) for link in links)
         batch_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
         _, output_bytes = links[-1].output
         # The last unit's input is an argument of a call that returns: it may be freed before the head computes. Counted
         # with the head's gradients is autograd's memory of a weight that is also used before the chain (tied weights).
         freed_input, freed_output = counted.freed
-        begin = held["turn"].begin - freed_input
-        gradient_bytes = max(0, held["turned"].begin - begin + freed_output - output_bytes)
+        before_chain_bytes = intervals["chain"].begin - intervals["begin"].begin
+        begin = intervals["turn"].begin - freed_input
+        gradient_bytes = max(0, intervals["turned"].begin - begin + freed_output - output_bytes)
         # Units' times are scaled to a median pass: rare disturbances hardly show in the medians of single units.
-        times = list(itertools.chain.from_iterable(link.times for link in links))
+        times = list(itertools.chain.from_iterable((link.forward_s, link.backward_s) for link in links))
         units_s = sum(map(statistics.median, times))
         factor = 1.0
         if units_s > 0:
             factor = statistics.median(map(sum, zip(*times, strict=True))) / units_s
-        units = self._units(links, held, factor)
+        links_before = [None, *links[:-1]]
+        units = tuple(_unit(link, before, intervals, factor) for link, before in zip(links, links_before, strict=True))
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
@@ -336,10 +321,10 @@ class ChainProfile:
             turn_s=_median(timed, "turn", "turned"),
             after_s=_median(timed, "turned", "end"),
             state_bytes=state_bytes,
-            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + cast_bytes - units[0].input_bytes,
-            turn_bytes=held["turn"].peak - begin,
+            outside_bytes=batch_bytes + before_chain_bytes + cast_bytes - units[0].input_bytes,
+            turn_bytes=intervals["turn"].peak - begin,
             turn_gradient_bytes=gradient_bytes,
-            after_bytes=held["turned"].growth,
+            after_bytes=intervals["turned"].growth,
             after_gradient_bytes=max(0, counted.gradients - gradient_bytes),
             update_bytes=update_bytes,
         )
@@ -383,17 +368,8 @@ class ChainProfile:
                 module.__dict__.pop("forward", None)  # uncovers that of the class
         return measured
 
-    def _units(self, links: Sequence[_Link], held: Mapping[str, Held], factor: float) -> tuple[Unit, ...]:
-        units = []
-        previous: _Link | None = None
-        for link in links:
-            units.append(_unit(link, previous, held, factor))
-            previous = link
-        return tuple(units)
 
-
-def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor: float) -> Unit:
-    """Returns the measured figures of a unit; `factor` scales its times."""
+def _unit(link: _Link, previous: _Link | None, intervals: Mapping[str, MemoryInterval], factor: float) -> Unit:
     number = link.number
     (input_address, input_bytes), (output_address, _) = link.input, link.output
     input_saved = input_address in link.saved
@@ -409,7 +385,7 @@ def _unit(link: _Link, previous: _Link | None, held: Mapping[str, Held], factor:
 
     def peak(how: str, interval: str) -> int:
         """Returns the peak in addition to the unit's input, in bytes."""
-        return held[f"{how} {interval}"].peak - held[f"{how} forward {number}"].begin
+        return intervals[f"{how} {interval}"].peak - intervals[f"{how} forward {number}"].begin
 
     forward_peaks = [peak("kept", f"forward {number}")]
     forward_peaks += [peak("kept", f"forward {number}, {count} saved") for count in range(1, link.num_saved + 1)]
@@ -443,7 +419,7 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
     with peaks_on(device) as meter:
         meter.mark("update")
         optimizer.step()
-    return meter.held()["update"].growth
+    return meter.intervals()["update"].growth
 
 
 def _median(passes: Sequence[_MeasuredPass], begin: str, end: str) -> float:

@@ -54,23 +54,23 @@ def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-class HeldByOthers:
+class UnmovedStorages:
     """The storages that no plan moves: of parameters, buffers and arguments from outside of the chain."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._always: set[int] = set()
         self._given: dict[int, WeakReference] = {}
-        self.look()
+        self.read_model()
 
-    def look(self) -> None:
+    def read_model(self) -> None:
         tensors = [*self._model.parameters(), *self._model.buffers()]
         self._always = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
 
     def begin_pass(self) -> None:
         self._given.clear()
 
-    def give(self, arguments: Iterable[object]) -> None:
+    def add_arguments(self, arguments: Iterable[object]) -> None:
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 storage = argument.untyped_storage()
@@ -80,12 +80,12 @@ class HeldByOthers:
         return key in self._always or key in self._given
 
 
-def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.UntypedStorage | None:
+def activation_storage(tensor: torch.Tensor, unmoved: UnmovedStorages) -> torch.UntypedStorage | None:
     """Returns the storage of a saved tensor that may be swapped; None for parameters and others that stay."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage()
-    if storage.nbytes() < SMALL_BYTES or storage._cdata in others:
+    if storage.nbytes() < SMALL_BYTES or storage._cdata in unmoved:
         return None
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or is_of_parameter(tensor):
         return None
@@ -120,7 +120,6 @@ class Handle:
 
     @property
     def text(self) -> str:
-        """Shape and type of the first tensor that was saved of it."""
         return f"shape {'x'.join(map(str, self.shape)) or 'scalar'}, {str(self.dtype).removeprefix('torch.')}"
 
     def drop(self) -> None:
@@ -230,8 +229,8 @@ class RunningPass:
         self.charged_other = 0  # Bytes of head and loss or, in the backward pass, of parameters' gradients.
         self.resident = 0  # Sum of all charged bytes.
         self.leaving: deque[Handle] = deque()  # Handles whose transfer out has begun, oldest first.
-        self.at = -1  # The block whose forward pass began last.
-        self.current = num_blocks  # The block whose backward pass began last; all later ones have ended.
+        self.last_forward = -1  # The block whose forward pass began last.
+        self.last_backward = num_blocks  # The block whose backward pass began last; all later ones have ended.
         self.next_in = num_blocks - 1  # The block whose transfer in begins next.
         self.has_turned = False  # Whether the backward pass has begun.
         self.counted: dict[int, tuple[WeakReference, int]] = {}
@@ -272,22 +271,36 @@ class BlockBytes:
     """Bytes of a block in a pass, by the owner rule of `dlbench.perfmodels.out_of_core.blocks`."""
 
     saved_bytes: int = 0
-    """Bytes that its forward pass saves (recompute: would save), each storage once, with the inputs of its inner units,
-    without its own input and output, parameters and casts of them."""
+    """Bytes of storages that its forward pass saves, or would save, without its input and output and parameters."""
     input_bytes: int = 0  # Bytes of its input's storage; 0 if others hold it.
     input_saved: bool = False  # Whether a backward pass in core needs its input.
     output_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNeeds:
+    """Bytes of a block, with the meaning of the fields of `BlockCost`."""
+
+    forward_bytes: int
+    own_bytes: int
+    kept_bytes: int
+    backward_bytes: int
+    gradients_before_bytes: int = 0
 
 
 class MemoryRoom:
     """Bytes that blocks need, by `costs` or, without them, by the last counted pass; budget None: no limit."""
 
     def __init__(
-        self, decisions: Sequence[Decision], budget: int | None, costs: Sequence[BlockCost] | None, by_others: set[int]
+        self,
+        decisions: Sequence[Decision],
+        budget: int | None,
+        costs: Sequence[BlockCost] | None,
+        shared_inputs: set[int],
     ) -> None:
         self.budget = budget if budget is not None else math.inf
         self.counted = [BlockBytes()] * len(decisions)  # Bytes of each block in the last counted pass.
-        self._decisions, self._costs, self._held_by_others = decisions, costs, by_others
+        self._decisions, self._costs, self._shared_inputs = decisions, costs, shared_inputs
         self._issued = 0
         self._limits: deque[tuple[int, float]] = deque()
 
@@ -299,43 +312,23 @@ class MemoryRoom:
         return (
             block < len(self._decisions)
             and self._decisions[block] in ("swap", "recompute-swap")
-            and block not in self._held_by_others
+            and block not in self._shared_inputs
         )
 
-    def forward_bytes(self, block: int) -> int:
-        """Returns the bytes that its forward pass needs to start, with its output."""
+    def needs(self, block: int) -> BlockCost | BlockNeeds:
+        """Returns the bytes that a block needs by the plan's costs or, without them, by the last counted pass."""
         if self._costs is not None:
-            return self._costs[block].forward_bytes
-        return self.counted[block].output_bytes + self.own_bytes(block)
-
-    def own_bytes(self, block: int) -> int:
-        """Returns the bytes of its forward pass, without its boundaries, that stay until they are swapped out."""
-        if self._costs is not None:
-            return self._costs[block].own_bytes
-        if self.recomputes(block):
-            return 0
-        return self.counted[block].saved_bytes
-
-    def kept_bytes(self, block: int) -> int:
-        """Returns the bytes of its input that stay after its forward pass, until they are swapped out."""
-        if self._costs is not None:
-            return self._costs[block].kept_bytes
+            return self._costs[block]
         counted = self.counted[block]
-        if counted.input_saved or self.recomputes(block) or block in self._held_by_others:
-            return counted.input_bytes
-        return 0
-
-    def backward_bytes(self, block: int) -> int:
-        """Returns the bytes that its backward pass needs in addition, for recomputing, too."""
-        if self._costs is not None:
-            return self._costs[block].backward_bytes
+        own_bytes, backward_bytes, kept_bytes = counted.saved_bytes, 0, 0
         if self.recomputes(block):
-            return self.counted[block].saved_bytes
-        return 0
-
-    def gradients_before(self, block: int) -> int:
-        """Returns the bytes of parameters' gradients that exist when its backward pass begins."""
-        return 0 if self._costs is None else self._costs[block].gradients_before_bytes
+            own_bytes, backward_bytes = 0, counted.saved_bytes
+        if counted.input_saved or self.recomputes(block) or block in self._shared_inputs:
+            kept_bytes = counted.input_bytes
+        forward_bytes = own_bytes + counted.output_bytes
+        return BlockNeeds(
+            forward_bytes=forward_bytes, own_bytes=own_bytes, kept_bytes=kept_bytes, backward_bytes=backward_bytes
+        )
 
     def turn(self) -> None:
         self._issued = 0
@@ -354,9 +347,9 @@ class MemoryRoom:
         if self._costs is None:
             return
         earlier_bytes = sum(cost.own_bytes + cost.kept_bytes - cost.freed_bytes for cost in self._costs[:block])
-        block_bytes = self._costs[block].own_bytes + self._costs[block].kept_bytes
-        spare = self.budget - earlier_bytes - block_bytes - self.gradients_before(block) - self.backward_bytes(block)
-        limit = self._issued + spare
+        cost = self._costs[block]
+        block_bytes = cost.own_bytes + cost.kept_bytes + cost.gradients_before_bytes + cost.backward_bytes
+        limit = self._issued + self.budget - earlier_bytes - block_bytes
         while self._limits and self._limits[-1][1] >= limit:
             self._limits.pop()
         self._limits.append((block, limit))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from dlbench.node.out_of_core.tiers import Tier, TierTransfer
+from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.sync.timing import Clock
 
 COMPUTE, OUT, IN = "compute", "out", "in"  # Lanes of operations.
@@ -42,13 +42,11 @@ class ComputeLane:
         self._operations: list[tuple[str, int, Any, Any]] | None = None
         """Operations of the current pass, as kind, block, first and last moment; None if it is not watched."""
         self._now: tuple[str, int, Any] | None = None  # Kind, block and first moment of the current operation.
-        self._durations: dict[str, list[tuple[Any, Any]]] = {}
-        self._seconds: dict[str, float] = {}
         self._recompute_began: Any = None
         self.reset()
 
     def reset(self) -> None:
-        self._durations = {"room_wait_s": [], "swap_wait_s": [], "recompute_s": []}
+        self._durations: dict[str, list[tuple[Any, Any]]] = {"room_wait_s": [], "swap_wait_s": [], "recompute_s": []}
         self._seconds = dict.fromkeys(self._durations, 0.0)
 
     def seconds(self) -> dict[str, float]:
@@ -68,13 +66,10 @@ class ComputeLane:
         moment = self.clock.mark()
         if self._now is not None:
             self._operations.append((*self._now, moment))
-        self._now = None
-        if kind is not None:
-            self._now = (kind, block, moment)
+        self._now = None if kind is None else (kind, block, moment)
 
     @contextmanager
     def wait(self, name: str) -> Iterator[None]:
-        """Counts the time within as waiting under `name`."""
         interrupted = self._now
         if interrupted is not None:
             self.switch(WAIT, interrupted[1])
@@ -110,14 +105,12 @@ class ComputeLane:
             self._tier.watch(is_on)
 
     def begin_pass(self) -> None:
-        """Begins a pass, and drops the operations of one that never ended."""
         if self._operations is not None:
             self._number += 1
             self._operations.clear()
             self._starts.append(self.clock.mark())
 
     def end_pass(self) -> None:
-        """Keeps the operations of the pass that has ended."""
         if self._operations is not None:
             self._spans += [(self._number, *operation) for operation in self._operations]
             self._operations.clear()
@@ -133,9 +126,7 @@ class ComputeLane:
             LaneSpan(number, COMPUTE, kind, block, clock.monotonic_ns(start), clock.monotonic_ns(end))
             for number, kind, block, start, end in self._spans
         ]
-        transfers: list[TierTransfer] = []
-        if self._tier is not None:
-            transfers = self._tier.take_transfers()
+        transfers = self._tier.take_transfers() if self._tier is not None else []
         for transfer in transfers:
             number = first + max(bisect_right(starts, transfer.start_ns) - 1, 0)
             lane, kind = (OUT, SWAP_OUT) if transfer.is_out else (IN, SWAP_IN)

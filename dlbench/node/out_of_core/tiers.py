@@ -1,14 +1,5 @@
-"""Far tiers: they take the bytes of a storage out of the device's memory, and bring them back.
-
-Transfers out run one after the other in the order of their requests, and so do transfers in; both alongside the
-computation, on separate threads (file) or streams (GPU).
-
-The far tier of a GPU is page-locked host memory. The host, which is far ahead of the work that it queues, never waits:
-streams wait for events. So bytes are *out* by order, not by time: once the computing stream waits for the copy, their
-memory is free for work that is queued later. Memory for bytes that come back is allocated on that stream as well, and
-the copy waits for it. Page-locked memory comes from a pool: locking a page costs far more than copying it. Not measured
-on a GPU; tested with a stand-in whose copies run as late as streams allow.
-"""
+"""Far tiers: they take the bytes of a storage out of the device's memory, and bring them back."""
+# Transfers out run in the order of their requests, and so do transfers in, alongside the computation.
 
 from __future__ import annotations
 
@@ -24,7 +15,7 @@ import torch
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock, pieces
 
 ALIGNMENT = 4096  # Places begin and end at multiples of this, which direct I/O requires.
-_LOOSE = 1.25  # Largest ratio of a free place to the bytes that are put there; beyond it a new place is made.
+_MAX_SIZE_RATIO = 1.25  # Largest ratio of a free place to the bytes that are put there; beyond it a new place is made.
 
 
 @dataclass(slots=True)
@@ -108,7 +99,7 @@ class FreePlaces:
     def find_free(self, num_bytes: int) -> tuple[int, int] | None:
         """Returns a free place of about `num_bytes`, the smallest that fits; None if there is none."""
         least = aligned(num_bytes)
-        sizes = [size for size, offsets in self._free.items() if offsets and least <= size <= _LOOSE * least]
+        sizes = [size for size, offsets in self._free.items() if offsets and least <= size <= _MAX_SIZE_RATIO * least]
         if not sizes:
             return None
         size = min(sizes)
@@ -131,7 +122,6 @@ class Calls:
         return torch.cuda.current_stream(device)
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Returns a context in which work is queued on this stream."""
         return cast("AbstractContextManager[object]", torch.cuda.stream(stream))
 
     def synchronize(self, device: torch.device) -> None:
@@ -166,7 +156,10 @@ class PinnedTicket:
 
 
 class PinnedTier:
-    """A `Tier` in page-locked host memory that grows; `beat` is called while memory is locked."""
+    """A `Tier` in page-locked host memory that grows; `beat` is called while it locks. Not measured on a GPU."""
+
+    # The host never waits: streams wait for events. Bytes are out once the computing stream waits for their copy,
+    # because their memory is then free for work that is queued later.
 
     takes_back = False
 

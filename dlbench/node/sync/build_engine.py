@@ -18,11 +18,7 @@ from dlbench.specs.plan import RunPlan
 def build_engine(
     plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None = None
 ) -> Engine:
-    """Returns the engine that the plan names; its library is imported only here.
-
-    If dlbench itself exchanges gradients, the engine only carries its messages; if none is synchronised, the engine
-    only connects the ranks.
-    """
+    """Returns the plan's engine, imported only here, or dlbench's own exchange, for which it connects the ranks."""
     module, _, name = ENGINES[plan.engine.name].on_ranks.partition(":")
     engine: Engine = getattr(import_module(module), name)(plan, folder, place, device, gpu)
     if place.size == 1:
@@ -41,13 +37,8 @@ def build_engine(
 
 
 def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tuple[int, bool]:
-    """Returns bytes of the exchange's buffers on the device, and whether gradients live in them beyond a pass.
-
-    DDP's buckets hold a second copy of each gradient, or the gradient itself (gradient_as_bucket_view). Horovod has one
-    buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU's memory holds the part that is used.
-    dlbench's own messages share one arena next to the gradients, until these become views of it. Not counted are
-    buffers of a compressed wire format, and the message of averaged parameters, which exists between two steps.
-    """
+    """Returns bytes of the exchange's buffers on the device, and whether gradients live in them beyond a pass."""
+    # Not counted: buffers of a compressed wire format; the message of averaged parameters between two steps.
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
     gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
@@ -58,12 +49,13 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
         from dlbench.node.sync.own.buckets import arena_elements
 
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
-    if plan.engine.name == "ddp":  # it makes its buckets at one rank too
+    if plan.engine.name == "ddp":  # at one rank too; buckets hold a second copy of each gradient, or itself as a view
         if plan.engine.ddp.views_buckets(on_gpu=on_gpu):
             return 0, True
         return gradient_bytes, False
     if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
+    # Horovod's one buffer of its fusion threshold (fusion_buffer_manager.cc), of which a CPU uses only a part.
     buffer_bytes = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
     if not on_gpu:
         buffer_bytes = min(buffer_bytes, gradient_bytes)

@@ -1,17 +1,8 @@
-"""PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured.
-
-DDP waits for its last bucket inside `backward()`. A wrapper of PyTorch's own communication hook records when the last
-bucket is handed over: the rest of `backward()` is exposed exchange. In watched steps it also times each bucket.
-
-PowerSGD (Vogels et al. 2019) sends three all-reduces per bucket, the later ones from callbacks of the earlier. Under
-Gloo those callbacks wait on its few worker threads: with two buckets in flight, ranks would start collectives in
-different orders or deadlock. So the hook waits for each bucket there, without overlap with the backward pass.
-"""
+"""PyTorch's DistributedDataParallel, unchanged, with its exposed exchange measured by a communication hook."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,6 +23,7 @@ from dlbench.node.sync.timing import (
     MessageInFlight,
     covered,
     layout,
+    mean_over_ranks,
     median,
     messages_of,
     ring_bytes,
@@ -62,7 +54,7 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 
 class DdpEngine(TorchRanks):
-    """torch.distributed over gloo or NCCL."""
+    """Exchanges gradients by DDP over gloo or NCCL."""
 
     marks_backward = True
 
@@ -119,7 +111,6 @@ class DdpEngine(TorchRanks):
         return self._module.no_sync()
 
     def average_within(self, group: TorchGroup) -> None:
-        """Averages gradients over the ranks of a group only, from the next step on."""
         assert self._hook is not None
         self._hook.average_within(group)
 
@@ -147,15 +138,15 @@ class DdpEngine(TorchRanks):
         if self._sharded is None:
             super().load_whole(model, optimizer, whole)
             return
-        local_values = self._sharded.own_values(whole.values)
-        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=local_values))
+        values = self._sharded.local_values(whole.values)
+        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=values))
         self._sharded.adopt()
 
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:
-        return spans([step.messages for step in self._watch.steps], self._watch.clock)
+        return list(spans([step.messages for step in self._watch.steps], self._watch.clock))
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns the buckets that the hook saw; times are means over ranks of medians over steps."""
@@ -182,10 +173,6 @@ class DdpEngine(TorchRanks):
             for num_tensors, size, _ in shares
             if num_tensors
         ]
-        mean_times: dict[str, float | None] = {}
-        for key in times:
-            seconds = [rank_times[key] for rank_times, *_ in by_rank if rank_times[key] is not None]
-            mean_times[key] = statistics.fmean(seconds) if seconds else None
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -197,8 +184,7 @@ class DdpEngine(TorchRanks):
             messages=(*buckets.messages, *broadcasts),
             bytes_inside=inside,
             bytes_across=across,
-            **mean_times,
-            # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
+            **mean_over_ranks(rank_times for rank_times, *_ in by_rank),
             wire_overflows=min(count for _, count, _ in by_rank),
             window_steps=len(self._watch.steps),
             evidence=self._evidence(buckets.num_steps),
@@ -274,10 +260,7 @@ Hook = Callable[[Any, GradBucket], Future]
 
 
 class WatchedHook:
-    """A communication hook that records buckets in `watch` while its window is open.
-
-    It calls `mark_backward` when the last bucket is handed over.
-    """
+    """A communication hook that records buckets in an open `watch`, and calls `mark_backward` at the last bucket."""
 
     def __init__(
         self, wire: str, powersgd_rank: int, backend: str, watch: BackwardWatch, mark_backward: Callable[[], None]
@@ -312,7 +295,7 @@ class WatchedHook:
         message: MessageInFlight | None = None
         if self._watch.is_open:
             message = self._hand_over(bucket)
-        if bucket.is_last():
+        if bucket.is_last():  # DDP waits for it inside `backward()`: the rest of that call is exposed exchange
             self._mark_backward()
             self._watch.backward_ended()
         compressed_before = self._compressed
@@ -323,6 +306,8 @@ class WatchedHook:
                 message.wire_bytes = elements * torch.float32.itemsize
                 message.method = f"{self._backend} all-reduces of PowerSGD"
         if self._powersgd is not None and self._backend == "gloo":
+            # PowerSGD (Vogels et al. 2019) sends later all-reduces from callbacks of earlier ones, which wait on Gloo's
+            # few worker threads: with two buckets in flight ranks would deadlock.
             future.wait()
         if message is None and not is_checked:
             return future
@@ -343,7 +328,6 @@ class WatchedHook:
 
     @property
     def wire_in_force(self) -> str:
-        """The format in which buckets were sent."""
         if self._powersgd is None:
             return str(self._type).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
         before, after = self._powersgd.total_numel_before_compression, self._compressed
@@ -433,7 +417,7 @@ def summarise(watch: BackwardWatch) -> BucketSummary:
         hidden_s.append(covered(intervals, end=backward_s))
     return BucketSummary(
         num_steps=len(steps),
-        messages=messages_of(last_messages, [(step.begin, step.messages) for step in steps], watch.clock),
+        messages=tuple(messages_of(last_messages, [(step.begin, step.messages) for step in steps], watch.clock)),
         wire_bytes=sum(message.wire_bytes for message in last_messages),
         times={"communication_s": median(total_s), "exposed_s": median(exposed_s), "hidden_s": median(hidden_s)},
     )

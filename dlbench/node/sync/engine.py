@@ -1,9 +1,4 @@
-"""The interface of gradient synchronisation to the training loop.
-
-An engine is a subclass of `Engine` in a module of its own, and an entry of `dlbench.specs.engine.ENGINES`, which names
-that class; `build_engine` imports it by that name. It overrides only what it does differently: the defaults are those
-of one rank that synchronises nothing.
-"""
+"""The interface of gradient synchronisation to the training loop; its defaults are those of a single rank."""
 
 from __future__ import annotations
 
@@ -73,10 +68,8 @@ def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def share_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's shard of a whole tensor, cut as `like` is, of the same shape.
-
-    It has the memory order of `like` (a file holds no strides, and fused updates would mix elements up) and its device.
-    """
+    """Returns this rank's shard of a whole tensor, cut as `like`, on its device."""
+    # In the memory order of `like`: a file holds no strides, and fused updates would mix elements up.
     shard = torch.empty_like(like.detach(), dtype=whole.dtype)
     mesh: DeviceMesh | None = getattr(like, "device_mesh", None)
     if mesh is not None:
@@ -110,11 +103,8 @@ class Engine:
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
-        """Makes all ranks' parameters those of rank 0 and hooks the synchronisation into the backward pass.
-
-        With `accumulation` k, gradients of k backward passes are summed before one synchronisation; all but the last of
-        the passes (forward included) run inside `hold_exchange`.
-        """
+        """Makes all ranks' parameters those of rank 0 and hooks the synchronisation into the backward pass."""
+        # `accumulation`: backward passes per synchronisation; all but the last one run inside `hold_exchange`.
         self._optimizer = optimizer
         return model, optimizer
 
@@ -178,13 +168,8 @@ class Engine:
         )
 
     def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
-        """Loads a state of whole tensors, which every rank has; called by all ranks after `prepare`.
-
-        The plan's own settings (learning rates, decay) stay.
-
-        Raises:
-            ValueError, RuntimeError, LookupError: It does not fit model or optimizer.
-        """
+        """Loads whole tensors, after `prepare`; raises ValueError, RuntimeError or LookupError if they do not fit."""
+        # Every rank has them; learning rates and decay stay the plan's.
         model_state = model.state_dict()
         model.load_state_dict(
             {name: _share_where_equal(tensor, model_state.get(name)) for name, tensor in whole.model.items()}
@@ -279,16 +264,11 @@ class EngineOverLibrary(Engine):
 
 
 class NoSyncEngine(EngineOverLibrary):
-    """Synchronises no gradient; a library only connects the ranks.
-
-    Its steps have no all-reduce, no hooks of the library, and no waiting for other ranks. Parameters are equal at the
-    start and drift apart: such a run measures times and trains nothing useful.
-    """
+    """Synchronises no gradient, so that parameters drift apart: such a run measures times and trains nothing useful."""
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
-        """Makes parameters equal; model and optimizer stay plain, without any hook."""
         self._library.communicators().broadcast_parameters(model)
         return super().prepare(model, optimizer, mark_backward)
 

@@ -1,13 +1,4 @@
-"""Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed.
-
-Over gloo, reduce-scatter and all-gather are made of point-to-point messages: PyTorch's ProcessGroupGloo sums the
-whole vector on every rank to give each its share (twice the bytes), and gathers through an extra buffer. Here each rank
-sends every other rank its share directly: (p - 1) / p of the vector leaves a rank, in p - 1 messages, the minimum.
-
-Values of all ranks are gathered as JSON bytes in tensors, not by the libraries' functions for objects
-(`all_gather_object`, `allgather_object`): those unpickle data of other ranks, so that one compromised rank could run
-code in all of them.
-"""
+"""Groups of ranks and the collectives that dlbench's all-reduces are made of, here over torch.distributed."""
 
 from __future__ import annotations
 
@@ -28,10 +19,9 @@ MAX_BYTES = 2**30  # Largest value of one rank; more is a mistake, or damaged da
 
 
 class RankGroup(Protocol):
-    """A communicator. All its ranks make every call in the same order; a call returns when this rank's part is done.
+    """A communicator of ranks that all make the same calls in the same order; sums are not divided by their number."""
 
-    Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
-    """
+    # Vectors are one-dimensional, contiguous and floating; a call returns when this rank's part is done.
 
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
     index: int  # Position of this rank in `ranks`.
@@ -137,6 +127,7 @@ class TorchGroup:
             share = torch.empty(length, dtype=vector.dtype, device=vector.device)
             dist.reduce_scatter_tensor(share, vector, group=self.process_group)
             return share
+        # PyTorch's ProcessGroupGloo sums the whole vector on every rank, with twice the bytes of the shares sent here.
         key = (length, vector.dtype)
         if key not in self._receive_buffers:  # reused: fresh memory for every message would cost page faults
             self._receive_buffers[key] = torch.empty(len(self.ranks) - 1, length, dtype=vector.dtype)
@@ -220,6 +211,7 @@ class TorchCommunicators:
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     """Returns the `value` of every rank, by rank; tuples come back as lists, keys as text."""
+    # The libraries' functions for objects unpickle data of other ranks: one of them could run code in all.
     encoded = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(encoded)], dtype=torch.int64)).tolist()
     if len(sizes) != num_ranks or not all(0 < size <= MAX_BYTES for size in sizes):

@@ -1,9 +1,7 @@
 """Local SGD: ranks update independently, and average their parameters every few updates.
 
-Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) does so from the first update, post-local
-SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020) after some updates with exchanged gradients. An
-evaluation uses the mean of all ranks' parameters, and training continues from each rank's own. For a checkpoint, and
-after the last update, all ranks take the mean, so that a resumed run continues equally.
+Local SGD (Stich 2019, arXiv 1805.09767) does so from the first update, post-local SGD (Lin et al. 2020, arXiv
+1808.07217) after some updates with exchanged gradients.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ class LocalSgd(EngineOverLibrary):
         self._exchanges_gradients = plan.sync.exchanges_gradients  # At the start of training, or inside groups.
         self._gradients = library if self._exchanges_gradients else Engine()  # Engine for the gradients of a step.
         self._clock = clock_for(device)
-        self._held = ExitStack()
+        self._held_exchange = ExitStack()
         self._groups: RankGroups | None = None  # Set if gradients are averaged inside groups.
         self._parameters: list[torch.Tensor] = []
         self._updates = 0  # Updates of the whole training.
         self._is_local = False  # Whether the phase of independent updates has begun.
         self._has_diverged = False  # Whether parameters differ between ranks now.
-        # Number of "apart", "exchanged", "averages" and "forced":
+        # Number of "independent", "exchanged", "averages" and "forced":
         self._counts = Counter[str]()  # in all steps,
         self._measured = Counter[str]()  # in measured steps.
         self._averages: deque[tuple[Any, Any]] = deque(maxlen=_TIMED)  # Begin and end, moments of the clock.
@@ -81,7 +79,7 @@ class LocalSgd(EngineOverLibrary):
             assert isinstance(self._groups.inside, TorchGroup)
             self._library.average_within(self._groups.inside)
         else:
-            self._held.enter_context(self._gradients.hold_exchange())
+            self._held_exchange.enter_context(self._gradients.hold_exchange())
             self._gradients, self.marks_backward = Engine(), False
 
     def hold_exchange(self) -> AbstractContextManager[None]:
@@ -107,7 +105,7 @@ class LocalSgd(EngineOverLibrary):
         super().step(update)
         self._updates += 1
         self._has_diverged = self._is_local
-        self._count("apart" if self._is_local else "exchanged")
+        self._count("independent" if self._is_local else "exchanged")
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1
@@ -186,7 +184,6 @@ class LocalSgd(EngineOverLibrary):
             self._has_diverged = True
 
     def _sent(self, num_bytes: int, steps: int) -> tuple[float, float]:
-        """Returns bytes that a rank sends per measured step inside its group and across, by rings and group gathers."""
         size, nodes, group_size = self._place.size, self._place.num_nodes, self._plan.group_size
         counts = self._measured
         width = 2 if self._sync.wire in ("fp16", "bf16") else 4
@@ -197,7 +194,7 @@ class LocalSgd(EngineOverLibrary):
         else:
             share = num_bytes * counts["averages"] / group_size
             parts.append(((group_size - 1) * share, 2 * (1 - group_size / size) * share))
-            parts.append(ring_bytes(gradient_bytes * counts["apart"], ranks=group_size, groups=1))
+            parts.append(ring_bytes(gradient_bytes * counts["independent"], ranks=group_size, groups=1))
         return sum(inside for inside, _ in parts) / steps, sum(across for _, across in parts) / steps
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -208,7 +205,7 @@ class LocalSgd(EngineOverLibrary):
             local, mean = self._sampled
             self._distance = float(torch.linalg.vector_norm(local - mean) / torch.linalg.vector_norm(mean))
         counts = self._measured
-        steps = counts["apart"] + counts["exchanged"]
+        steps = counts["independent"] + counts["exchanged"]
         average_s = [self._clock.between(begin, end) for begin, end in self._averages]
         per_step_s = 0.0
         if average_s:

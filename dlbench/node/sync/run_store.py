@@ -1,8 +1,5 @@
-"""Key-value stores for the rendezvous of ranks on rank 0: torch's TCPStore or Horovod's rendezvous server.
-
-Both are bound to one interface; by default they listen on all. Like Gloo, NCCL and MPI they answer anyone who reaches
-them there: docs/security.md says what a stranger on that network can do.
-"""
+"""Key-value stores for the rendezvous of ranks on rank 0: torch's TCPStore or Horovod's rendezvous server."""
+# Like Gloo, NCCL and MPI they answer anyone who reaches their interface: see docs/security.md.
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _BACKLOG = 1024  # Connections that may wait: all ranks connect at once.
 def open_endpoint(
     path: Path, place: RankPlace, interface: str | None, wait_s: float, serve: Callable[[str], int]
 ) -> Endpoint:
-    """Returns the address of rank 0's server, which rank 0 starts and publishes; other ranks wait for it.
-
-    `serve` starts the server at an address and returns its port.
-    """
+    """Returns the address of rank 0's server; `serve` starts it at an address and returns its port."""
     if interface is not None and place.num_nodes > 1 and torch.cuda.is_available():
         # NCCL starts over it, and uses it if there is no faster network. `=` selects this name only, not all that begin
         # with it (NCCL's documentation, environment variables).

@@ -1,9 +1,4 @@
-"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks.
-
-Gradients are all-reduced as without it. Each rank then updates its part of the parameters, whole tensors, and
-broadcasts them at the end of the update. The broadcasts are timed in every step, from the end of this rank's update, so
-that they include waiting for a rank with more parameters.
-"""
+"""ZeRO-1 by torch's `ZeroRedundancyOptimizer`: the optimizer's state and its work are divided between ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +52,6 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._settle()
 
     def _settle(self) -> None:
-        """Adds up the times of events that the device has passed, so that few events are kept."""
         while self._pending and self._clock.has_passed(self._pending[0][1]):
             moments = self._pending.popleft()
             self._seconds += self._clock.between(*moments)
@@ -83,10 +77,7 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         return len(parameters), sum(p.numel() * p.element_size() for p in parameters), state_bytes
 
     def whole(self) -> tuple[dict[int, dict[str, torch.Tensor]], list[int | None]]:
-        """Returns state by number of parameter, on the CPU, and each group's `step`; complete on rank 0, called by all.
-
-        The step is the largest of all ranks: one without parameters of a group does not count its steps.
-        """
+        """Returns state by parameter number, on the CPU, and each group's `step`; complete on rank 0, called by all."""
         self.consolidate_state_dict(0)
         if self.rank != 0:
             return {}, []
@@ -98,7 +89,7 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._all_state_dicts = []  # as large as all of the state
         return state_dict["state"], steps
 
-    def own_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
+    def local_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
         """Returns the values of the parameters that this rank updates."""
         local_parameters = set(_parameters_of(self.optim))
         return {

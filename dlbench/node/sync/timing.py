@@ -1,11 +1,4 @@
-"""Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU.
-
-On a GPU the host only queues work. So a message waits for its gradients, and the step for its messages, by events
-between streams, and moments are events too, which are read after the run.
-
-A barrier does not release all ranks at once: over TCP they wake some 10 us apart. If one operation is as short as that,
-several are timed back to back, as nccl-tests does, so that an early rank waits in the first of them only.
-"""
+"""Timing of exchanges: by the monotonic clock on a CPU, by events of streams on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +7,7 @@ import operator
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,9 +29,7 @@ MOST_OPERATIONS = 1000  # Most operations of a sample; OSU's benchmarks repeat s
 _GROWTH = 16  # Largest growth from one trial to the next: the first, of one operation, is mostly barrier.
 
 MOST_QUEUED = 150
-"""Most calls of a sample whose stream is held: CUDA's launch queue takes about 1,024 entries before launching waits,
-and a call of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp).
-"""
+"""Most calls of a sample whose stream is held: CUDA's launch queue takes 1,024 entries, a call of NCCL makes six."""
 
 _HOLD_FACTOR = 2.0  # Length of the sleep over the time that queueing took before, which varies.
 _FIRST_CALL_S = 50e-6  # Assumed time to queue a first call: several times what torch and NCCL need.
@@ -129,10 +120,7 @@ class Clock:
         return 0.0
 
     def anchor(self) -> None:
-        """Measures the offset to CLOCK_MONOTONIC; waits for the device, so not within a step.
-
-        Called before and after some moments, it measures the rate of the device's clock, too.
-        """
+        """Measures the offset to CLOCK_MONOTONIC, and called again later the clock's rate; waits for the device."""
 
     def monotonic_ns(self, moment: Any) -> int:
         """Returns a moment in nanoseconds of CLOCK_MONOTONIC; after `anchor`, and `settle` after the moment."""
@@ -192,7 +180,6 @@ class CudaClock(Clock):
 
     @property
     def error_s(self) -> float:
-        """The error of the worst anchor."""
         return max((anchor.error_ns for anchor in self._anchors), default=0.0) / 1e9
 
     def monotonic_ns(self, moment: torch.cuda.Event) -> int:
@@ -243,12 +230,9 @@ class WatchedStep:
 
 
 class BackwardWatch:
-    """Times gradients and messages of one rank in a window of watched steps.
+    """Times gradients and messages of one rank in a window of watched steps."""
 
-    An engine calls `attach` once, `open` and `close` between steps, and within every step `begin`, `backward_ended` and
-    `exchange_ended`, which do nothing while the window is closed. Hooks on the parameters exist only while it is open,
-    so measured steps have none.
-    """
+    # Hooks on the parameters exist only while the window is open, so measured steps have none.
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
@@ -330,15 +314,14 @@ class BackwardWatch:
         )
 
 
-def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[MessageSpan]:
-    """Returns the completed messages of watched steps, each handed over when its last gradient was ready."""
-    message_spans = []
+def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> Iterator[MessageSpan]:
+    """Yields the completed messages of watched steps, each handed over when its last gradient was ready."""
     for step_number, step in enumerate(steps):
         for number, message in enumerate(step):
             if message.done is None:
                 continue
             handed_ns = clock.monotonic_ns(message.handed)
-            span = MessageSpan(
+            yield MessageSpan(
                 step=step_number,
                 number=number,
                 ready_ns=handed_ns,
@@ -348,8 +331,6 @@ def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[Mess
                 num_tensors=message.num_tensors,
                 method=message.method,
             )
-            message_spans.append(span)
-    return message_spans
 
 
 def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
@@ -359,17 +340,13 @@ def layout(messages: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
 
 def messages_of(
     messages: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
-) -> tuple[Message, ...]:
-    """Returns the messages of a step with medians over watched steps.
-
-    `watched`: start of the backward pass and messages of each step, of the same layout as `messages`.
-    """
-    summaries = []
+) -> Iterator[Message]:
+    """Yields a step's messages with medians over `watched`: each step's start of the backward pass, and messages."""
     for number, message in enumerate(messages):
         ready_s = None
         if message.of_gradients:
             ready_s = median(max(0.0, clock.between(begin, sent[number].handed)) for begin, sent in watched)
-        summary = Message(
+        yield Message(
             num_bytes=message.num_bytes,
             num_tensors=message.num_tensors,
             method=message.method,
@@ -377,8 +354,16 @@ def messages_of(
             start_s=ready_s,
             exchange_s=median(clock.between(sent[number].handed, sent[number].done) for _, sent in watched),
         )
-        summaries.append(summary)
-    return tuple(summaries)
+
+
+def mean_over_ranks(times_by_rank: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Returns the mean of each time over the ranks that measured it, in seconds, by its name."""
+    seconds_by_name: dict[str, list[float]] = defaultdict(list)
+    for times in times_by_rank:
+        for name, seconds in times.items():
+            if seconds is not None:
+                seconds_by_name[name].append(seconds)
+    return {name: statistics.fmean(seconds) for name, seconds in seconds_by_name.items()}
 
 
 def median(values: Iterable[float]) -> float | None:
@@ -401,22 +386,16 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 
 
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
-    """Returns bytes that a rank sends inside its group and to other groups in ring all-reduces, as means over ranks.
-
-    A ring sends 2 (p - 1) / p of the vector to the right neighbour (Patarasuk and Yuan, 2009). If groups are blocks of
-    neighbouring ranks, one rank of each group has its neighbour in another group.
-    """
+    """Returns mean bytes that a rank sends inside its group and across in ring all-reduces (Patarasuk, Yuan 2009)."""
+    # Groups are blocks of neighbouring ranks, so one rank of each has its right neighbour in another group.
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
     return total - across, across
 
 
 def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
-    """Returns bytes that a rank sends inside its group and to other groups, as means over ranks.
-
-    Every rank broadcasts its share by a binomial tree: counted from its root, rank r receives the message from r
-    without its highest bit (gloo/broadcast.cc).
-    """
+    """Returns mean bytes that a rank sends inside its group and across if every rank broadcasts its share by a tree."""
+    # Binomial: counted from the root, rank r receives from r without its highest bit (gloo/broadcast.cc).
     ranks = len(shares)
     group_size = ranks // groups
     inside = across = 0
@@ -441,11 +420,7 @@ class Timed:
 def over_ranks(
     starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
 ) -> Timed:
-    """Returns the time of a sample from each rank's start and duration.
-
-    `from_last_start`: time from the last rank's start to the last rank's end, if ranks share `one_clock`; otherwise the
-    longest duration counts.
-    """
+    """Returns a sample's time: from last start to last end (`from_last_start`, on `one_clock`), or the longest."""
     skew_ns = max(durations_ns) - min(durations_ns)
     sample_ns = max(durations_ns)
     if one_clock:
@@ -457,10 +432,7 @@ def over_ranks(
 
 
 def enough_operations(seconds: float, operations: int, most: int) -> int:
-    """Returns how many operations to try next after a sample of `operations` that lasted `seconds`.
-
-    Returns `operations` itself if the sample was long enough, or if they are `most` already.
-    """
+    """Returns the operations to try after a sample of `seconds`; as many if it was long enough, or they are `most`."""
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations
     next_operations = min(most, _GROWTH * operations)
@@ -470,7 +442,7 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
     return next_operations
 
 
-class InStream(NamedTuple):
+class StreamSample(NamedTuple):
     """A sample timed in the stream of a GPU."""
 
     seconds: float
@@ -478,13 +450,10 @@ class InStream(NamedTuple):
 
 
 class StreamTimer:
-    """Times operations in the current stream, without the host's calls between them, which can take longer.
+    """Times operations in the current stream, without the host's calls between them, which can take longer."""
 
-    The device sleeps, then enters a barrier with the other ranks, and then begins; meanwhile the host queues. If the
-    device has not passed the first event when the last one is queued, it never waited for the host. The sleep is
-    adapted to the time that queueing took before; and its cycles to the length of the last sleep, as a device's clock
-    rate may change.
-    """
+    # The device sleeps and enters a barrier while the host queues. If it has not passed the first event when the last
+    # one is queued, it never waited for the host.
 
     def __init__(self, clock: Clock, barrier: Callable[[], object]) -> None:
         """Takes a clock and a function that queues a barrier of all ranks in the stream, without a wait of the host."""
@@ -493,7 +462,7 @@ class StreamTimer:
         self._call_s: dict[Hashable, float] = {}  # Seconds that the host took to queue a call, by kind of call.
         self._stretch = 1.0  # Factor on a requested sleep, so that it lasts as long as requested.
 
-    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> InStream:
+    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> StreamSample:
         """Times `run`, which queues `calls` calls of a `kind`; returns when the device has done them."""
         clock = self._clock
         call_s = self._call_s.get(kind, _FIRST_CALL_S)
@@ -516,4 +485,4 @@ class StreamTimer:
             self._stretch *= sleep_s / slept_s
         seconds = clock.between(start, end)
         clock.give_back([before_sleep, after_sleep, start, end])
-        return InStream(seconds, is_late)
+        return StreamSample(seconds, is_late)

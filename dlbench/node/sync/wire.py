@@ -1,14 +1,4 @@
-"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk).
-
-topk sends the k largest entries of a bucket of n, and keeps the others by error feedback (Stich et al. 2018,
-"Sparsified SGD with memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Without it training stalls.
-Messages of all p ranks are gathered as (int32 index, fp32 value) pairs, (p-1) k 8 bytes per rank, and added in the
-order of ranks, so that parameters stay equal. From p k > n on, a dense ring sends fewer, 2 (p-1)/p n 4 bytes, and is
-used (SparCML, SC'19, has n/2; here it is n, because a ring sends each value twice).
-
-Sums beyond the range of fp16 are counted separately from gradients that were not finite before. On a GPU the host does
-not wait: kernels before and after each message write the largest magnitude to a slot, and slots are counted later.
-"""
+"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk)."""
 
 from __future__ import annotations
 
@@ -47,10 +37,7 @@ class WireFormat:
 
     @property
     def overflows(self) -> int:
-        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite.
-
-        Waits for the device. The smallest count of all ranks is the true one (`OverflowCount`).
-        """
+        """Messages of the whole run whose sum left the range of fp16; waits for the device. See `OverflowCount`."""
         return 0
 
     @property
@@ -62,10 +49,7 @@ class WireFormat:
         """Sets the tensors (name, elements) of each bucket from now on; state that is kept by tensor stays."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
-        """Replaces `vector` (fp32, one-dimensional, divided by the number of ranks) by the sum over ranks.
-
-        `number` is the bucket's position in the layout.
-        """
+        """Sums `vector` (fp32, one-dimensional) over ranks in place; `number`: the bucket's position in the layout."""
         dense(vector)
 
 
@@ -120,23 +104,20 @@ def entries_to_send(elements: int, density: float) -> int:
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Returns whether a dense ring sends fewer bytes per rank than gathering `entries` of each; if equal, False.
-
-    That is 2 (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
-    """
+    """Returns whether a dense ring, 2 (p-1)/p n 4 bytes per rank, sends fewer than gathered pairs, (p-1) k 8 bytes."""
+    # So from p k > n on; SparCML (SC'19) has n/2, but a ring sends each value twice.
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
 
 class TopkWire(WireFormat):
-    """Sparse messages with error feedback.
+    """Sparse messages; unsent entries (the residual) are kept by tensor, and not in checkpoints."""
 
-    Unsent entries (the residual e) are kept by the name of their tensor, so they survive a change of buckets. They are
-    not part of checkpoints.
+    # Error feedback (Stich et al. 2018, "Sparsified SGD with memory"), without which training stalls: e <- e + g; send
+    # the k largest of |e|; e <- e - sent. Gradients that are not finite are sent, and the residual stays as it was
+    # before: the step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
 
-    Gradients that are not finite are not fed back: such entries count as the largest, so they are sent and every rank
-    gets them in the sum, but the residual stays as it was before. The step is lost, as for dense gradients; a NaN in
-    the residual would spoil all later steps.
-    """
+    # Gradients that are not finite count as the largest, so they are sent, and the residual stays as it was before: the
+    # step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
 
     name = "topk"
 
@@ -161,10 +142,7 @@ class TopkWire(WireFormat):
 
     @property
     def bytes_per_element(self) -> float:
-        """Mean over elements: 4 in a dense message, 4 p k / n in a gathered one, as in a ring of values so wide.
-
-        It is 4 before the first exchange.
-        """
+        """Mean over elements: 4 in a dense message and before the first one, 4 p k / n in a gathered one."""
         if not self._elements:
             return float(VALUE_BYTES)
         return self._wire_bytes / self._elements
@@ -193,7 +171,6 @@ class TopkWire(WireFormat):
         vector.add_(residual)
         indices = torch.topk(vector.abs(), entries, sorted=False).indices
         values = vector[indices]
-        # If a value is not finite, the residual stays as it was.
         is_finite = torch.isfinite(values).all()
         if vector.device.type == "cpu":
             if is_finite:
@@ -237,11 +214,10 @@ class TopkWire(WireFormat):
 
 
 class OverflowCount:
-    """Counts sums beyond the range of fp16 on one rank.
+    """Counts sums beyond the range of fp16 that are not finite although this rank's share was."""
 
-    A rank counts a sum that is not finite if its own share was finite. The smallest count of all ranks is the true one:
-    a rank whose own gradient had overflowed before the exchange does not count the sum.
-    """
+    # The smallest count of all ranks is the true one: a rank whose own gradient had overflowed does not count the sum.
+    # On a GPU the host does not wait: kernels write the largest magnitude to a slot, and slots are counted later.
 
     def __init__(self) -> None:
         self._count: torch.Tensor | int = 0
@@ -249,10 +225,7 @@ class OverflowCount:
         self._used = 0
 
     def begin(self, local_share: torch.Tensor) -> int | None:
-        """Reads this rank's share in fp32 before it is cast; returns the slot for `end`, None on a CPU.
-
-        On a CPU nothing is read yet.
-        """
+        """Reads this rank's share in fp32 before it is cast; returns the slot for `end`, None on a CPU, read later."""
         if local_share.device.type == "cpu":
             return None
         if self._slots is None:
@@ -265,10 +238,7 @@ class OverflowCount:
         return slot
 
     def end(self, slot: int | None, reduced: torch.Tensor, local_share: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Reads the sum or mean after the exchange, as it was on the wire or cast back, on any stream.
-
-        `local_share` returns this rank's share again; it is called only on a CPU, if `reduced` is not finite.
-        """
+        """Reads the sum or mean after the exchange; calls `local_share` only on a CPU, if `reduced` is not finite."""
         if slot is None:
             if not _is_finite(reduced) and all(map(_is_finite, local_share())):
                 self._count += 1

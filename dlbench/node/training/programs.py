@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.out_of_core.cut import undisturbed
-from dlbench.node.out_of_core.saved import HeldByOthers, activation_storage
+from dlbench.node.out_of_core.saved import UnmovedStorages, activation_storage
 from dlbench.node.part import Batch, TrainingPart, TrialPasses
 from dlbench.node.training.precision import Precision
 from dlbench.records.record import Compiling, Setting
@@ -219,7 +219,7 @@ def _recorded() -> int:
 
 def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
     """Returns the bytes of activations that a forward pass keeps for the backward pass."""
-    others = HeldByOthers(model)
+    others = UnmovedStorages(model)
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

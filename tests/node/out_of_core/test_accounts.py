@@ -32,7 +32,7 @@ def told_and_live(task: Task, recompute: Recompute) -> tuple[int, int]:
     with CpuPeaks() as meter:
         meter.mark("pass")
         task.loss(model).backward()
-    live = held + sum(tensor.nbytes for tensor in batch) + meter.held()["pass"].peak
+    live = held + sum(tensor.nbytes for tensor in batch) + meter.intervals()["pass"].peak
     return fixed_plan(chain, None, recompute, "none").predicted.peak_bytes, live
 
 

@@ -250,7 +250,7 @@ def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pyte
     with pytest.raises(EnvironmentLacksError, match=told):
         PinnedTier(CPU, 3 * 4096, rank=2, calls=Refusing())
     monkeypatch.setattr(page_locked, "memory_room", lambda: 10_000)
-    told = r"^rank 2: swapping: 12 KiB of host memory would be page-locked, 9\.766 KiB are left \(MemAvailable"
+    told = r"^rank 2: swapping: 12 KiB of host memory would be .*, but only 9\.766 KiB are available \(MemAvailable"
     with pytest.raises(EnvironmentLacksError, match=told) as caught:
         PinnedTier(CPU, 3 * 4096, rank=2, calls=StreamsGpu())
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
@@ -260,11 +260,11 @@ def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pyte
     ("rooms", "later", "refused"),
     [
         ([40, 40, 40, 40], 0, ""),
-        ([40, 40, 39, 40], 0, "40 GiB .* on n1 by 2 ranks together, 39 GiB are left"),
+        ([40, 40, 39, 40], 0, "40 GiB .* on n1 by 2 ranks together, but only 39"),
         ([None] * 4, 0, ""),
-        ([None, None, None, 10], 0, "40 GiB .* on n1 by 2 ranks together, 10 GiB are left"),
+        ([None, None, None, 10], 0, "40 GiB .* on n1 by 2 ranks together, but only 10"),
         ([45, 45, 40, 40], 5, ""),
-        ([45, 44, 40, 40], 5, "45 GiB .* on n0 by 2 ranks together, 5 GiB of it for checkpoints, 44 GiB are left"),
+        ([45, 44, 40, 40], 5, "45 GiB .* on n0 by 2 ranks together, 5 GiB of it for checkpoints, but only 44"),
     ],
 )
 def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], later: int, refused: str) -> None:
@@ -277,7 +277,7 @@ def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], la
         kept = [later * gib, 0, 0, 0]
         return [[f"n{n // 2}", None if room is None else room * gib, kept[n]] for n, room in enumerate(rooms)]
 
-    told = f"^train.swap planned: {refused}"
+    told = f"^train.swap planned: {refused} GiB are available"
     with pytest.raises(EnvironmentLacksError, match=told) if refused else nullcontext():
         require_room(20 * gib, "train.swap planned", place, gather, checkpoint_bytes=later * gib)
 

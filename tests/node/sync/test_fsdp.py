@@ -123,7 +123,7 @@ def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -
         done.clear()
         for number in range(scatters):
             what: dict[str, Any] = {"method": SCATTER, "phase": "backward", "module": str(number), "num_tensors": 1}
-            watch.carry(lambda: done.append("one"), torch.zeros(6), Group(), **what)
+            watch.run_collective(lambda: done.append("one"), torch.zeros(6), Group(), **what)
         watch.end_backward()
         watch.end_step()
     # Not known in the first step; one more or less than in the step before is marked at the end, or too early.

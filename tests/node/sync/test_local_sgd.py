@@ -217,7 +217,7 @@ def test_a_resumed_run_averages_after_the_updates_of_the_whole_training() -> Non
         ({"train__optimizer_state": "host"}, "train.optimizer_state host"),
         ({"measure__noise_scale": True}, "measure.noise_scale"),
         ({"engine": "horovod", "sync__average_from": 4}, "engine horovod cannot stop exchanging gradients"),
-        ({"engine": "fsdp"}, "engine fsdp: sync.average_every"),
+        ({"engine": "fsdp"}, "engine fsdp: .* with sync.average_every"),
         ({"sync__exchange": "hierarchical"}, "needs two groups of two ranks or more"),
         ({"sync__average_every": 0}, "average_every"),
     ],

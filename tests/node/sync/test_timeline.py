@@ -390,7 +390,7 @@ def train(wire: str, *, steps: int = 4, scale: float = 1.0, watch_from: int = 2)
 def test_every_bucket_of_ddp_is_noted(wire: str, share: float, alone: None) -> None:
     hook, watch = train(wire)
     seen = summarise(watch)
-    spans = timing.spans([step.messages for step in watch.steps], watch.clock)
+    spans = list(timing.spans([step.messages for step in watch.steps], watch.clock))
     assert [(span.step, span.number) for span in spans] == [
         (step, number) for step in range(2) for number in range(len(seen.messages))
     ]

@@ -1,12 +1,7 @@
-"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a shard of every parameter, its gradient and its optimizer state.
-
-Blocks of the network (its `blocks`) are gathered before they compute and freed afterwards. The optimizer, built with
-whole parameters, is pointed at the shards by name, so that training keeps its order.
-"""
+"""PyTorch's FSDP2 (`fully_shard`): each rank keeps a shard of every parameter, its gradient and its optimizer state."""
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +21,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
-from dlbench.node.sync.timing import layout, messages_of, ring_bytes
+from dlbench.node.sync.timing import layout, mean_over_ranks, messages_of, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
@@ -46,8 +41,7 @@ class FsdpEngine(TorchRanks):
         self._plan, self._settings = plan, plan.engine.fsdp
         self._tensor: SharedLayers | None = None  # Layers divided between ranks; None without tensor parallelism.
         self._modules: dict[str, nn.Module] = {}
-        """Sharded modules by name: blocks in the order of computing, the root (named "") last; empty with tensor
-        parallelism alone."""
+        """Sharded modules by name, in the order of computing, root ("") last; none with tensor parallelism alone."""
         self._planned: list[list[torch.Tensor]] = []  # Shards of the parameters in each group of the planned optimizer.
         self._replicas = place.num_nodes if self._settings.shard_ranks == "node" else 1
         self._shard_ranks = place.size // self._replicas // self._settings.tensor_ranks  # Ranks that share one copy.
@@ -91,7 +85,7 @@ class FsdpEngine(TorchRanks):
         return model, optimizer
 
     def _make_mesh(self) -> DeviceMesh:
-        """Makes the mesh: replicas, shards, tensor-parallel neighbours; no dimensions of one rank, unless all are."""
+        """Makes the mesh of replicas, shards and tensor-parallel neighbours, without dimensions of one rank."""
         tensor_ranks, size = self._settings.tensor_ranks, self._place.size
         lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
         is_sharded = tensor_ranks < size or size == 1
@@ -187,7 +181,7 @@ class FsdpEngine(TorchRanks):
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
         on_device = tensor.to(self._device)  # NCCL takes no tensors in host memory, where offloaded gradients are.
         call = partial(dist.all_reduce, on_device, group=group)
-        self._watch.carry(call, on_device, group, method=REDUCE, phase="optimizer", module="", num_tensors=1)
+        self._watch.run_collective(call, on_device, group, method=REDUCE, phase="optimizer", module="", num_tensors=1)
         if on_device is not tensor:
             tensor.copy_(on_device)
 
@@ -241,10 +235,7 @@ class FsdpEngine(TorchRanks):
             step_calls = of_gradients(step.calls)
             if layout(step_calls) == layout(calls):
                 equal_steps.append((step.backward, step_calls))
-        times: dict[str, list[float]] = defaultdict(list)
-        for rank_times in self.gather(watch.times()):
-            for key, seconds in rank_times.items():
-                times[key].append(seconds)
+        times = mean_over_ranks(self.gather(watch.times()))
         self._shards_evidence = self._check_shards()
         evidence = [
             "exposed is the waiting of the computing stream, by CUDA events; bytes by the formula of a ring, NCCL "
@@ -267,10 +258,10 @@ class FsdpEngine(TorchRanks):
             wire=self._wire_in_force,
             group_size=place.local_size,
             num_groups=place.num_nodes,
-            messages=messages_of(calls, equal_steps, watch.clock),
+            messages=tuple(messages_of(calls, equal_steps, watch.clock)),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
+            **times,
             window_steps=len(watch.steps),
             evidence="; ".join(evidence),
         )

@@ -1,14 +1,5 @@
-"""Tensor parallelism: neighbouring ranks share the work of each layer (Shoeybi et al., Megatron-LM (2019), section 3).
-
-The network's table of layers (`Layer.tensor`) says how each is divided: a product by its outputs (`ColwiseParallel` of
-torch) or by its inputs (`RowwiseParallel`), attention by its heads. The ranks of a replica read the same samples and
-hold undivided layers (embeddings, norms) whole. A layer of BERT takes four all-reduces of activations: of the outputs
-of attention and feed-forward block in the forward pass, of the gradients of their inputs in the backward pass. They are
-made here and not by torch, so that they can be counted and timed.
-
-Ranks of a replica have equal seeds, so dropout of whole tensors is the same on each. Within attention each rank draws
-different random numbers, of the distribution of one rank, that depend only on seed and step.
-"""
+"""Tensor parallelism: neighbouring ranks share the work of each layer (Shoeybi et al., Megatron-LM 2019, section 3)."""
+# The all-reduces of activations are made here and not by torch, so that they can be counted and timed.
 
 from __future__ import annotations
 
@@ -85,12 +76,11 @@ class SharedLayers:
         return add
 
     def _sum(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> Tensor:
-        """Sums a tensor over the ranks of the replica: itself in the forward pass, or its gradient in the backward."""
         group = self._mesh.get_group()
 
         def add(part: Tensor) -> None:
             call = partial(dist.all_reduce, part, group=group)
-            self._watch.carry(call, part, group, method=ACTIVATIONS, phase=phase, module=name, num_tensors=1)
+            self._watch.run_collective(call, part, group, method=ACTIVATIONS, phase=phase, module=name, num_tensors=1)
 
         output: Tensor = _Sum.apply(tensor, add, phase)  # type: ignore[no-untyped-call]
         return output

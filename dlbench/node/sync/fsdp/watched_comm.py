@@ -1,10 +1,6 @@
-"""FSDP's collectives, counted and timed one by one, through torch's hooks for custom collectives.
-
-torch calls them with `async_op=False`, in separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13). A CPU
-has no streams: a call returns when it is done, so the rank waits for all of it, and every step is timed. On a GPU the
-computing stream waits where a module begins that needs the parameters, or where gradients are about to be sent while
-the previous ones are still in flight: there, and around each collective, watched steps record events.
-"""
+"""FSDP's collectives, counted and timed one by one, through torch's hooks for custom collectives."""
+# On a GPU they run in separate streams (`foreach_all_gather`, `foreach_reduce`; torch 2.13): watched steps record
+# events around each, and where the computing stream begins a module or is about to send gradients.
 
 from __future__ import annotations
 
@@ -66,11 +62,9 @@ class WatchedCalls:
 
 
 class CommWatch:
-    """Counts and times the collectives of one rank.
+    """Counts and times one rank's collectives; calls `mark_backward` when a step's last reduce-scatter begins."""
 
-    `mark_backward` is called when the step's last reduce-scatter is handed over, which is known from the step before;
-    in a first step `end_backward` calls it.
-    """
+    # Which one is the last is known from the step before; in a first step `end_backward` calls it.
 
     def __init__(
         self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None], backend: str
@@ -99,7 +93,7 @@ class CommWatch:
         module.set_custom_all_gather(_AllGather(self, name, num_tensors))
         module.set_custom_reduce_scatter(_ReduceScatter(self, name, num_tensors))
 
-    def carry(self, run: Callable[[], Any], vector: torch.Tensor, group: Any, **fields: Any) -> Any:
+    def run_collective(self, run: Callable[[], Any], vector: torch.Tensor, group: Any, **fields: Any) -> Any:
         """Runs one collective over a `group`. `vector`: the whole of what ranks share or sum; `fields`: of `Call`."""
         if self._is_paused:
             return run()
@@ -265,7 +259,7 @@ class CommWatch:
         return {"communication_s": total, "exposed_s": exposed, "hidden_s": max(0.0, total - exposed)}
 
     def spans(self) -> list[MessageSpan]:
-        return spans([of_gradients(step.calls) for step in self.steps], self.clock)
+        return list(spans([of_gradients(step.calls) for step in self.steps], self.clock))
 
 
 def of_gradients(calls: list[Call]) -> list[Call]:
@@ -274,11 +268,8 @@ def of_gradients(calls: list[Call]) -> list[Call]:
 
 
 def _arrival_hooks(module: nn.Module, arrive: Callable[[str], None]) -> list[Any]:
-    """Registers hooks that record when the computing stream reaches a module, before FSDP makes it wait.
-
-    They call `arrive` with `forward` and `backward` at the module's passes, and with `leave` when its gradients are
-    ready to be sent.
-    """
+    """Registers hooks that call `arrive` when the computing stream reaches a module, before FSDP makes it wait."""
+    # With `forward` and `backward` at the module's passes, and `leave` when its gradients are ready to be sent.
 
     def on_gradient(values: Any, kind: str) -> None:
         if not isinstance(values, tuple):
@@ -307,7 +298,7 @@ class _AllGather(_Watched, DefaultAllGather):
         call = partial(super().__call__, output_tensor, input_tensor, group, async_op or self._watch.awaits_release)
         is_in_backward = torch._C._current_graph_task_id() != -1  # on this thread
         phase: Phase = "backward" if is_in_backward else "forward"
-        return self._watch.carry(call, output_tensor, group, method=GATHER, phase=phase, **self._fields)
+        return self._watch.run_collective(call, output_tensor, group, method=GATHER, phase=phase, **self._fields)
 
 
 class _ReduceScatter(_Watched, DefaultReduceScatter):
@@ -315,4 +306,4 @@ class _ReduceScatter(_Watched, DefaultReduceScatter):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
         call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op or self._watch.awaits_release)
-        return self._watch.carry(call, input_tensor, group, method=SCATTER, phase="backward", **self._fields)
+        return self._watch.run_collective(call, input_tensor, group, method=SCATTER, phase="backward", **self._fields)

@@ -1,17 +1,5 @@
-"""Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL.
-
-Pitfalls: controller and CPU operations must name the same library (mixing them aborts or crashes); fp16 sums overflow
-above 65,504; Horovod has no bfloat16 tensors; at one rank it registers no hooks, so its 1-rank baseline has no cost of
-Horovod and needs no NCCL; builds without NCCL silently ignore the flags for hierarchical and torus all-reduce, as do
-all builds on a single node; its timeline slows every step on GPUs unless dlbench's patch is applied. The operations
-that ran are taken from that timeline in a short window (`timeline`), the autotuner's from its log (`report`).
-
-Horovod matches operations of ranks by name and caches what it negotiated for a name, so the same name must come with
-the same shape: names hold the group, the operation, the type and the length. Tried on Horovod 0.28.1 over Gloo and MPI:
-all-reduce, reduce-scatter, all-gather (of unequal lengths too) and broadcast work on process sets in fp32 and fp16. A
-broadcast's root is a rank of the run, not an index in the set. A reduce to one rank does not exist, so it is an
-all-reduce here; its result on the other ranks is not used.
-"""
+"""Horovod, unchanged: DistributedOptimizer with tensor fusion, over Gloo, MPI or NCCL."""
+# Builds without NCCL, and all builds on a single node, ignore the flags for hierarchical and torus all-reduce.
 
 from __future__ import annotations
 
@@ -42,7 +30,6 @@ from dlbench.node.sync.horovod.report import (
     TRACES_ALWAYS,
     TuningWatch,
     base_variables,
-    closed_timeline_is_free,
     evidence,
     exchange_of,
     fusion_in_force,
@@ -64,7 +51,7 @@ from dlbench.specs.sync import AUTO
 
 
 class HorovodEngine(Engine):
-    """Horovod's DistributedOptimizer."""
+    """Exchanges gradients by Horovod's DistributedOptimizer."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
@@ -106,7 +93,7 @@ class HorovodEngine(Engine):
     def start(self) -> None:
         self._set_variables()
         library = "mpi" if self._use_mpi else "gloo"
-        # Also on GPUs, where small objects still travel by the CPU operations.
+        # Also on GPUs, where small objects still travel by the CPU operations; different libraries would crash.
         os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = library
         try:
             import horovod.torch as hvd
@@ -116,8 +103,8 @@ class HorovodEngine(Engine):
         on_gpu = self._device.type == "cuda"
         if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
             raise refused
-        if on_gpu and self._is_watched and not closed_timeline_is_free():
-            # It would slow the measured steps, too; Horovod reads the variable in init().
+        if on_gpu and self._is_watched and not read_back("horovod_closed_timeline_is_free", ctypes.c_bool):
+            # Enabled, though not open, it would slow the measured steps; Horovod reads the variable in init().
             self._is_watched, self._unwatched_reason = False, TRACES_ALWAYS
             del os.environ["HOROVOD_TIMELINE"]
         if not self._use_mpi:
@@ -151,6 +138,7 @@ class HorovodEngine(Engine):
                 "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": str(settings.autotune_warmup_samples),
                 "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(settings.autotune_steps_per_sample),
                 "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": str(settings.autotune_max_samples),
+                # Switches that are set leave the search, whose length each of them would double.
                 "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
                 "HOROVOD_CACHE_CAPACITY": "1024",
             }
@@ -209,7 +197,6 @@ class HorovodEngine(Engine):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Opens or closes the timeline (rank 0) and the window in which gradients are timed."""
         if self._place.size == 1 or self._optimizer is None:
             return
         if on:
@@ -227,7 +214,6 @@ class HorovodEngine(Engine):
             self._summary = self._window.summary()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Returns the fused messages of Horovod's timeline, which only rank 0 has."""
         return self._window.spans() if self._window is not None else []
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -272,7 +258,6 @@ class HorovodEngine(Engine):
         if summary.timeline.types:
             fields["wire"] = wire_of(summary.timeline.types)
         if self._carrier == "gloo" and summary.wire_bytes is not None:
-            # Horovod's Gloo always uses a ring; MPI and NCCL choose the algorithm.
             fields["bytes_inside"], fields["bytes_across"] = ring_bytes(
                 summary.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes
             )
@@ -312,7 +297,6 @@ class HorovodEngine(Engine):
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:
-        """Returns threshold and cycle time, read back from the running library, and settings from the timeline."""
         settings = [*self._cycle_time()]
         if self._optimizer is not None:  # otherwise dlbench itself synchronises gradients, or nobody
             settings.insert(0, self._threshold())
@@ -323,9 +307,7 @@ class HorovodEngine(Engine):
         )
 
     def _cycle_time(self) -> list[Setting]:
-        requested = None  # the autotuner chooses
-        if not self._tunes:
-            requested = self._settings.cycle_time_ms
+        requested = None if self._tunes else self._settings.cycle_time_ms
         effective, how = read_back("horovod_effective_cycle_time_ms", ctypes.c_double), READ
         if effective is None:
             how = NOT_READ
@@ -348,9 +330,7 @@ class HorovodEngine(Engine):
             ("sync.exchange", self._exchange, exchange, exchange_evidence),
         ]
         if self._tunes:
-            evaluations = 0
-            if self._tuning is not None:
-                evaluations = self._tuning.result().evaluations
+            evaluations = self._tuning.result().evaluations if self._tuning is not None else 0
             how = f"{evaluations} settings in the autotuner's log"
             rows.append(("engine.horovod.autotune", True, evaluations > 0, how))
         return settings_of(*rows)
@@ -372,7 +352,7 @@ class HorovodEngine(Engine):
 
 
 class HorovodGroup:
-    """A process set of Horovod."""
+    """A process set of Horovod; tried on Horovod 0.28.1 over Gloo and MPI, in fp32 and fp16."""
 
     def __init__(self, hvd: Any, ranks: tuple[int, ...], index: int, carrier: str, process_set: Any) -> None:
         self.ranks = ranks
@@ -414,6 +394,7 @@ class HorovodGroup:
         return list(torch.split(gathered, tensor.numel()))
 
     def _name(self, operation: str, vector: torch.Tensor) -> str:
+        # Horovod caches what it negotiated for a name, so the same name must come with the same shape.
         return f"dlbench.{self._set.process_set_id}.{operation}.{vector.dtype}.{vector.numel()}"
 
 

@@ -1,11 +1,4 @@
-"""Reads Horovod's settings in force and its gradient exchange from its timeline, log and library.
-
-The autotuner searches the fusion threshold (0 to 64 MiB) together with the cycle time (1 to 100 ms), and four switches
-(parameter_manager.cc of Horovod 0.28). A variable that is set leaves the search, so threshold and cycle time are not
-set, and the switches are: two have no effect in CPU builds and would double the search each, and the cache is on by
-default. The default threshold of 128 MiB is outside of the searched range, and the search begins with cycles of 5 to
-50 ms: steps are slow while it tunes.
-"""
+"""Reads Horovod's settings in force and its gradient exchange from its timeline, log and library."""
 
 from __future__ import annotations
 
@@ -101,15 +94,12 @@ def fusion_in_force(requested: Fusion | None, summary: TimelineSummary | None, p
         if summary.largest_fused_bytes > allowed_bytes:
             threshold = summary.largest_fused_bytes
             evidence = "Horovod's timeline has a fused message of this size"
-    effective = None
+    effective = requested_text = None
     if threshold is not None:
         effective = exact_bytes(int(threshold)) if threshold else "none"
-    return Setting(
-        key="sync.fusion",
-        requested=str(requested) if requested is not None else None,
-        effective=effective,
-        evidence=evidence,
-    )
+    if requested is not None:
+        requested_text = str(requested)
+    return Setting(key="sync.fusion", requested=requested_text, effective=effective, evidence=evidence)
 
 
 def read_back(symbol: str, kind: Any) -> float | None:
@@ -161,7 +151,6 @@ class TuningWatch:
 
     @property
     def _evaluations(self) -> int:
-        """Settings that a complete search tries; its log then has one more row, with the chosen setting."""
         return self._settings.autotune_max_samples + 1
 
     @property
@@ -223,11 +212,6 @@ def loaded_library() -> ctypes.CDLL | None:
         return None
 
 
-def closed_timeline_is_free() -> bool:
-    """Returns whether a timeline that is enabled, but not open, does not slow operations on GPUs."""
-    return bool(read_back("horovod_closed_timeline_is_free", ctypes.c_bool))
-
-
 def require_import(error: ImportError) -> EnvironmentLacksError:
     """Returns the error for a Horovod that cannot be imported; it names a missing shared library."""
     message = " ".join(str(error).split())
@@ -242,10 +226,8 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
 
 
 def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
-    """Returns variables that every run sets, so that those of the caller's shell have no effect.
-
-    `is_watched`: whether the timeline can be opened later. All ranks must agree, as their negotiation depends on it.
-    """
+    """Returns variables that every run sets, so that those of the caller's shell have no effect."""
+    # `is_watched`: whether the timeline can be opened later; all ranks must agree, as their negotiation depends on it.
     variables = {
         "HOROVOD_AUTOTUNE": "0",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(exchange == "horovod-hierarchical")),

@@ -1,14 +1,6 @@
-"""Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused.
-
-The file is a Chrome trace. Each tensor is a process (`pid`); its spans nest: `ALLREDUCE` around the copies and the
-operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`); the end of `ALLREDUCE` gives type and shape. Times are
-microseconds of the steady clock since Horovod's start (timeline.cc of Horovod 0.28).
-
-Rank 0 records it during a few warm-up steps. With HOROVOD_TIMELINE set, rank 0 has a writer thread that polls for the
-whole run (WriterLoop in timeline.cc): 92 % of an idle core and, as it yields, 0.3 % of a busy one where this was tried.
-It is recognised because it never waits, and moved to the idle scheduling class after the window (not before, because
-Horovod's background thread waits for its lock). A build in which that thread sleeps needs none of this.
-"""
+"""Reads messages from Horovod's timeline: which operation ran, when, and which tensors it fused."""
+# The file is a Chrome trace (timeline.cc of Horovod 0.28) in microseconds since Horovod's start. Each tensor is a
+# process (`pid`), whose spans nest: `ALLREDUCE` around the copies and the operation itself, e.g. `GLOO_ALLREDUCE`.
 
 from __future__ import annotations
 
@@ -281,6 +273,7 @@ class TimelineWindow:
             self._folder.cleanup()
             self._folder = None
         if self._writer is not None:
+            # Not before, because Horovod's background thread waits for its lock (WriterLoop in timeline.cc).
             self.scheduling_text = (
                 "Horovod's timeline thread, which never sleeps in this build, was moved to the idle scheduling class "
                 "after the window"
@@ -295,7 +288,6 @@ class TimelineWindow:
             self._writer = None
 
     def summary(self) -> TimelineSummary | None:
-        """Summarises the messages of the window; None if there are none."""
         timeline = self._gradients()
         if timeline is None:
             return None
@@ -335,28 +327,23 @@ class TimelineWindow:
         origin_s, _ = self._origin_s([(step, messages) for _, step, messages in steps])
         if origin_s is None:
             return []
-        spans = []
+        spans, sizes, clock = [], self._watch.gradient_bytes, self._watch.clock
         for step_number, step, messages in steps:
             for number, message in enumerate(messages):
-                spans.append(self._span(step_number, number, step, message, origin_s))
+                start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
+                ready_ns = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
+                span = MessageSpan(
+                    step=step_number,
+                    number=number,
+                    ready_ns=min(start_ns, max(ready_ns, default=start_ns)),
+                    start_ns=start_ns,
+                    end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
+                    num_bytes=sum(sizes[name] for name in message.tensors),
+                    num_tensors=len(message.tensors),
+                    method=message.method,
+                )
+                spans.append(span)
         return spans
-
-    def _span(
-        self, step_number: int, number: int, step: WatchedStep, message: FusedMessage, origin_s: float
-    ) -> MessageSpan:
-        sizes, clock = self._watch.gradient_bytes, self._watch.clock
-        start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
-        ready_ns = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
-        return MessageSpan(
-            step=step_number,
-            number=number,
-            ready_ns=min(start_ns, max(ready_ns, default=start_ns)),
-            start_ns=start_ns,
-            end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
-            num_bytes=sum(sizes[name] for name in message.tensors),
-            num_tensors=len(message.tensors),
-            method=message.method,
-        )
 
     def _gradients(self) -> Timeline | None:
         """Returns the timeline without exchanges of an evaluation between watched steps; None without gradients."""
@@ -418,11 +405,8 @@ def _epoch_offset_ns() -> int:
 
 
 def _threads() -> dict[int, tuple[int, int]]:
-    """Returns each thread's run time in nanoseconds and its voluntary context switches, by thread number.
-
-    Only waiting counts as a voluntary switch, yielding does not (proc(5), schedstat and status). Empty if the kernel
-    has no such files.
-    """
+    """Returns each thread's run time in nanoseconds and its voluntary context switches, by thread number."""
+    # Only waiting counts as a voluntary switch, yielding does not (proc(5), schedstat and status).
     threads = {}
     for task in Path("/proc/self/task").glob("*"):
         try:

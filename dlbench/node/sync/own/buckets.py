@@ -1,10 +1,4 @@
-"""Buckets: the gradients of one message, their buffer, and the thread that exchanges messages.
-
-A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and then becomes a
-view of it. (Making it a view before the backward pass would cost more: autograd would add to a cleared buffer.)
-Wait-free back-propagation (Zhang et al., Poseidon, 2017): the backward pass hands over complete messages and continues;
-one thread exchanges them, on all ranks in the same order. torch releases the GIL meanwhile, so both run in parallel.
-"""
+"""Buckets: the gradients of one message, their buffer, and the thread that exchanges messages."""
 
 from __future__ import annotations
 
@@ -76,6 +70,7 @@ class Bucket:
 
     def take(self, place: int, scale: float) -> None:
         """Copies a gradient times `scale` (zeros if none), makes it a view; on a GPU all with the last one."""
+        # A view before the backward pass would cost more: autograd would add to a cleared buffer.
         self.missing -= 1
         if not self.takes_together:
             view, parameter = self._views[place], self.parameters[place]
@@ -126,7 +121,6 @@ class StepMessages:
         self.reset_methods()
 
     def reset_methods(self) -> None:
-        """Resets the counts of methods by message, when the measured steps begin."""
         self.methods: list[Counter[str]] = [Counter() for _ in self.numbers]
 
     @property
@@ -134,7 +128,6 @@ class StepMessages:
         return sum(self.methods, Counter[str]())
 
     def describe(self, message: int) -> str:
-        """Returns the words for a message in an error."""
         names = [name for name, _ in self.tensors[message]]
         range_text = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         return f"message {message + 1} of {len(self.numbers)} ({counted(len(names), 'gradient')}, {range_text})"
@@ -148,16 +141,12 @@ def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 class ExchangeThread:
-    """Exchanges the messages of a step on one thread: `begin`, `hand_over` for each message in any order, `wait`."""
+    """Exchanges messages on one thread, in order, while the backward pass continues (Zhang et al., Poseidon, 2017)."""
 
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread.
-
-        `enter`: called first on the thread. `exchange`: called on it for each message, by number. `describe`: returns
-        the words for a message in an error.
-        """
+        """Starts the thread: it calls `enter`, then `exchange` with message numbers; `describe` names one in errors."""
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()
@@ -167,7 +156,6 @@ class ExchangeThread:
         self._worker.put(enter)
 
     def begin(self) -> None:
-        """Begins a step, when all messages of the last step are exchanged."""
         self._handed.clear()
         self._next = 0
 

@@ -1,19 +1,8 @@
-"""dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest.
-
-Hooks on the parameters copy each gradient, divided by the number of ranks, into the buffer of its message as soon as
-autograd has computed it; a complete message goes to the communication thread. Messages are made of gradients in the
-order in which rank 0's first backward pass computed them; before that, in reverse order of the parameters.
-
-With fusion `own:mgwfbp` (MG-WFBP, Shi et al. 2019) all gradients are one message (`own:single`) until the backward pass
-has been timed for a few steps, so that exchanges do not disturb these times. A gradient's time is that of the slowest
-rank, because a collective ends on no rank before all have entered it.
-"""
+"""dlbench's own all-reduce as an engine: a library connects the ranks and sends messages, dlbench does the rest."""
 
 from __future__ import annotations
 
 import enum
-import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +19,7 @@ from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, set
 from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least, require_fp32, split
 from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
-from dlbench.node.sync.timing import clock_for
+from dlbench.node.sync.timing import clock_for, mean_over_ranks
 from dlbench.perfmodels.overlap import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
@@ -51,7 +40,7 @@ class Phase(enum.Enum):
 
 
 class OwnExchange(EngineOverLibrary):
-    """Exchanges gradients by hooks and a thread; a library does everything else."""
+    """Exchanges gradients by hooks on the parameters and a thread; a library does everything else."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         if plan.sync.network is not None:
@@ -71,7 +60,7 @@ class OwnExchange(EngineOverLibrary):
         self._sequence: list[int] = []  # These numbers in the order in which gradients were ready.
         self._fusion = plan.sync.fusion_in_force
         if self._fusion.rule == "mgwfbp":
-            self._fusion = OWN_SINGLE
+            self._fusion = OWN_SINGLE  # until gradients are timed, which exchanges would disturb
 
     def start(self) -> None:
         self._library.allow_groups()
@@ -214,7 +203,6 @@ class OwnExchange(EngineOverLibrary):
         self._steps += 1
 
     def watch(self, on: bool) -> None:
-        """Keeps the moments of every message while it is on."""
         self._is_watched = on
         if on:
             self._clock.anchor()
@@ -251,7 +239,8 @@ class OwnExchange(EngineOverLibrary):
             self._arrange(order, self._counts(order))
             self._phase = Phase.WATCHING if self._plan.sync.fusion.rule == "mgwfbp" else Phase.ARRANGED
         elif self._phase is Phase.WATCHING and self._steps == 1 + WATCHED_STEPS:
-            # The messages that end earliest in MG-WFBP's model, from the median times of the slowest rank.
+            # The messages that end earliest in the model of MG-WFBP (Shi et al. 2019), from the median times of the
+            # slowest rank, because a collective ends on no rank before all have entered it.
             assert self._route.line is not None
             self._clock.settle()
             by_rank = self.gather(gradient_times(self._moments.steps, self._clock))
@@ -272,11 +261,6 @@ class OwnExchange(EngineOverLibrary):
         route, window = self._route, len(self._moments.steps)
         local_sums = self._moments.sums() if window else {}
         by_rank: list[tuple[dict[str, float], int]] = self.gather((local_sums, route.wire.overflows))
-        times: dict[str, list[float]] = defaultdict(list)
-        for sums, _ in by_rank:
-            for key, seconds in sums.items():
-                times[key].append(seconds)
-        # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
         sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._messages.buckets]
         # Times of measured steps, or of watched steps if marks are too expensive for others.
@@ -295,10 +279,10 @@ class OwnExchange(EngineOverLibrary):
             wire=self._wire_used,
             group_size=route.group_size,
             num_groups=self._place.size // route.group_size,
-            messages=self._messages_sent(),
+            messages=tuple(self._messages_sent()),
             bytes_inside=sum(inside for inside, _ in sent),
             bytes_across=sum(across for _, across in sent),
-            **{key: statistics.fmean(seconds_by_rank) for key, seconds_by_rank in times.items()},
+            **mean_over_ranks(sums for sums, _ in by_rank),
             wire_overflows=min(count for _, count in by_rank),
             density=route.wire.density,
             dense_switches=route.wire.dense_switches,
@@ -346,7 +330,6 @@ class OwnExchange(EngineOverLibrary):
 
     @property
     def _wire_used(self) -> str:
-        """The format of messages; topk only if some message was sparse."""
         methods = self._messages.all_methods
         if self._route.wire.name == "topk" and methods and not methods["sparse"]:
             return "fp32"
@@ -360,22 +343,19 @@ class OwnExchange(EngineOverLibrary):
         parts = ", ".join(f"{count} {method}" for method, count in sorted(methods.items()))
         return f"{methods.total()} messages in measured steps: {parts}"
 
-    def _messages_sent(self) -> tuple[Message, ...]:
+    def _messages_sent(self) -> Iterator[Message]:
         messages, method, width = self._messages, self._route.method, self._route.wire.bytes_per_element
         times: list[dict[str, float]] = self._moments.messages() or [{}] * len(messages.numbers)
-        sent = []
         for number, members in enumerate(messages.numbers):
             num_bytes = messages.num_bytes[number]
             most_common, _ = next(iter(messages.methods[number].most_common(1)), (method.name_for(num_bytes), 0))
-            message = Message(
+            yield Message(
                 num_bytes=num_bytes,
                 num_tensors=len(members),
                 method=most_common,
                 chunks=method.chunks(int(messages.buckets[number].vector.numel() * width)),
                 **times[number],
             )
-            sent.append(message)
-        return tuple(sent)
 
     def stop(self) -> None:
         if self._thread is not None:

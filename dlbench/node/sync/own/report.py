@@ -73,12 +73,8 @@ class ExchangeMoments:
             ready_s = [between(step.begin, step.ready[number]) for step in self.steps]
             start_s = [between(step.begin, step.start[number]) for step in self.steps]
             exchange_s = [between(step.start[number], step.end[number]) for step in self.steps]
-            medians = {
-                "ready_s": statistics.median(ready_s),
-                "start_s": statistics.median(start_s),
-                "exchange_s": statistics.median(exchange_s),
-            }
-            messages.append(medians)
+            times = {"ready_s": ready_s, "start_s": start_s, "exchange_s": exchange_s}
+            messages.append({key: statistics.median(seconds) for key, seconds in times.items()})
         return messages
 
     def sums(self) -> dict[str, float]:

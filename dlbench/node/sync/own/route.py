@@ -1,13 +1,5 @@
-"""The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message.
-
-A message is all-reduced flat, hierarchically in two levels, through leaders, or, in hybrid, by its size. Below, g is
-the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. All ranks end with equal bits:
-each element is summed by one rank (or, in an all-reduce, by the library in one order) and then copied.
-
-Bytes are means over ranks, by the formula of the ring and the minimum of a reduce, scatter or broadcast; a library may
-send more. Groups are blocks of neighbouring ranks, so a flat ring crosses between groups m times, and g - 1 of g ranks
-send inside theirs.
-"""
+"""The route of gradients: groups, all-reduce method and wire format of a run, and the cost of a message."""
+# In formulas g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message.
 
 from __future__ import annotations
 
@@ -40,7 +32,7 @@ from dlbench.specs.sync import GROUPED, Wire
 CALIBRATION_S = 2.0  # Time limit for all lines of a run together; spent once, before training.
 
 SMALLEST_BYTES = 4096
-_FEWER = 4
+_LATE_DIVISOR = 4
 """Divisor of a sample's messages if the device began before all were queued; a message may be tens of calls."""
 REPEATS = 5
 """Timed samples of a size, after two messages that are not used: one is cold, one tells how many make a sample."""
@@ -183,7 +175,6 @@ class RouteBuilder:
         return num_lines
 
     def _predicted_line(self, name: str, method: Method, wire: Wire, counts: list[int], network: str) -> LineCost:
-        """Returns the line by `sync.network`; a message has `width` bytes per byte of gradients."""
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
         sizes = [count * ELEMENT_BYTES for count in counts]
         lines = {}
@@ -200,7 +191,7 @@ Sent = tuple[float, float]  # Bytes that a rank sends inside its group and to ot
 
 
 class Method:
-    """A method to sum a message over all ranks."""
+    """A method to sum a message over all ranks, which end with equal bits."""
 
     name: str
 
@@ -210,10 +201,7 @@ class Method:
         return (self,)
 
     def sum(self, vector: torch.Tensor) -> str:
-        """Replaces `vector` by the sum over all ranks; returns the method that ran: flat, hierarchical or leader.
-
-        `vector`: shape (n,), floating; n must be a multiple of the group size if the method has groups.
-        """
+        """Sums `vector`, shape (n,), over ranks in place, n a multiple of the group size; returns the method's name."""
         raise NotImplementedError
 
     def name_for(self, num_bytes: float) -> str:
@@ -247,12 +235,9 @@ class Flat(Method):
 
 
 class Hierarchical(Method):
-    """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
+    """Reduce-scatter inside the group, all-reduce of each share across groups, all-gather inside (the 2D form)."""
 
-    A rank sends 2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across (the 2D form; Horovod's hierarchical and
-    torus all-reduce on GPUs). A message is sent in chunks: while the shares of one are all-reduced across groups, the
-    next is scattered and the previous one gathered.
-    """
+    # In chunks: while the shares of one are all-reduced across groups, the next is scattered and the previous gathered.
 
     name = "hierarchical"
 
@@ -288,10 +273,7 @@ class Hierarchical(Method):
 
 
 class Leader(Method):
-    """Grouped all-reduce (Jia et al. 2018, arXiv 1807.11205): reduce to group leaders, ring of leaders, broadcast.
-
-    A group sends 2 (g - 1) n bytes inside, and each leader 2 (m - 1) / m n across.
-    """
+    """Grouped all-reduce (Jia et al. 2018, arXiv 1807.11205): reduce to group leaders, ring of leaders, broadcast."""
 
     name = "leader"
 
@@ -356,12 +338,9 @@ def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measures the cost line of an exchange, the same on all ranks.
+    """Measures the cost line of an exchange, equal on all ranks, from the median over repeats of the slowest rank."""
 
-    The time of a size is the median over its repeats of the slowest rank's time from a common start. Ranks do not leave
-    a barrier at the same moment, so several short messages are timed back to back, in different parts of the arena. On
-    a GPU the stream is held until all are queued; if they are too many for that, fewer are sent.
-    """
+    # Ranks do not leave a barrier at the same moment, so several short messages are timed back to back.
 
     exchange: Callable[[int, torch.Tensor], object]  # Sums a vector over ranks; takes the number of its size, too.
     world: RankGroup
@@ -397,7 +376,6 @@ class Calibration:
         return LineCost.model_validate(self.gather(line.model_dump(mode="json"))[0])
 
     def _time_size(self, number: int, count: int, stream_timer: StreamTimer | None) -> tuple[list[float], bool]:
-        """Returns the seconds of a message in each repeat, and whether the device began before all were queued."""
         most = len(self.arena) // count
         if stream_timer is not None:
             most = min(most, MOST_QUEUED)
@@ -410,13 +388,12 @@ class Calibration:
             is_late = stream_timer is not None and self._on_any_rank(any(late for _, late in samples))
             if not is_late or messages == 1:
                 return [seconds for seconds, _ in samples], is_late
-            messages = max(1, messages // _FEWER)
+            messages = max(1, messages // _LATE_DIVISOR)
 
     def _sample(self, number: int, count: int, messages: int, stream_timer: StreamTimer | None) -> tuple[float, bool]:
         """Returns the mean seconds of messages sent back to back, and whether the device began too early."""
-        vectors = torch.split(
-            self.arena[: messages * count].normal_(), count
-        )  # new values: sums of sums would overflow
+        # New values: sums of sums would overflow.
+        vectors = torch.split(self.arena[: messages * count].normal_(), count)
 
         def send() -> None:
             for vector in vectors:
@@ -432,7 +409,6 @@ class Calibration:
         return (time.monotonic() - start) / messages, False
 
     def _on_any_rank(self, condition: bool) -> bool:
-        """Returns whether the condition holds on any rank; all ranks leave together."""
         flag = torch.full((1,), float(condition), device=self.arena.device)
         self.world.sum(flag)
         return flag.item() > 0
@@ -448,9 +424,8 @@ def given_line(
             return line
     sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, layout.ranks)]
     try:
-        seconds = [
-            predict("allreduce", _ALGORITHMS[method], size, layout, network, chunks=chunks(size)) for size in sizes
-        ]
+        algorithm = _ALGORITHMS[method]
+        seconds = [predict("allreduce", algorithm, size, layout, network, chunks=chunks(size)) for size in sizes]
     except UserError as error:
         raise UserError(f"sync.network {path}: {error}") from None
     return fit_line(f"{name}, predicted", layout.ranks, sizes, seconds)
