@@ -210,10 +210,8 @@ class Document:
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
-        """Returns every table for programs, by name.
-
-        Sheets of one name are rows of one table, each with its section's columns in front. Columns that only some of
-        them have are empty for the others.
+        """Returns every table for programs, by name. Sheets of one name are rows of one table, each with its section's
+        columns in front. Columns that only some of them have are empty for the others.
         """
         tables = {table.name: table for table in self.always}
         for section, where in self.walk():

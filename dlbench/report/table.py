@@ -83,10 +83,8 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
 
 
 def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns the function that reads a row: the given one, or one for a path of attributes.
-
-    A path is e.g. ``ranks`` or ``point.throughput.n``; an empty one is the row itself. The value is None if an
-    attribute on the way is None.
+    """Returns the function that reads a row: the given one, or one for a path of attributes. A path is e.g. ``ranks``
+    or ``point.throughput.n``; an empty one is the row itself. The value is None if an attribute on the way is None.
     """
     if not isinstance(source, str):
         return source
@@ -105,9 +103,8 @@ def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its name for programs, its title for people, and where its values are in a row.
-
-    `source` and `text` are functions of a row or paths of attributes, see `reader`.
+    """A column: its name for programs, its title for people, and where its values are in a row. `source` and `text` are
+    functions of a row or paths of attributes, see `reader`.
     """
 
     name: str  # For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only.
@@ -293,9 +290,8 @@ def constant(name: str, value: Value) -> Column[Any]:
 def drop_empty_columns(
     columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
 ) -> tuple[Column[R], ...]:
-    """Returns the columns; people do not see those whose values are zero, None or empty texts in every row.
-
-    Those named in `keep` stay: zero may be what distinguishes rows.
+    """Returns the columns; people do not see those whose values are zero, None or empty texts in every row. Those named
+    in `keep` stay: zero may be what distinguishes rows.
     """
     columns = list(columns)
     for position, candidate in enumerate(columns):
@@ -423,9 +419,8 @@ class Sheet(Generic[R]):
 
 
 def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
-    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for None.
-
-    `decimals` are used if there is no interval, which otherwise decides.
+    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for None. `decimals` are used if there is no interval,
+    which otherwise decides.
     """
     if factor is None:
         return Cell(DASH)

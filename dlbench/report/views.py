@@ -196,9 +196,8 @@ def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
 
 
 def collect(package: ModuleType) -> Views:
-    """Imports all modules of a package and returns the views whose class has an `after` of its own.
-
-    Raises `ValueError`: two views have one id, or a view follows one that does not exist.
+    """Imports all modules of a package and returns the views whose class has an `after` of its own. Raises
+    `ValueError`: two views have one id, or a view follows one that does not exist.
     """
     group: list[GroupView] = []
     report: list[ReportView] = []

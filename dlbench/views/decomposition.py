@@ -107,7 +107,6 @@ class Decomposition(SeriesPoint):
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
     """Returns scaling points whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
-
     Only repeats count of which both the plain run and the variant have figures.
     """
 

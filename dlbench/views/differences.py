@@ -89,9 +89,8 @@ class RunDifference:
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
-    """Returns the differences between runs with a record, the most informative first.
-
-    Registered keys come first, then other settings of the plan, tags, the environment, and last the expected ones.
+    """Returns the differences between runs with a record, the most informative first. Registered keys come first, then
+    other settings of the plan, tags, the environment, and last the expected ones.
     """
     runs = [run for run in runs if run.record is not None]
     if not runs:

@@ -68,9 +68,8 @@ def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> Noi
 
 
 def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
-    """Returns batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None if one of the means is not above 0.
-
-    A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
+    """Returns batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None if one of the means is not above 0. A
+    run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
     """
     norms2, traces = {}, {}
     for key, noise in measured.items():
@@ -150,7 +149,6 @@ def advice(share: Estimate | None) -> Advice:
 
 def doubled_batch(share: float) -> tuple[float, float]:
     """Returns steps and samples to the same quality with twice the batch, as ratios; the batch is `share` noise scales.
-
     From S = S_min (1 + 1/share) and E = E_min (1 + share).
     """
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)

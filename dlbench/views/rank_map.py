@@ -1,6 +1,5 @@
-"""A map of ranks by steps: ranks whose own work takes longer than the others', and the steps in which it does.
-
-A group is represented by the run with the middle median step, at the largest rank count.
+"""A map of ranks by steps: ranks whose own work takes longer than the others', and the steps in which it does. A group
+is represented by the run with the middle median step, at the largest rank count.
 """
 
 from __future__ import annotations

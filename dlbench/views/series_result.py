@@ -1,5 +1,4 @@
 """The result that `dlbench run` prints: a line per setting and rank count, the largest cause, warnings, the next step.
-
 The figures are those of the scaling report, made by the same `assemble` of fewer views.
 """
 

@@ -131,9 +131,8 @@ def unit_of(seconds: float) -> tuple[float, str]:
 
 
 def held_by(run: Run, unit: BilledUnit) -> int | None:
-    """Returns how many units a run held; None for GPUs of a run that had none.
-
-    Exclusive jobs hold whole nodes, used or not.
+    """Returns how many units a run held; None for GPUs of a run that had none. Exclusive jobs hold whole nodes, used or
+    not.
     """
     layout, system = run.plan.layout, run.plan.system
     if unit == "rank":
@@ -158,9 +157,8 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
-    """Returns the training at every rank count of a group, and the answers to the questions of `asked`.
-
-    Raises `UserError`: an option needs what the runs do not have.
+    """Returns the training at every rank count of a group, and the answers to the questions of `asked`. Raises
+    `UserError`: an option needs what the runs do not have.
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
@@ -329,7 +327,6 @@ def answers(
     points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
 ) -> tuple[TrainingAnswer, ...]:
     """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
-
     Without either the fastest and the cheapest of all.
     """
     limits = []
@@ -488,7 +485,6 @@ def times_over(
     x: str, subject: Subject, quantity: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
-
     `times` has the name of the line, a row with ranks and nodes, and the time of each point.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}

@@ -92,7 +92,6 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
 
 def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
     """Returns horizontal bars of parts, a bar for each `place`; `order` of the rows says which part comes first.
-
     `names` are those of all bars in their order; by default that of the rows.
     """
     value = _channel(_alt.X, x).stack("zero")
@@ -112,9 +111,8 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
-    """Returns a dot with its interval for each row, from above.
-
-    `limit` is the width of the names in pixels; `names` are further properties of their axis, in Vega-Lite's words.
+    """Returns a dot with its interval for each row, from above. `limit` is the width of the names in pixels; `names`
+    are further properties of their axis, in Vega-Lite's words.
     """
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
@@ -140,9 +138,8 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     size: int = 60,
     opacity: float = 1.0,
 ) -> Any:
-    """Returns points over an axis of numbers, such as steps or time.
-
-    With `line`, a width in pixels, points of one colour and one `detail`, a field, are connected.
+    """Returns points over an axis of numbers, such as steps or time. With `line`, a width in pixels, points of one
+    colour and one `detail`, a field, are connected.
     """
     base = _data(rows).encode(
         x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, series), tooltip=tooltips(tooltip)

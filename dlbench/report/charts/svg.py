@@ -31,9 +31,8 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Makes charts without checking them against Vega-Lite's schema, which takes longer than drawing them.
-
-    Tests make every chart outside of it.
+    """Makes charts without checking them against Vega-Lite's schema, which takes longer than drawing them. Tests make
+    every chart outside of it.
     """
     from altair.utils import schemapi
 
@@ -43,9 +42,8 @@ def unchecked() -> Iterator[None]:
 
 @functools.cache
 def require_address_space() -> None:
-    """Checks that V8, which draws the charts, can reserve its addresses; without them it ends the process.
-
-    Raises `EnvironmentLacksError`: a limit on address space is below what it reserves.
+    """Checks that V8, which draws the charts, can reserve its addresses; without them it ends the process. Raises
+    `EnvironmentLacksError`: a limit on address space is below what it reserves.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:

@@ -65,7 +65,6 @@ def as_plain(value: Any) -> Any:
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
     """Returns the schema of a dataclass and of all that it holds; `inline` has the contents of its inline fields.
-
     Raises `TypeError`: a field's type is not plain data.
     """
     maker = _Maker(inline or {})

@@ -1,5 +1,4 @@
 """The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, and experiments.
-
 All tables, charts and sentences on lost points are made of these figures.
 """
 
@@ -356,10 +355,8 @@ class LostPercent:
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
-    """Returns the account of a group.
-
-    None if the table was made without causes, and for runs with something taken away on purpose: a run without exchange
-    has no exchange to blame, and is compared with the plain runs.
+    """Returns the account of a group. None if the table was made without causes, and for runs with something taken away
+    on purpose: a run without exchange has no exchange to blame, and is compared with the plain runs.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None

@@ -128,9 +128,8 @@ def _rows(point: CausePoint) -> Iterator[AccountRow]:
 
 
 def _titles_shown(rows: Sequence[AccountRow]) -> set[str]:
-    """Returns the lines that take time anywhere, without those that are the only part of another line.
-
-    Waiting for stragglers and the wire have names of their own in every sentence, and are shown in any case.
+    """Returns the lines that take time anywhere, without those that are the only part of another line. Waiting for
+    stragglers and the wire have names of their own in every sentence, and are shown in any case.
     """
     titles = set()
     children: dict[str, set[str]] = {}

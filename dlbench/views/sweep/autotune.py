@@ -34,7 +34,6 @@ def autotuned(
     runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
 ) -> Autotune | None:
     """Returns the search of Horovod's autotuner in the runs of a setting; None if it was off or nothing is recorded.
-
     `ratio` is the setting's throughput over the baseline's (`rate_base`, samples per second).
     """
     by_run = {}

@@ -64,9 +64,8 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
 
 
 def _fusions(cell: SweepCell, report: Report) -> dict[int, list[tuple[str, ExchangePoint]]]:
-    """Returns names and points of the settings that differ from the baseline in fusion alone and have a timeline.
-
-    By index in `_METHODS`; of each method the least exposed time first.
+    """Returns names and points of the settings that differ from the baseline in fusion alone and have a timeline. By
+    index in `_METHODS`; of each method the least exposed time first.
     """
     points: dict[str, ExchangePoint] = {}
     for group in report.groups:
