@@ -1,7 +1,5 @@
-"""A report of any kind: a tree of sections of words, charts and sheets, and the plain data behind them.
-
-A document knows no format, and formats know no report: each writer of `dlbench.report.formats` prints any document.
-Text from outside is cleaned when it enters a section.
+"""A report of any kind, for every format: sections of words, charts and tables, and the plain data behind them. Text
+from outside is cleaned when it enters a section.
 """
 
 from __future__ import annotations
@@ -146,9 +144,7 @@ class BaseReport:
     dlbench_version: str = dlbench.__version__
 
     def document(self, *sections: Section, runs: Sequence[ListedRun] | None = None, **further_fields: Any) -> Document:
-        """Returns the report ready for every format. With `runs` the line under the title says how many there are, and
-        how many yield no figure.
-        """
+        """Returns the report ready for every format; with `runs`, the line under the title counts them."""
         if runs is not None:
             counts = runs_text(len(runs))
             num_excluded = len(without_figure(runs))
@@ -210,8 +206,8 @@ class Document:
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
-        """Returns every table for programs, by name. Sheets of one name are rows of one table, each with its section's
-        columns in front. Columns that only some of them have are empty for the others.
+        """Returns every table for programs, by name: the rows of all sheets of that name, with their sections'
+        columns.
         """
         tables = {table.name: table for table in self.always}
         for section, where in self.walk():

@@ -83,8 +83,8 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
 
 
 def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns the function that reads a row: the given one, or one for a path of attributes. A path is e.g. ``ranks``
-    or ``point.throughput.n``; an empty one is the row itself. The value is None if an attribute on the way is None.
+    """Returns the function that reads a row: the given one, or one for a path of attributes, e.g.
+    ``point.throughput.n``. Its value is None if an attribute on the way is None; the empty path is the row itself.
     """
     if not isinstance(source, str):
         return source
@@ -103,9 +103,7 @@ def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its name for programs, its title for people, and where its values are in a row. `source` and `text` are
-    functions of a row or paths of attributes, see `reader`.
-    """
+    """A column; `source` and `text` are functions of a row or paths of attributes, see `reader`."""
 
     name: str  # For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only.
     title: str  # For people; empty: for programs only.
@@ -171,11 +169,8 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
     is_brief: bool = False,
     limit: int = MAX_TEXT,
 ) -> dict[str, Any]:
-    """Returns metadata of a dataclass field that is a column; `columns_of` reads it.
-
-    The arguments are those of `Column`. Without a name the column has that of the field. `value` and `text` are
-    functions of the field's value, and not called for None, for which people read `missing`. Without `has_interval`
-    fields annotated as `Estimate` have an interval.
+    """Returns metadata of a dataclass field that is a column, for `columns_of`; `value` and `text` are functions of the
+    field's value and not called for None, for which people read `missing`.
     """
 
     def raw(field_value: Any) -> Value:
@@ -201,11 +196,8 @@ def columns_of(
     of: str | Callable[[Any], Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> tuple[Column[Any], ...]:
-    """Returns columns of a dataclass, as in the example above; without picks all fields that have one.
-
-    `of` reads the object of `kind` in a row; if it is None, every value is None. `titles` are by column name.
-
-    Raises `AttributeError`: the class has no such field, or no column of a title's name.
+    """Returns columns of a dataclass, as in the example above; `of` reads the object of `kind` in a row, `titles` are
+    by name. Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
     if is_dataclass(kind):
         kind_fields: Mapping[str, Any] = {field.name: field for field in fields(kind)}
@@ -290,9 +282,7 @@ def constant(name: str, value: Value) -> Column[Any]:
 def drop_empty_columns(
     columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
 ) -> tuple[Column[R], ...]:
-    """Returns the columns; people do not see those whose values are zero, None or empty texts in every row. Those named
-    in `keep` stay: zero may be what distinguishes rows.
-    """
+    """Hides columns from people that are zero, None or empty in every row, except those named in `keep`."""
     columns = list(columns)
     for position, candidate in enumerate(columns):
         if candidate.name not in keep and all(_is_empty(candidate.value(row)) for row in rows):
@@ -419,9 +409,7 @@ class Sheet(Generic[R]):
 
 
 def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
-    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for None. `decimals` are used if there is no interval,
-    which otherwise decides.
-    """
+    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; `decimals` are those of a factor without an interval."""
     if factor is None:
         return Cell(DASH)
     number, interval, _ = estimate_parts(factor, decimals)
@@ -450,7 +438,6 @@ def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequ
 
 
 def _pivoted(pivot: Pivot[R], rows: Sequence[R], kind: Callable[[R], RowKind]) -> TextTable:
-    """Returns the wide table; lines and columns have the order of their first rows."""
     read_line, read_column, read_cell = reader(pivot.down), reader(pivot.across), reader(pivot.cell)
     headings = list(dict.fromkeys(map(read_column, rows)))
     lines: dict[str, dict[str, Cell]] = {}

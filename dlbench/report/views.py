@@ -1,8 +1,5 @@
-"""Views: subjects of a report, which compute numbers and show them as sections of a page in a given order.
-
-A report about groups of runs is made of views. Each is a class of its own module, derived from `GroupView` (shown for
-each group) or `ReportView` (shown once), and says by `after` where it stands. `collect` finds them in a package, so
-that a new view is a new module and no further line: `dlbench.views.history` is the shortest.
+"""Views: subjects of a report, which compute numbers and show them as sections. A new view is a new module with a class
+that says by `after` where it stands: `dlbench.views.history` is the shortest.
 """
 
 from __future__ import annotations
@@ -62,9 +59,7 @@ class View:
         return None
 
     def shown(self, owner: Any, numbers: Any) -> Section | None:
-        """Returns the section of the numbers of a group or a report; None for no section. A section without id or title
-        gets those of the view.
-        """
+        """Returns the section of the numbers, None for none; id and title are by default those of the view."""
         raise NotImplementedError
 
     def always(self) -> tuple[Sheet[Any], ...]:
@@ -122,9 +117,7 @@ class Views:
         return (*self.opening, *self.closing)
 
     def with_group_numbers(self, source: S) -> S:
-        """Returns the source of a group (a dataclass with `views`) with the numbers of all views; each view sees those
-        of the views before it.
-        """
+        """Returns the source of a group with the numbers of all views; each view sees those of the views before it."""
         with_numbers: Any = source
         for view in self.group:
             if view.key:
@@ -196,9 +189,7 @@ def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
 
 
 def collect(package: ModuleType) -> Views:
-    """Imports all modules of a package and returns the views whose class has an `after` of its own. Raises
-    `ValueError`: two views have one id, or a view follows one that does not exist.
-    """
+    """Imports all modules of a package and returns the views whose class has an `after` of its own."""
     group: list[GroupView] = []
     report: list[ReportView] = []
     for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -217,10 +208,7 @@ def collect(package: ModuleType) -> Views:
 
 
 def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
-    """Returns the views of each start, every view behind the one that it names.
-
-    Of several that follow one view, those come first that have fewer followers, so that a new one is directly behind.
-
+    """Returns the views of each start in order; of several that follow one view, those with fewer followers first.
     Raises `ValueError`: two views have one id, or one follows a view that does not exist or that follows it.
     """
     followers: dict[str, list[V]] = {}

@@ -74,10 +74,8 @@ def cleaned(value: Any) -> Any:
 
 
 def harmless(text: str) -> str:
-    """Returns a text on one line without control or bidirectional characters and lone surrogates, however long.
-
-    Documents clean what enters them (`clean`); formats do it again for all that they write, so that a text which came
-    in another way cannot move a terminal's cursor or turn the order of a line round.
+    """Returns a text on one line without control or bidirectional characters and lone surrogates. Formats do this to
+    all that they write, in case a text entered without `clean`.
     """
     if text.isprintable():
         return text
@@ -134,7 +132,7 @@ def _joined(parts: tuple[str, str]) -> str:
 
 
 def _number_parts(value: float, unit: str) -> tuple[str, str]:
-    """Returns a number in the form that suits its unit, and the unit if it is printed: table headers name rates."""
+    """Returns a number in the form that suits its unit, and the unit unless table headers name it."""
     if unit == "fraction":
         return _hundredths(value, "%")
     if unit == POINTS:
@@ -160,15 +158,11 @@ def number_text(value: float, unit: str) -> str:
 
 
 def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
-    """Returns value, interval and unit of an estimate as text, the same in every format.
-
-    The digits follow the interval: its half width has two significant digits if these are at most 35, else one (the
-    rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3; of a ratio its lower end
-    if that is less), but at least all before the decimal point and at most `_MOST_DIGITS`. Value and ends have the same
-    decimals and one unit. Without an interval, or if its ends are equal in these digits, the unit decides.
-
-    The interval is ``[low, high]`` if it has a level, ``(low to high)`` for a range, empty if there is none; the unit
-    is empty if table headers name it. `decimals` are those of a factor without an interval.
+    """Returns value, interval and unit of an estimate as text, the same in every format. The half width of the interval
+    has two significant digits if these are at most 35, else one (the rule of the Particle Data Group, "Review of
+    Particle Physics", introduction, section 5.3; of a ratio its lower end if that is less); without an interval, or if
+    its ends are equal in these digits, the unit decides. The interval is ``[low, high]`` if it has a level, ``(low to
+    high)`` for a range; `decimals` are those of a factor without an interval.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):

@@ -1,13 +1,6 @@
-"""Costs of a step, measured by removal: runs with synthetic input and without gradient exchange next to plain runs
-(`dlbench run --decompose`).
-
-For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
-
-* input: T_plain(k) - T_synthetic(k);
-* exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
-
-They are compared with the phases of the same plain runs, means over all ranks, stragglers included: the wait for input,
-and the gradient exchange after the backward pass. The gap between both is what other parts of a step gain or lose.
+"""Costs of a step, measured by removal of input or gradient exchange (`dlbench run --decompose`). By repeat, the saving
+is the mean step of the plain run minus that of the run without the phase; it is compared with that phase of the same
+plain runs, means over all ranks, stragglers included.
 """
 
 from __future__ import annotations
@@ -106,8 +99,8 @@ class Decomposition(SeriesPoint):
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
-    """Returns scaling points whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
-    Only repeats count of which both the plain run and the variant have figures.
+    """Returns scaling points whose series has variants of `dlbench run --decompose`, over the repeats with all
+    figures.
     """
 
     def is_decomposed(planned: Collection[Variant]) -> bool:
@@ -175,7 +168,7 @@ def difference(phase: Phase, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) ->
 
 
 def decomposition_lines(points: Sequence[Decomposition]) -> list[str]:
-    """Returns a paragraph per scaling point: its title and step, then a line indented by two blanks per difference."""
+    """Returns for each scaling point its title and step, then a line indented by two blanks per difference."""
     lines = []
     for point in points:
         lines.append(_title(point))

@@ -61,8 +61,7 @@ class DifferentValue:
 
     value: str
     num_runs: int = field(metadata=column("Runs", "runs"))
-    groups: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Ids of the groups with runs that have it."""
+    groups: tuple[str, ...] = field(metadata=column(value=" ".join))  # Ids of the groups with runs that have it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,7 @@ class RunDifference:
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
-    """Returns the differences between runs with a record, the most informative first. Registered keys come first, then
-    other settings of the plan, tags, the environment, and last the expected ones.
-    """
+    """Returns the differences between runs with a record, the most informative first and the expected ones last."""
     runs = [run for run in runs if run.record is not None]
     if not runs:
         return ()

@@ -148,8 +148,8 @@ def advice(share: Estimate | None) -> Advice:
 
 
 def doubled_batch(share: float) -> tuple[float, float]:
-    """Returns steps and samples to the same quality with twice the batch, as ratios; the batch is `share` noise scales.
-    From S = S_min (1 + 1/share) and E = E_min (1 + share).
+    """Returns steps and samples to the same quality with twice the batch of `share` noise scales, as ratios: S = S_min
+    (1 + 1/share), E = E_min (1 + share).
     """
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
 

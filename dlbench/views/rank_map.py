@@ -1,6 +1,4 @@
-"""A map of ranks by steps: ranks whose own work takes longer than the others', and the steps in which it does. A group
-is represented by the run with the middle median step, at the largest rank count.
-"""
+"""A map of ranks by steps, of the run with the middle median step: ranks whose own work takes longer, and when."""
 
 from __future__ import annotations
 

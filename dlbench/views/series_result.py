@@ -1,6 +1,4 @@
-"""The result that `dlbench run` prints: a line per setting and rank count, the largest cause, warnings, the next step.
-The figures are those of the scaling report, made by the same `assemble` of fewer views.
-"""
+"""The result that `dlbench run` prints; the figures are those of the scaling report, made by fewer views."""
 
 from __future__ import annotations
 
@@ -97,7 +95,6 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
 
 
 def _counts(num_warnings: int, num_notes: int) -> str:
-    """Returns the numbers of warnings, which follow, and of notes, which do not."""
     counts = [counted(count, noun) for count, noun in ((num_warnings, "warning"), (num_notes, "note")) if count]
     if not counts:
         return "No warnings."

@@ -42,10 +42,8 @@ _NO_GPU = "none"  # Begin of the GPU field of a system without GPUs.
 
 
 def rating(group: ReportGroup, report: Report) -> Rating | None:
-    """Returns a judgement of the efficiency at the largest point, against the first available reference.
-
-    References in order: the attainable efficiency of the exchange model, a published figure of the same work, the usual
-    range of the same point in the history of the report. None for a single rank count without any.
+    """Returns a judgement of the efficiency at the largest point against the exchange model, else a published figure,
+    else the history of the report; None for a single rank count without history.
     """
     last = group.largest
     reference = _efficiency_reference(group)

@@ -1,9 +1,6 @@
-"""The view `time-to-train`: how many GPUs (or ranks) a training is worth.
-
-For N samples at Thr samples per second a run takes N / Thr seconds of training steps, and its start-up; that times the
-GPUs (nodes, cores, ranks) that it holds are the billed hours, which grow by 1 / efficiency over the baseline's. Times
-are geometric means over runs, as throughput is, so that ratios of two rank counts are `ratio_estimate`s of the same
-runs. Only measured rank counts are answered: nothing is extrapolated.
+"""The view `time-to-train`: how many GPUs (or ranks) a training is worth, at measured rank counts only. N samples at
+Thr samples per second take N / Thr seconds and the start-up; times are geometric means over runs, so that ratios of two
+rank counts are `ratio_estimate`s of the same runs.
 """
 
 from __future__ import annotations
@@ -131,9 +128,7 @@ def unit_of(seconds: float) -> tuple[float, str]:
 
 
 def held_by(run: Run, unit: BilledUnit) -> int | None:
-    """Returns how many units a run held; None for GPUs of a run that had none. Exclusive jobs hold whole nodes, used or
-    not.
-    """
+    """Returns how many units a run held, used or not; None for GPUs of a run that had none."""
     layout, system = run.plan.layout, run.plan.system
     if unit == "rank":
         return layout.ranks
@@ -157,8 +152,8 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
-    """Returns the training at every rank count of a group, and the answers to the questions of `asked`. Raises
-    `UserError`: an option needs what the runs do not have.
+    """Returns the training at every rank count of a group, and the answers to the question. Raises `UserError`: an
+    option needs what the runs do not have.
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
@@ -326,8 +321,8 @@ def _counted(number: str, units: str) -> str:
 def answers(
     points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
 ) -> tuple[TrainingAnswer, ...]:
-    """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
-    Without either the fastest and the cheapest of all.
+    """Returns the cheapest rank count that meets a deadline (and budget), or the fastest within a budget alone; without
+    either, the fastest and the cheapest of all.
     """
     limits = []
     if question.deadline_s:
@@ -485,7 +480,7 @@ def times_over(
     x: str, subject: Subject, quantity: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
-    `times` has the name of the line, a row with ranks and nodes, and the time of each point.
+    `times` has the line's name, a row with ranks and nodes, and the time of each point.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}

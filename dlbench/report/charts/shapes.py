@@ -1,8 +1,5 @@
-"""Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
-
-A shape takes rows (one per mark), axes, colours and tooltips; `finish` makes the `Chart` of it (see `_charts` of
-`dlbench.views.energy`). Rows have `value`, and `low` and `high` if they have intervals (`figure_row`); an axis may name
-another field. Further layers are added by `alt.layer(*lines(...).layer, ...)`.
+"""Shapes of charts. Rows, one per mark, have `value`, and `low` and `high` for an interval; `finish` makes a
+`Chart`.
 """
 
 from __future__ import annotations
@@ -64,11 +61,8 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
     ideal: str = "",
     is_forecast: bool = False,
 ) -> Any:
-    """Returns lines with points and intervals over a logarithmic axis (base 2) with a tick for each number of the rows.
-
-    `series` has a line for each name; a text is the colour of one line. The axis, unless `x_axis` replaces it,
-    contains the numbers of `reach` without a tick, and extends by the factor `room`. `ideal` is a field that is drawn
-    as a dashed line. Forecasts have dotted lines and hollow points.
+    """Returns lines over a logarithmic axis (base 2) with a tick for each count, extended by `room` and to `reach`.
+    `series` may be the colour of a single line, `ideal` is a field drawn dashed; forecasts are dotted and hollow.
     """
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
@@ -91,9 +85,7 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
 
 
 def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
-    """Returns horizontal bars of parts, a bar for each `place`; `order` of the rows says which part comes first.
-    `names` are those of all bars in their order; by default that of the rows.
-    """
+    """Returns horizontal bars of parts, by `order` of the rows; a bar for each `place`, in the order of `names`."""
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
@@ -111,9 +103,7 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
-    """Returns a dot with its interval for each row, from above. `limit` is the width of the names in pixels; `names`
-    are further properties of their axis, in Vega-Lite's words.
-    """
+    """Returns a dot with its interval for each row, from above; `limit` is the width of the names in pixels."""
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
     rule = base.mark_rule(strokeWidth=3, opacity=0.55)
@@ -138,9 +128,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     size: int = 60,
     opacity: float = 1.0,
 ) -> Any:
-    """Returns points over an axis of numbers, such as steps or time. With `line`, a width in pixels, points of one
-    colour and one `detail`, a field, are connected.
-    """
+    """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
     base = _data(rows).encode(
         x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, series), tooltip=tooltips(tooltip)
     )

@@ -1,7 +1,5 @@
-"""How charts look: one colour for one thing, everywhere; sizes; the Vega-Lite configuration.
-
-Colours are Okabe and Ito's, which colour-blind readers distinguish. Ink, grid and muted text have
-fixed values here, and the style sheet maps exactly these to its own in the dark scheme.
+"""Colours, sizes and the Vega-Lite configuration of all charts. Colours are Okabe and Ito's, for colour-blind readers;
+the style sheet maps ink, grid and muted text to its own in the dark scheme.
 """
 
 from __future__ import annotations
@@ -13,10 +11,8 @@ MUTED = "#57606a"
 GRID = "#d8dee4"
 MEASURED = "#0b67b2"
 IDEAL = "#8a8f98"
-FORECAST = "#b0431e"
-"""What a law says and nobody measured: always dotted and hollow as well."""
-PUBLISHED = "#6b5bb5"
-"""What others published of the same work."""
+FORECAST = "#b0431e"  # What a law says and nobody measured: always dotted and hollow as well.
+PUBLISHED = "#6b5bb5"  # What others published of the same work.
 TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}
 """By the tones of verdicts (`dlbench.stats.verdict_words`); what is open has the colour of what surrounds it."""
 

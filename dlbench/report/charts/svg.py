@@ -31,8 +31,8 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Makes charts without checking them against Vega-Lite's schema, which takes longer than drawing them. Tests make
-    every chart outside of it.
+    """Makes charts without checks against Vega-Lite's schema, which take longer than drawing; tests make them with
+    it.
     """
     from altair.utils import schemapi
 
@@ -42,9 +42,7 @@ def unchecked() -> Iterator[None]:
 
 @functools.cache
 def require_address_space() -> None:
-    """Checks that V8, which draws the charts, can reserve its addresses; without them it ends the process. Raises
-    `EnvironmentLacksError`: a limit on address space is below what it reserves.
-    """
+    """Raises `EnvironmentLacksError` if V8, which draws the charts, cannot reserve its addresses and would abort."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return
@@ -96,10 +94,8 @@ def _rounded(number: re.Match[str]) -> str:
 
 @functools.cache
 def script_bundle() -> str:
-    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing; it sets `window.vegaEmbed`.
-
-    Vega-Embed has Vega's expression interpreter, so charts run under a content security policy without `unsafe-eval`
-    (option `ast`). The script is cached on disk: making it takes longer than drawing all charts.
+    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing and needs no `unsafe-eval`; cached on
+    disk.
     """
     import vl_convert
 

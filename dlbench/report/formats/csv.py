@@ -14,8 +14,8 @@ from dlbench.report.wording import harmless
 
 
 def to_csv(document: Document, table: str) -> str:
-    """Returns a table as CSV (RFC 4180, but with plain newlines), with a header line. Text that a spreadsheet would
-    read as a formula gets an apostrophe in front. Raises `UserError`: there is no such table.
+    """Returns a table as CSV (RFC 4180, but with plain newlines), text that a spreadsheet would take for a formula
+    quoted. Raises `UserError`: there is no such table.
     """
     tables = document.tables()
     if table not in tables:

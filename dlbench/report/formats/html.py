@@ -1,9 +1,5 @@
-"""A report as a self-contained HTML page: it needs no network, no server and no scripts.
-
-Charts are static SVG. Where scripts run, the bundled Vega replaces each by its interactive form when
-it comes into sight, from the same specification. The page's security policy allows exactly the two
-scripts written here, by their digests, and no connection to anywhere; all text from runs goes
-through autoescaping.
+"""A report as a self-contained HTML page: it needs no network, and charts are static SVG where no scripts run. Its
+security policy allows exactly the two scripts written here; all text goes through autoescaping.
 """
 
 from __future__ import annotations

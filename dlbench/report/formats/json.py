@@ -1,8 +1,5 @@
-"""A report as JSON: its dataclasses as they are, raw numbers, null for a number that is not finite.
-
-`schema_of` makes the JSON schema (draft 2020-12) of the same dataclasses. pydantic cannot, because it knows neither
-inline fields nor hidden ones nor that a number may be null. It follows `as_plain` type by type, and fails on a type
-that `as_plain` would not take.
+"""A report as JSON: its dataclasses, null for a number that is not finite; and the JSON schema of the same dataclasses.
+pydantic cannot make that schema: it knows neither inline nor hidden fields, nor that a number may be null.
 """
 
 from __future__ import annotations
@@ -64,9 +61,7 @@ def as_plain(value: Any) -> Any:
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
-    """Returns the schema of a dataclass and of all that it holds; `inline` has the contents of its inline fields.
-    Raises `TypeError`: a field's type is not plain data.
-    """
+    """Returns the schema of a dataclass and all that it holds; raises `TypeError` if a field is not plain data."""
     maker = _Maker(inline or {})
     reference = maker.of(kind)
     return {"$schema": DRAFT, **reference, "$defs": dict(sorted(maker.defs.items()))}

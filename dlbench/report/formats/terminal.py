@@ -1,8 +1,4 @@
-"""A report for the terminal, plain or in colours. Fits 80 columns.
-
-The brief form prints of each section what it marks as brief, and of a group its answers alone, on one screen. The full
-form prints all words and the tables that a page shows unfolded; its last lines name the other tables.
-"""
+"""A report for the terminal, in 80 columns: the brief form on one screen per group, or the full form."""
 
 from __future__ import annotations
 
@@ -102,7 +98,6 @@ def _has_evidence(document: Document) -> bool:
 
 
 def _further_tables(document: Document, width: int) -> Iterator[Block]:
-    """Names the tables that only the page and the CSV files hold, or hold with more columns and rows."""
     names: dict[str, None] = {}
     for section, _ in document.walk():
         for sheet in section.sheets:
@@ -136,7 +131,6 @@ def _is_whole(section: Section, sheet: Sheet[Any]) -> bool:
 
 
 def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
-    """Returns whether the full form leaves out columns or rows of a table."""
     if _is_whole(section, sheet):
         return False
     table = sheet.to_display()
@@ -276,7 +270,7 @@ def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
 
 
 def _last_column(table: TextTable, width: int) -> int:
-    """Returns the end of the columns of evidence that are printed: those of the first `MAX_PARTS` parts of a table."""
+    """Returns the end of the columns that the first `MAX_PARTS` parts of a split table hold."""
     ranges = _column_ranges(_widths(_texts(table, len(table.header))), width)
     _, end = ranges[:MAX_PARTS][-1]
     return end
@@ -294,7 +288,7 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
 
 
 def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
-    """Yields what a section marks as brief: words under tables of at most `max_rows` rows; in a group, above them."""
+    """Yields the brief words of a section under its tables; in a group, above them."""
     tables = list(_brief_tables(section, width, max_rows))
     texts = section.brief
     if texts is None and tables:
@@ -366,10 +360,8 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def fitted(table: TextTable, width: int) -> list[str]:
-    """Returns a table as lines, header first; if it is too wide, intervals are left out, from the right.
-
-    If that is not enough, long cells are shortened, and then columns are dropped from the right until one is left:
-    headers stay whole, and every other format prints all columns.
+    """Returns a table as lines: if it is too wide, intervals are left out from the right, then long cells are
+    shortened, then columns are dropped.
     """
     count = len(table.header)
     rows = _texts(table, count)
@@ -404,11 +396,8 @@ def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
 
 
 def whole_table(table: TextTable, width: int) -> list[str]:
-    """Returns a table as lines of which nothing is left out.
-
-    A table that is too wide is printed with rows as columns, or as several tables below each other, each with the first
-    column, whichever takes fewer lines. If a single column does not fit next to the first one, cells are wrapped; if
-    these become too narrow, each row is printed as names and values, without missing ones.
+    """Returns a whole table as lines: if it is too wide, transposed or split, whichever is shorter; else with wrapped
+    cells, or, if these become too narrow, each row as names and values.
     """
     rows = _texts(table, len(table.header))
     first, *others = _widths(rows)

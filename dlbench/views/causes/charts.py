@@ -68,7 +68,6 @@ def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
 
 
 def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
-    """Returns bars from 100 % down to the efficiency, and up for gains; all ends in percent."""
     rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, ("100 %", "100 %"), None)]
     level = 100.0
     for share in shares:

@@ -1,6 +1,4 @@
-"""The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, and experiments.
-All tables, charts and sentences on lost points are made of these figures.
-"""
+"""The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, experiments."""
 
 from __future__ import annotations
 
@@ -66,10 +64,8 @@ class Diagnosis:
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
-    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups.
-
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points` are the measured
-    causes of each rank count of a group, the baseline's too, which gets no values; `num_groups` have several counts.
+    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over `num_groups`:
+    if nothing is lost, any cause of a report is called found in at most 5 % of reports.
     """
     tested = []
     for index, parts in enumerate(points):
@@ -311,8 +307,7 @@ class CausePoint:
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
-    planted: tuple[tuple[int, float], ...]
-    """Ranks slowed on purpose, and the added seconds per step, mean over runs."""
+    planted: tuple[tuple[int, float], ...]  # Ranks slowed on purpose, and the added seconds per step, mean over runs.
 
     def cause(self, name: str) -> CauseShare:
         return self.causes[CAUSES.index(name)]
@@ -355,8 +350,8 @@ class LostPercent:
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
-    """Returns the account of a group. None if the table was made without causes, and for runs with something taken away
-    on purpose: a run without exchange has no exchange to blame, and is compared with the plain runs.
+    """Returns the account of a group; None without causes, and for runs with something taken away on purpose, which are
+    compared with the plain runs.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None

@@ -128,9 +128,7 @@ def _rows(point: CausePoint) -> Iterator[AccountRow]:
 
 
 def _titles_shown(rows: Sequence[AccountRow]) -> set[str]:
-    """Returns the lines that take time anywhere, without those that are the only part of another line. Waiting for
-    stragglers and the wire have names of their own in every sentence, and are shown in any case.
-    """
+    """Returns the lines that take time anywhere, without those that are the only part of another line."""
     titles = set()
     children: dict[str, set[str]] = {}
     unmeasured = {row.title for row in rows if not row.is_measured}

@@ -72,7 +72,6 @@ def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoin
 
 
 def _first(texts: Iterable[str]) -> str:
-    """Returns the first of several texts, and how many others there are."""
     first, *others = dict.fromkeys(texts)
     if not others:
         return first

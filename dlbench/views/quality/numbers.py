@@ -1,18 +1,9 @@
-"""Runs trained to a quality: how many reached it, how soon, and whether steps or their number made the difference.
-
-With T the time to quality, N the samples trained until then and Thr the measured throughput of a run, 1/T splits
-into (Thr) (1/N) (N / (Thr T)), so that the speed-up against the baseline (0) is a product:
-
-    T0/T = Thr/Thr0 x N0/N x rest,   rest = (T0 Thr0 / N0) / (T Thr / N)
-
-Thr/Thr0 says by how much steps became faster, N0/N whether as few samples did (statistical efficiency; Keskar et al.
-2017 and Shallue et al. 2019 on larger batches), and T Thr / N is by how much a run took longer than its measured steps
-alone: evaluation, checkpoints, warm-up steps, waits. Ratios of geometric means over runs keep the product exact; those
-of medians do not. There are no factors unless all runs on both sides met the target: the time of a run that did not is
-unknown, and leaving it out would favour the side that fails more often.
-
-Large batches are compared across groups, and with the law of `dlbench.views.noise`, which assumes a rate tuned to each
-batch: of several rates the one that needed fewest samples represents its batch.
+"""Runs trained to a quality: how many reached it, how soon, and whether steps or their number made the difference. With
+T the time to quality, N the samples trained until then and Thr the measured throughput, the speed-up over the baseline
+(0) is T0/T = Thr/Thr0 x N0/N x rest, rest = (T0 Thr0 / N0) / (T Thr / N): faster steps, fewer samples (statistical
+efficiency; Keskar et al. 2017, Shallue et al. 2019), and evaluation, checkpoints, warm-up steps and waits. Ratios of
+geometric means keep the product exact. There are no factors unless all runs on both sides met the target: leaving runs
+out would favour the side that fails more often.
 """
 
 from __future__ import annotations
@@ -111,10 +102,8 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 
 def fit(run: Run, throughput: float) -> TimeVerdict | None:
-    """Returns whether throughput, epochs and time in training steps of a run can all be true; None if one is unknown.
-
-    `throughput` is in samples per second of its measured steps, all ranks together. Time that warm-up steps may have
-    taken is no contradiction if later steps fit: of a short run they are a large part.
+    """Returns whether throughput (samples/s), epochs and training time of a run can all be true; None if one is
+    unknown. Time that warm-up steps may have taken is no contradiction if later steps fit.
     """
     assert run.record is not None
     evaluations, epoch_samples = quality_of(run).evaluations, run.epoch_samples
@@ -165,10 +154,8 @@ class Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityPoint:
-    """All comparable runs to one quality with one rank and node count.
-
-    Figures are over the runs that reached the target, unless a field says otherwise: times, samples and epochs to
-    accuracy are geometric means, the others medians.
+    """All comparable runs to one quality with one rank and node count. Unless a field says otherwise, times, samples
+    and epochs to accuracy are geometric means over the runs that reached the target, the other figures medians.
     """
 
     ranks: int
@@ -381,7 +368,6 @@ def _point(
     rates: Mapping[str, float],
     unit: str,
 ) -> QualityPoint:
-    """Returns a point; `base` is the baseline of several points, `unit` that of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
     reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
     seconds: dict[str, dict[RunKey, float]] = {name: {} for name in ("whole", "training", "evaluation", "other")}

@@ -48,9 +48,7 @@ WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
 def quality_verdict(subject: str, quality: GroupQuality) -> str:
-    """Returns how many runs reached the target, how soon, and why; no speed-up unless all did. `subject` is the
-    workload in words, with preset, engine, precision, batch and data source.
-    """
+    """Returns how many runs reached the target, how soon, and why; no speed-up unless all did."""
     base, last = quality.points[0], quality.points[-1]
     if quality.num_reached < quality.num_runs:
         return f"{subject}: {_not_reached(quality)}"

@@ -33,9 +33,7 @@ class Autotune:
 def autotuned(
     runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
 ) -> Autotune | None:
-    """Returns the search of Horovod's autotuner in the runs of a setting; None if it was off or nothing is recorded.
-    `ratio` is the setting's throughput over the baseline's (`rate_base`, samples per second).
-    """
+    """Returns the search in the runs of a setting, None if there was none; `rate_base` is in samples per second."""
     by_run = {}
     for run in runs:
         if run.record is not None and run.record.exchange and run.record.exchange.autotune:

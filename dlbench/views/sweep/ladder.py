@@ -26,8 +26,8 @@ def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
 
 
 def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
-    """Returns the share of linear scaling of a step, from the same step at the smallest rank count; None there. `first`
-    are the steps at that count, in order; if the step could not act there, the last one before it counts.
+    """Returns the share of linear scaling of a step, from the same step (or, if it could not act there, the last one
+    before it) at the smallest rank count; None there.
     """
     ranks, fewest = step.plan.layout.ranks, first[0].plan.layout.ranks
     order = [rung.name for rung in step.plan.series.ladder]

@@ -1,7 +1,5 @@
 """Verdicts on the settings of a series with swept keys, at each rank count, against the default, in pairs of repeats.
-
-Settings of a sweep are in different groups, and are compared on purpose. The series makes that fair: one request, so
-that all but the swept keys is equal, and repeats interleaved over the settings, so that drift affects all alike.
+Settings are in different groups; interleaved repeats of one request make their comparison fair.
 """
 
 from __future__ import annotations
@@ -210,7 +208,6 @@ def _headline(cell: SweepCell) -> tuple[str, str]:
 
 
 def _order(run: Run) -> tuple[int, int]:
-    """Returns the order of the request: every second repeat runs it backwards."""
     series = run.plan.series
     if series.repeat % 2:
         return series.repeat, -series.position
@@ -306,7 +303,6 @@ def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float
 
 
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
-    """Returns the number of runs that trained to their limit or to the target; it is unknown of others."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
 
 
@@ -458,7 +454,6 @@ def _estimate(verdict: Verdict | None) -> Estimate | None:
 
 
 def _outcome(runs: SettingRuns, judged: Verdict | None, draft: Draft, *, num_ended: int) -> str:
-    """Returns the outcome of a setting that is not the baseline, or the state for which it has none."""
     if draft.to_target and not runs.speeds and num_ended:
         return "target missed"
     if judged is None:

@@ -183,9 +183,7 @@ def acting_keys(plan: RunPlan) -> frozenset[str]:
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
-    """Returns whether every swept key that acts is at its default. `firsts` has the first swept value of each key,
-    which counts as default if dlbench has none (the engine, the training, the system).
-    """
+    """Returns whether every swept key that acts is at its default, or at its first value if dlbench has no default."""
     for key, value in plan.series.axes.items():
         if not key.startswith(_DEFAULTS_KNOWN):
             if repr(value) != repr(firsts[key]):
@@ -207,9 +205,7 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """Returns in words how the arithmetic differs from a plain fp32 exchange of the workload as it is. Empty for a
-    ladder's step, whose name says it.
-    """
+    """Returns in words how the arithmetic differs from a plain fp32 exchange; empty for steps of a ladder."""
     if plan.series.step:
         return ()
     changes = []
@@ -246,8 +242,8 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a reference.
-    `all_runs` are the runs of all settings at the rank count.
+    """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a
+    reference.
     """
     if not runs or _is_plain(runs[0].plan):
         return None

@@ -14,8 +14,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.sweep.settings import label
 
-KEYS = ("train.optimizer.name", "engine.ddp.shard_optimizer")
-"""A sweep over one of them has the table."""
+KEYS = ("train.optimizer.name", "engine.ddp.shard_optimizer")  # A sweep over one of them has the table.
 _SHARED_BY = {"zero-1": "sharded (ZeRO-1)", "fsdp": "sharded (FSDP)", "fsdp+tensor": "sharded (FSDP)"}
 
 

@@ -143,9 +143,7 @@ def remark_lines(cell: SweepCell) -> list[str]:
 
 
 def goal_lines(cell: SweepCell) -> list[str]:
-    """Returns the verdict on each setting and its messages, for terminals, whose table has no room for them. Only for
-    runs to a target.
-    """
+    """Returns the verdict on each setting of runs to a target, for terminals, whose table has no room for it."""
     if not cell.to_target:
         return []
     lines = []
