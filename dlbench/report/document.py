@@ -1,6 +1,4 @@
-"""A report of any kind, for every format: sections of words, charts and tables, and the plain data behind them. Text
-from outside is cleaned when it enters a section.
-"""
+"""A report of any kind, for every format; text from outside is cleaned when it enters a section."""
 
 from __future__ import annotations
 
@@ -192,7 +190,6 @@ class Document:
         _clean(self, "as_of", "meta", "notices")
 
     def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
-        """Yields every section with the columns in front of its rows, outer before inner."""
         yield from walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
@@ -206,9 +203,7 @@ class Document:
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
-        """Returns every table for programs, by name: the rows of all sheets of that name, with their sections'
-        columns.
-        """
+        """Returns every table for programs, by name: the rows of all sheets of that name, with sections' columns."""
         tables = {table.name: table for table in self.always}
         for section, where in self.walk():
             for sheet in section.sheets:

@@ -1,22 +1,14 @@
-"""Tables for people and for programs: each `Column` makes a header and cells of text, and raw values for CSV and JSON.
+"""Tables for people and for programs: each `Column` makes cells of text, and raw values for CSV and JSON.
 
-A number is named once, where it is a field of a dataclass; JSON has the field's own name::
+A number is named once, where it is a field of a dataclass::
 
-    @dataclass(frozen=True, kw_only=True)
-    class NoisePoint:
-        ranks: int
-        global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
-        noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
-        basis: str = field(metadata=column("From", ""))
+    global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
+    noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
 
     Sheet(columns=columns_of(NoisePoint), rows=points, ...)  # the fields with a column, in their order
 
-`columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks columns and their order: `ranks` has no
-metadata and so is for programs only; `runs` is an attribute of an attribute, for programs only. A `Column` over the
-same class may be among the picks. `of="point"` says where rows of several parts hold the dataclass;
-`titles={"global_batch": ""}` replaces titles that depend on the table.
-
-Text from outside is cleaned here, so that no format has to do it.
+`columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks fields, attributes of attributes and
+`Column`s; those without metadata are for programs only.
 """
 
 from __future__ import annotations
@@ -83,8 +75,8 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
 
 
 def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns the function that reads a row: the given one, or one for a path of attributes, e.g.
-    ``point.throughput.n``. Its value is None if an attribute on the way is None; the empty path is the row itself.
+    """Returns the function that reads a row: the given one, or getattr along a path, e.g. ``point.throughput.n``; None
+    if an attribute on the way is None. The empty path is the row itself.
     """
     if not isinstance(source, str):
         return source
@@ -116,7 +108,6 @@ class Column(Generic[R]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns for programs."""
         if not self.name:
             return ()
         if self.has_interval:
@@ -124,18 +115,15 @@ class Column(Generic[R]):
         return (self.name,)
 
     def value(self, row: R) -> Value:
-        """Returns the raw value of a row."""
         value: Value = reader(self.source)(row)
         return value
 
     def cell(self, row: R) -> Cell:
-        """Returns the cell of a row for people."""
         if self.text is None:
             return cell_of(self.value(row), self.unit, self.limit)
         return cell_of(reader(self.text)(row), self.unit, self.limit)
 
     def data(self, row: R) -> tuple[Datum, ...]:
-        """Returns the values of a row for programs, one for each of `names`."""
         value = self.value(row)
         low = high = None
         if isinstance(value, Estimate):
@@ -258,7 +246,6 @@ def _chain(read_value: Callable[[Any], Any], read_object: Callable[[Any], Any]) 
 
 
 def _read_part(read_object: Callable[[Any], Any], source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a reader of an object within a row; None if the row has no such object."""
     read_value = reader(source)
 
     def read(row: Any) -> Any:
@@ -397,7 +384,6 @@ class Sheet(Generic[R]):
         return units
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Yields rows for programs, by column name."""
         for row in self.rows:
             if not self.is_data(row):
                 continue
@@ -463,7 +449,6 @@ class NamedTable:
     parts: tuple[tuple[Mapping[str, Datum], Sheet[Any]], ...] = ()  # Sheets, each with its section's columns in front.
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Yields its rows."""
         for before, sheet in self.parts:
             for row in sheet.records():
                 yield {**before, **row}

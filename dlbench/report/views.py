@@ -1,6 +1,4 @@
-"""Views: subjects of a report, which compute numbers and show them as sections. A new view is a new module with a class
-that says by `after` where it stands: `dlbench.views.history` is the shortest.
-"""
+"""Views: subjects of a report. A new view is a new module: its class says by `after` where it stands."""
 
 from __future__ import annotations
 
@@ -97,7 +95,6 @@ class ReportView(View):
     """A subject that is shown once, about all groups."""
 
     def sections(self, report: Any) -> tuple[Section, ...]:
-        """Returns the sections of the report; may be empty."""
         section = self._shown_of(report)
         if section is None:
             return ()
@@ -126,11 +123,9 @@ class Views:
         return cast("S", with_numbers)
 
     def report_numbers(self, source: Any) -> dict[str, object]:
-        """Returns the numbers of the views of the whole report, by their keys."""
         return {view.key: view.numbers(source) for view in self.report if view.key}
 
     def opening_sections(self, report: Any) -> list[Section]:
-        """Returns the sections in front of the groups, answers first."""
         return sorted(_levelled_sections(self.opening, report), key=_depth)
 
     def group_sections(self, group: Any) -> list[Section]:
@@ -143,15 +138,12 @@ class Views:
         return sorted(sections, key=_depth)
 
     def closing_sections(self, report: Any) -> list[Section]:
-        """Returns the sections behind the groups."""
         return _levelled_sections(self.closing, report)
 
     def missing_of_group(self, group: Any) -> tuple[Missing, ...]:
-        """Returns the views without a section for a group, with what would produce it."""
         return _missing([view for view in self.group if view.section(group) is None], group)
 
     def missing_of_report(self, report: Any) -> tuple[Missing, ...]:
-        """Returns the views without a section for the whole report, with what would produce it."""
         return _missing([view for view in self.report if not view.sections(report)], report)
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:

@@ -99,9 +99,7 @@ class Decomposition(SeriesPoint):
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
-    """Returns scaling points whose series has variants of `dlbench run --decompose`, over the repeats with all
-    figures.
-    """
+    """Returns scaling points of series with `dlbench run --decompose`, over the repeats that have all figures."""
 
     def is_decomposed(planned: Collection[Variant]) -> bool:
         # `dlbench io --tiers` has a view of its own.

@@ -78,7 +78,6 @@ class RunDifference:
 
     @property
     def is_within_a_group(self) -> bool:
-        """True if runs that are compared with each other have different values."""
         return _overlap([value.groups for value in self.values])
 
     @property

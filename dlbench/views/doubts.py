@@ -126,7 +126,6 @@ def _exchange(record: Record) -> Warnings:
 
 
 def _training(run: Run, record: Record, throughput: float) -> Warnings:
-    """Yields warnings on the noise scale, earlier attempts, and accuracy; the throughput is that of measured steps."""
     if run.plan.measure.noise_scale:
         text = "step times include reading every gradient (measure.noise_scale): no throughput to compare"
         yield "noise-scale", "serious", text

@@ -1,13 +1,8 @@
-"""The gradient noise scale against the global batch: whether a larger batch would still save steps.
-
-McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): with B the global batch and B_n the noise scale,
-training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n) samples. At B = B_n both are twice
-their minimum. Measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only if all directions have equal
-curvature; it grows during training, and is a mean over the run here. The law holds for learning rates that are tuned to
-each batch.
-
-Both estimates of a run are unbiased, and either may come out below 0; so they are averaged over the runs before their
-ratio is taken (appendix A.1 there). A run that is left out because its own ratio has no meaning would bias it low.
+"""The gradient noise scale against the global batch: whether a larger batch would still save steps. McCandlish et al.,
+"An Empirical Model of Large-Batch Training" (2018): with B the batch and B_n the noise scale, training takes S = S_min
+(1 + B_n/B) steps and E = E_min (1 + B/B_n) samples, for learning rates tuned to each batch. Measured is their simple
+noise scale, tr(Sigma)/|G|^2, over the run. Estimates are averaged over the runs before their ratio is taken (appendix
+A.1): a run that is left out because its own ratio has no meaning would bias it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterato
 
 
 def _is_outside(rank: RankResult) -> bool:
-    """Returns whether some of its cores are known to be on another NUMA node than its GPU."""
     if rank.gpu is None or rank.gpu.numa_node is None:
         return False
     return bool(set(rank.numa_nodes) - {rank.gpu.numa_node})

@@ -41,7 +41,6 @@ class ResultRow(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The value of the only swept key."""
         return self.setting.partition("=")[2]
 
     @property

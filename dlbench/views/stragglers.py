@@ -46,7 +46,6 @@ class LateRankRow:
 
     @property
     def late_by(self) -> str:
-        """The reason of the delay with its time, if it is known."""
         seconds = getattr(self.late, f"{self.late.late_by}_s", None)
         if seconds is None:
             return self.late.late_by

@@ -89,7 +89,6 @@ def _against(point: Point, reference: float, text: str) -> Rating:
 
 
 def _usual(trend: Trend) -> Rating:
-    """Rates by `Trend.standing`, as `dlbench history trends --fail-on-regression` does."""
     num_nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":

@@ -1,6 +1,4 @@
-"""Shapes of charts. Rows, one per mark, have `value`, and `low` and `high` for an interval; `finish` makes a
-`Chart`.
-"""
+"""Shapes of charts: rows, one per mark, have `value`, and `low` and `high` for an interval; see `finish`."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Makes charts without checks against Vega-Lite's schema, which take longer than drawing; tests make them with
-    it.
-    """
+    """Makes charts without slow checks against Vega-Lite's schema; tests make them with it."""
     from altair.utils import schemapi
 
     with schemapi.debug_mode(False):
@@ -94,7 +92,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 @functools.cache
 def script_bundle() -> str:
-    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing and needs no `unsafe-eval`; cached on
+    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing, without `unsafe-eval`; cached on
     disk.
     """
     import vl_convert

@@ -328,7 +328,6 @@ def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterato
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Returns names and values, a line each; further lines of a value are indented."""
     size = min(max((len(name) for name, _ in pairs), default=0), width // 4)
     lines = []
     for name, text in pairs:
@@ -386,7 +385,6 @@ def _shortened_row(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
 
 
 def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
-    """Returns header and cells, the first `num_intervals` columns with their intervals."""
     rows = [table.header]
     for row in table.rows:
         texts = [str(cell) for cell in row.cells[:num_intervals]]

@@ -91,7 +91,6 @@ def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
 def _bar(
     name: str, start: float, end: float, colour: str, texts: tuple[str, str], interval_ends: tuple[float, float] | None
 ) -> dict[str, Any]:
-    """Returns a bar; `texts` are its label and its tooltip, `interval_ends` those of its interval."""
     low, high = sorted((start, end))
     bar_left, bar_right = low, high  # Of the bar with its interval.
     interval: dict[str, float | None] = {"low": None, "high": None}

@@ -77,7 +77,6 @@ class CauseShare(Part):
 
     @property
     def reasons(self) -> str:
-        """Why it was not measured."""
         return " | ".join(self.not_measured)
 
     @property

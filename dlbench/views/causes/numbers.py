@@ -342,7 +342,6 @@ class LostPercent:
     nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
-        """Returns the account of a rank and node count; None if it has none."""
         for cause_point in self.diagnosed.points:
             if (cause_point.ranks, cause_point.nodes) == (point.ranks, point.nodes):
                 return cause_point
@@ -445,7 +444,6 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
         return {table.keys[run_id]: table.causes[run_id].seconds_without(unmeasured) for run_id in run_ids}
 
     def samples(run_ids: Sequence[str]) -> dict[RunKey, float]:
-        """Returns samples per rank and step."""
         rows = {table.keys[run_id]: table.figures[run_id] for run_id in run_ids}
         return {key: float(row["samples"] / (row["ranks"] * row["steps"])) for key, row in rows.items()}
 

@@ -50,7 +50,6 @@ class AccountRow:
 
     @property
     def measured(self) -> Part | None:
-        """The part; None if it was not measured."""
         return self.part if self.is_measured else None
 
     @property
@@ -59,7 +58,6 @@ class AccountRow:
 
     @property
     def heading(self) -> str:
-        """The column of the table for people."""
         return f"Lost at {self.place}" if self.is_lost else self.place
 
     @property

@@ -189,7 +189,6 @@ class QualityPoint:
 
     @property
     def all_reached(self) -> bool:
-        """True if every run that ended met the target."""
         return self.num_reached == self.num_runs > 0
 
     @property
@@ -245,12 +244,10 @@ class GroupQuality:
 
     @property
     def num_reached(self) -> int:
-        """Number of valid runs of all points that met the target."""
         return sum(point.num_reached for point in self.points)
 
     @property
     def num_runs(self) -> int:
-        """Number of runs of all points that ended."""
         return sum(point.num_runs for point in self.points)
 
 

@@ -324,7 +324,6 @@ def reached_sheet(group: ReportGroup, quality: GroupQuality) -> Sheet[QualityPoi
 
 
 def _factors_sheet(quality: GroupQuality) -> Sheet[QualityPoint]:
-    """Returns why the time to quality differs from the baseline's; no rows unless all runs reached the target."""
 
     def factor(title: str, name: str) -> Column[QualityPoint]:
         def cell(point: QualityPoint) -> Cell:

@@ -80,7 +80,6 @@ class SettingChoice:
         return replace(gain, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
-        """Returns the result of the sweep, in sentences."""
         best, ratio = self.best, self.gain_of(self.best)
         if self.is_missed:
             met = reached_text(self.baseline.num_reached or 0, self.baseline.num_runs)
@@ -108,7 +107,6 @@ class SettingChoice:
         return parts
 
     def advice(self) -> str:
-        """Returns what to do next, in one sentence."""
         if self.is_missed:
             return "Let the baseline meet the target first: quality.max_epochs or max_samples, or quality.target."
         if self.best is not None:

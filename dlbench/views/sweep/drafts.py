@@ -29,12 +29,10 @@ class SettingRuns:
 
     @property
     def plan(self) -> RunPlan:
-        """Returns the plan of its first run."""
         return self.runs[0].plan
 
     @property
     def inert(self) -> tuple[str, ...]:
-        """Returns the settings of its runs that had no effect."""
         records = [run.record for run in self.measured if run.record]
         return tuple(sorted(set().union(*(record.inert for record in records))))
 
@@ -54,7 +52,6 @@ class Draft:
 
     @property
     def comparisons(self) -> list[Rates]:
-        """Returns the log ratios of all comparisons: settings but the baseline, and pairs of values."""
         others = [setting for index, setting in enumerate(self.settings) if index != self.base]
         if self.is_ladder:
             return [setting.gain_logs for setting in others]

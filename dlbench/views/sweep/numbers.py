@@ -92,7 +92,6 @@ class SweepCell:
 
     @property
     def best_setting(self) -> SweptSetting | None:
-        """The setting that `best` names."""
         if not self.best:
             return None
         return next(setting for setting in self.settings if setting.label == self.best)
@@ -215,7 +214,6 @@ def _order(run: Run) -> tuple[int, int]:
 
 
 def _conditions(run: Run) -> tuple[int, int, str, str, str]:
-    """Returns ranks, nodes, preset, precision and data, which settings must share to be compared."""
     plan = run.plan
     precision, data = str(plan.workload.train.precision), data_source(run)
     if plan.series.step:  # which may set both
@@ -236,7 +234,6 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
 
 
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[SettingRuns]) -> Draft:
-    """Returns the settings at a rank count; `first` are those at the smallest one, empty there."""
     groups = _by_setting(runs)
     order = [step.name for step in runs[0].plan.series.ladder]
     if order:  # a ladder, whose steps keep their order even if the first run of one is missing

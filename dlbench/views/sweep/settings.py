@@ -125,7 +125,6 @@ class SweptSetting:
 
     @property
     def answer(self) -> Wording:
-        """The verdict in words; of a ladder's step on its gain."""
         if self.gain is not None:
             return LADDER_STEP[self.outcome]
         if self.num_reached is None:
@@ -242,9 +241,7 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a
-    reference.
-    """
+    """Returns the loss of a setting with changed arithmetic or a shared model, with a reference of `all_runs`."""
     if not runs or _is_plain(runs[0].plan):
         return None
     losses_by_key = {table.repeat_key(run): last_loss(run) for run in runs}

@@ -67,7 +67,6 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
         return "; ".join(_remarks(setting))
 
     def of_steps(name: str) -> list[str]:
-        """Returns a column of ladders, if a setting has a value in it."""
         return [name] if any(getattr(setting, name) for setting in cell.settings) else []
 
     has_remarks = any(map(_remarks, cell.settings))
