@@ -84,11 +84,6 @@ class Card(_Harmless):
     is_bad: bool = False
 
 
-def no_charts() -> Sequence[Chart]:
-    """Returns no charts: for sections that draw nothing."""
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A subject, or a group of them. Its contents are printed in the order of these fields."""
@@ -106,7 +101,7 @@ class Section:
     caption: str = ""  # Conditions of all figures of the section.
     words: tuple[str, ...] = ()
     cards: tuple[Card, ...] = ()
-    charts: Callable[[], Sequence[Chart]] = no_charts  # Called only by formats that draw charts.
+    charts: Callable[[], Sequence[Chart]] = tuple  # Called only by formats that draw charts; none by default.
     charts_per_row: Literal[1, 2, 3] = 2
     sheets: tuple[Sheet[Any], ...] = ()
     notes: tuple[str, ...] = ()  # Small print behind the tables.
@@ -165,8 +160,7 @@ def methods_section(
     """Returns definitions, name and text, in a section; none if there are no definitions."""
     if not methods:
         return ()
-    facts = tuple(methods)
-    section = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
+    section = Section(id="methods", title=title, level="appendix", facts=tuple(methods), are_methods=True, brief=())
     return (replace(section, docs_page=docs_page),)
 
 

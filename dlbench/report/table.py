@@ -49,9 +49,7 @@ class Cell:
     @property
     def sorts_by(self) -> float | Literal[""] | None:
         """The number, an empty text for a missing value, None for text."""
-        if self.text == DASH:
-            return ""
-        return self.number
+        return "" if self.text == DASH else self.number
 
 
 def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
@@ -119,9 +117,7 @@ class Column(Generic[R]):
         return value
 
     def cell(self, row: R) -> Cell:
-        if self.text is None:
-            return cell_of(self.value(row), self.unit, self.limit)
-        return cell_of(reader(self.text)(row), self.unit, self.limit)
+        return cell_of(reader(self.text or self.source)(row), self.unit, self.limit)
 
     def data(self, row: R) -> tuple[Datum, ...]:
         value = self.value(row)
@@ -134,15 +130,6 @@ class Column(Generic[R]):
         if self.has_interval:
             return value, low, high
         return (value,)
-
-
-@dataclass(frozen=True)
-class _FieldColumn:
-    """The column of a dataclass field, as its metadata has it."""
-
-    name: str | None  # None: the name of the field.
-    has_interval: bool | None  # None: whether the field is annotated as an `Estimate`.
-    column: Column[Any]  # Reads the value of the field, not its object.
 
 
 def column(  # noqa: PLR0913  # Each argument is a property of the column.
@@ -161,21 +148,16 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
     field's value and not called for None, for which people read `missing`.
     """
 
-    def raw(field_value: Any) -> Value:
-        if value is None or field_value is None:
-            raw_value: Value = field_value
-            return raw_value
-        return value(field_value)
+    def raw(field_value: Value) -> Value:
+        return field_value if value is None or field_value is None else value(field_value)
 
     def display(field_value: Any) -> Value | Cell:
         if field_value is None:
             return missing or None
-        if text is None:
-            return raw(field_value)
-        return text(field_value)
+        return raw(field_value) if text is None else text(field_value)
 
-    table_column = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
-    return {_COLUMN: _FieldColumn(name, has_interval, table_column)}
+    # The column reads the value of the field, not its object.
+    return {_COLUMN: (name, has_interval, Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit))}
 
 
 def columns_of(
@@ -223,18 +205,13 @@ def _picked(
     is_estimate = str(getattr(field, "type", "")).startswith("Estimate")
     if _COLUMN not in field.metadata:  # Pydantic has a list there, which is empty.
         return Column(path, "", read_value, has_interval=is_estimate)
-    field_column: _FieldColumn = field.metadata[_COLUMN]
-    has_interval = field_column.has_interval
-    if has_interval is None:
-        has_interval = is_estimate
-    name = first if field_column.name is None else field_column.name
-    column_of_value = field_column.column
+    column_name, has_interval, column_of_value = field.metadata[_COLUMN]
     return replace(
         column_of_value,
-        name=name,
-        source=_chain(reader(column_of_value.source), read_value),
-        text=_chain(reader(column_of_value.text or ""), read_value),
-        has_interval=has_interval,
+        name=first if column_name is None else column_name,
+        source=_chain(column_of_value.source, read_value),
+        text=_chain(column_of_value.text, read_value),
+        has_interval=is_estimate if has_interval is None else has_interval,
     )
 
 
@@ -250,9 +227,7 @@ def _read_part(read_object: Callable[[Any], Any], source: str | Callable[[Any], 
 
     def read(row: Any) -> Any:
         part = read_object(row)
-        if part is None:
-            return None
-        return read_value(part)
+        return None if part is None else read_value(part)
 
     return read
 
@@ -332,9 +307,7 @@ class Sheet(Generic[R]):
     title: str
     columns: tuple[Column[R], ...]
     rows: Sequence[R]
-    caption: str = (
-        ""  # Says what the figures are, with baseline, preset, engine, batch and data source if they have any.
-    )
+    caption: str = ""  # Says what the figures are, with their conditions.
     pivot: Pivot[R] | None = None  # Another arrangement for people; the columns then are for programs.
     is_data: Callable[[R], bool] = always
     """Whether programs get the row; others are for people only, such as lines that say what is missing."""
@@ -406,15 +379,11 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     """Returns a figure with its unit, even if the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
     if figure is None:
         return Cell(DASH)
-    unit = f" {figure.unit}"
-    if figure.unit in ("s", "fraction"):
-        unit = ""
-    text, interval = value_text(figure), ""
-    if with_interval:
-        interval = interval_text(figure)
+    unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
+    interval = interval_text(figure) if with_interval else ""
     if interval:
-        return Cell(text, interval + unit, number=figure.value)
-    return Cell(text + unit, number=figure.value)
+        return Cell(value_text(figure), interval + unit, number=figure.value)
+    return Cell(value_text(figure) + unit, number=figure.value)
 
 
 def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]]) -> Sheet[Any]:
@@ -460,7 +429,5 @@ class NamedTable:
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
     """Returns a table without rows; `before` names the columns that a section puts in front."""
-    names = [*before]
-    for sheet_column in columns:
-        names.extend(sheet_column.names)
+    names = itertools.chain(before, *(sheet_column.names for sheet_column in columns))
     return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys(names)))

@@ -70,17 +70,11 @@ class View:
 
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
-        if not numbers:
-            return None
-        section = self.shown(owner, numbers)
-        if section is None:
-            return None
-        return replace(section, id=section.id or self.id, title=section.title or self.title)
+        section = self.shown(owner, numbers) if numbers else None
+        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
-        if section.level == "answer":
-            return section
-        return replace(section, level=self.level)
+        return section if section.level == "answer" else replace(section, level=self.level)
 
 
 class GroupView(View):
@@ -96,9 +90,7 @@ class ReportView(View):
 
     def sections(self, report: Any) -> tuple[Section, ...]:
         section = self._shown_of(report)
-        if section is None:
-            return ()
-        return (section,)
+        return () if section is None else (section,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +168,7 @@ def _levelled_sections(views: Sequence[ReportView], report: Any) -> list[Section
 
 
 def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
-    missing = [Missing(view=view.id, title=view.title, text=view.remedy(owner)) for view in silent]
+    missing = (Missing(view=view.id, title=view.title, text=view.remedy(owner)) for view in silent)
     return tuple(entry for entry in missing if entry.text)
 
 

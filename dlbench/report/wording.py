@@ -55,9 +55,7 @@ INTERVALS = (
 def clean(text: str, limit: int = 2000) -> str:
     """Returns foreign text on one line, without control or bidirectional characters, of limited length."""
     one_line = harmless(text)
-    if len(one_line) <= limit:
-        return one_line
-    return one_line[:limit] + " [cut]"
+    return one_line if len(one_line) <= limit else one_line[:limit] + " [cut]"
 
 
 def cleaned(value: Any) -> Any:
@@ -91,9 +89,7 @@ def harmless(text: str) -> str:
 def short_data(data: str) -> str:
     """Returns a data source without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
     kind, _, path = data.partition(": ")
-    if not path:
-        return f"{data} data"
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}"
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
 
 
 def percent(fraction: float, decimals: int = 1) -> str:
@@ -138,9 +134,7 @@ def _number_parts(value: float, unit: str) -> tuple[str, str]:
     if unit == POINTS:
         return _hundredths(value, POINTS)
     if unit == "s":
-        if not value:
-            return "0", "s"
-        return seconds_parts(value)
+        return seconds_parts(value) if value else ("0", "s")
     if unit == "bytes":
         return bytes_parts(value)
     if unit in ("samples", "count"):
@@ -178,10 +172,7 @@ def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, 
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
         # If the interval alone has hours, these would hide the value's minutes.
         is_own_scale = abs(value) < 3600 <= half
-        texts = []
-        for seconds in (value, low, high):
-            scale = abs(seconds) if is_own_scale else largest
-            texts.append(clock_text(seconds, scale))
+        texts = [clock_text(seconds, abs(seconds) if is_own_scale else largest) for seconds in (value, low, high)]
     else:
         if decimals is None:
             _, unit = _number_parts(largest, figure.unit)
@@ -241,10 +232,8 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     """Returns the kind of the interval and how many runs (or nights, as `unit` says) it is made of."""
     count = counted(figure.n, unit)
     sessions = figure.sessions or 1
-    if sessions > 1 and figure.n > sessions:
-        count = f"{sessions} sessions of {count}"
-    elif sessions > 1:
-        count = f"{sessions} sessions"
+    if sessions > 1:
+        count = f"{sessions} sessions of {count}" if figure.n > sessions else f"{sessions} sessions"
     if is_point(figure):
         return f"{count}, all equal"
     level = level_text(figure.level)
@@ -272,9 +261,7 @@ def within_text(figure: Estimate) -> str:
 
 def level_text(level: float | None) -> str:
     """Returns the confidence level of an interval, e.g. ``95 %``, ``93.8 %``; empty for None."""
-    if level is None:
-        return ""
-    return f"{round(level * 100, 1):g} %"
+    return "" if level is None else f"{round(level * 100, 1):g} %"
 
 
 def figure_text(figure: Estimate) -> str:
@@ -292,9 +279,7 @@ def slow_link_text(later: Estimate) -> str:
 
 def counts_text(counts: Sequence[int]) -> str:
     """Returns ascending counts as a number or a range, e.g. ``3`` or ``1 to 4``."""
-    if len(counts) == 1:
-        return str(counts[0])
-    return f"{counts[0]} to {counts[-1]}"
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def runs_text(count: int) -> str:
@@ -334,9 +319,7 @@ def ranks_text(ranks: int) -> str:
 
 def place_text(ranks: int, nodes: int) -> str:
     """Returns ``4 ranks on 2 nodes``; a single node is not named."""
-    if nodes == 1:
-        return ranks_text(ranks)
-    return f"{ranks_text(ranks)} on {nodes} nodes"
+    return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
 
 
 def times_text(figure: Estimate) -> str:
@@ -357,13 +340,9 @@ def reached_text(reached: int, runs: int) -> str:
 
 def optional_figure(figure: Estimate | None) -> str:
     """Returns a figure as text; a dash for None."""
-    if figure is None:
-        return DASH
-    return figure_text(figure)
+    return DASH if figure is None else figure_text(figure)
 
 
 def optional(value: float | None, unit: str) -> str:
     """Returns a number as text; a dash for None."""
-    if value is None:
-        return DASH
-    return number_text(value, unit)
+    return DASH if value is None else number_text(value, unit)

@@ -101,6 +101,4 @@ def tooltips(titles: Mapping[str, str]) -> list[Any]:
 
 def short(value: float | None) -> float | None:
     """Returns a number with four digits, enough for a chart."""
-    if value is None:
-        return None
-    return float(f"{value:.4g}")
+    return None if value is None else float(f"{value:.4g}")

@@ -127,9 +127,8 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     opacity: float = 1.0,
 ) -> Any:
     """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
-    base = _data(rows).encode(
-        x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, series), tooltip=tooltips(tooltip)
-    )
+    base = _data(rows).encode(x=_channel(_alt.X, x), y=_channel(_alt.Y, y), tooltip=tooltips(tooltip))
+    base = base.encode(**_colour(rows, series))
     if detail:
         base = base.encode(detail=f"{detail}:N")
     layers = []
@@ -158,9 +157,7 @@ def _channel(kind: Any, axis: Axis) -> Any:
     options: dict[str, Any] = {"tickCount": 5, "format": axis.format}
     if axis.unit:
         options = {"tickCount": 5, "labelExpr": si_label(axis.unit)}
-    scale = {}
-    if axis.scale:
-        scale["scale"] = _alt.Scale(**axis.scale)
+    scale = {"scale": _alt.Scale(**axis.scale)} if axis.scale else {}
     return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{**options, **axis.axis}), **scale)
 
 
@@ -169,15 +166,11 @@ def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
 
 
 def _colour(rows: Rows, series: Series | str) -> dict[str, Any]:
-    if isinstance(series, str):
-        return {}
-    return {"color": _legend(_alt.Color, rows, series)}
+    return {} if isinstance(series, str) else {"color": _legend(_alt.Color, rows, series)}
 
 
 def _constant(series: Series | str) -> dict[str, Any]:
-    if isinstance(series, str):
-        return {"color": series}
-    return {}
+    return {"color": series} if isinstance(series, str) else {}
 
 
 def _legend(kind: Any, rows: Rows, series: Series) -> Any:

@@ -60,9 +60,7 @@ def vegalite_version() -> str:
 
     carried = vl_convert.get_vegalite_versions()
     written = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    if written in carried:
-        return written
-    return str(carried[-1])
+    return written if written in carried else str(carried[-1])
 
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
@@ -75,8 +73,11 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     ids: dict[str, str] = {}
 
     def shortened(match: re.Match[str]) -> str:
-        tag = _LONG_NUMBER.sub(_rounded, _NEEDLESS.sub("", match[0]))
+        tag = _LONG_NUMBER.sub(rounded, _NEEDLESS.sub("", match[0]))
         return _ID.sub(with_prefix, tag)
+
+    def rounded(number: re.Match[str]) -> str:
+        return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
     def with_prefix(match: re.Match[str]) -> str:
         return match[1] + ids.setdefault(match[2], f"{prefix}-{len(ids)}")
@@ -84,10 +85,6 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     # About half the size, without anything that is visible; text is never changed.
     svg = _TAG.sub(shortened, svg)
     return svg.replace("<svg ", f'<svg font-family="{FONT}" ', 1)
-
-
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
 @functools.cache

@@ -19,9 +19,8 @@ def to_csv(document: Document, table: str) -> str:
     """
     tables = document.tables()
     if table not in tables:
-        raise UserError(
-            f"--table {table}: no such table in this report; {nearest(table, tables)} (--table ? lists them all)"
-        )
+        hint = f"{nearest(table, tables)} (--table ? lists them all)"
+        raise UserError(f"--table {table}: no such table in this report; {hint}")
     return write_table(tables[table].columns, tables[table].records())
 
 
@@ -42,11 +41,7 @@ def _cell(value: Datum) -> str:
         return ""
     if isinstance(value, str):
         text = harmless(value)
-        if text.startswith(("=", "+", "-", "@")):
-            return f"'{text}"
-        return text
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return repr(value)
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    if isinstance(value, float) and not math.isfinite(value):
         return ""
     return str(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -103,59 +104,45 @@ def to_html(document: Document) -> str:
     ids: Counter[str] = Counter()
     sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
     specs = {}
-    for section_charts in charts.values():
-        specs.update({drawn.chart.id: drawn.chart.spec for drawn in section_charts})
+    for drawn in itertools.chain.from_iterable(charts.values()):
+        specs[drawn.chart.id] = drawn.chart.spec
     tables = {}
-    for section in sections:
-        tables.update({drawn.chart.id: _text_rows(drawn.chart.table) for drawn in _without_table(section)})
-    scripts = []
-    if specs:
-        scripts.append(_script(svg.script_bundle()))
+    for drawn in itertools.chain.from_iterable(map(_without_table, sections)):
+        table = drawn.chart.table
+        tables[drawn.chart.id] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
+    scripts = [_script(svg.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
-    json_block = json.dumps(
-        {"config": CONFIG, "charts": specs, "tables": tables}, allow_nan=False, separators=(",", ":")
-    )
+    data = {"config": CONFIG, "charts": specs, "tables": tables}
+    json_block = json.dumps(data, allow_nan=False, separators=(",", ":"))
     json_block = json_block.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    panels: tuple[Panel, ...] = ()
-    if document.one_group_at_a_time and groups:
-        panels = _panels(sections)
-    return (
-        _environment()
-        .get_template("document.html.j2")
-        .render(
-            document=document,
-            shown=sections,
-            panels=panels,
-            folds=any(section.level == "answer" for section, _ in document.walk()),
-            linked={section.id for section in in_full},
-            num_groups=len(groups),
-            further=groups[MAX_GROUPS:],
-            num_charted=len(charted_ids),
-            downloads=_downloads(document),
-            specs=_trusted(json_block),
-            style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
-            scripts=scripts,
-            policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
-            "base-uri 'none'; form-action 'none'",
-        )
+    template = _environment().get_template("document.html.j2")
+    return template.render(
+        document=document,
+        shown=sections,
+        panels=_panels(sections) if document.one_group_at_a_time and groups else (),
+        folds=any(section.level == "answer" for section, _ in document.walk()),
+        linked={section.id for section in in_full},
+        num_groups=len(groups),
+        further=groups[MAX_GROUPS:],
+        num_charted=len(charted_ids),
+        downloads=_downloads(document),
+        specs=_trusted(json_block),
+        style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
+        scripts=scripts,
+        policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
     )
-
-
-def _text_rows(table: TextTable) -> list[list[str]]:
-    rows = (row.cells for row in table.rows)
-    return [list(table.header), *(list(map(str, cells)) for cells in rows)]
 
 
 def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:
     group_indices = [index for index, shown_section in enumerate(sections) if shown_section.section.is_group]
     before, behind = sections[: group_indices[0]], sections[group_indices[-1] + 1 :]
     panels = [Panel("overview", "Overview", tuple(before), "overview")]
-    for shown_section in sections:
-        if shown_section.section.is_group:
-            title = shown_section.section.short_title or shown_section.section.title
-            panels.append(Panel(shown_section.section.id, title, (shown_section,), "group"))
+    for index in group_indices:
+        group = sections[index].section
+        panels.append(Panel(group.id, group.short_title or group.title, (sections[index],), "group"))
     across = tuple(shown_section for shown_section in behind if shown_section.section.level != "appendix")
     if across:
         panels.append(Panel("across", "Across groups", across, "across"))
@@ -241,9 +228,7 @@ def _shown(
 def _sheet_id(sheet: Sheet[Any], group: str, ids: Counter[str]) -> str:
     sheet_id = "-".join(filter(None, ("table", sheet.name, group)))
     ids[sheet_id] += 1
-    if ids[sheet_id] == 1:
-        return sheet_id
-    return f"{sheet_id}-{ids[sheet_id]}"
+    return sheet_id if ids[sheet_id] == 1 else f"{sheet_id}-{ids[sheet_id]}"
 
 
 def _are_in_tables(section_charts: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
@@ -252,12 +237,11 @@ def _are_in_tables(section_charts: Sequence[Drawn], sheets: Sequence[ShownSheet]
     for shown_sheet in sheets:
         for row in shown_sheet.table.rows:
             texts.update(cell.text for cell in row.cells)
-    num_cells = num_in_tables = 0
+    in_tables = []  # Of each cell of the charts' tables.
     for drawn in section_charts:
         for row in drawn.chart.table.rows:
-            num_cells += len(row.cells[1:])
-            num_in_tables += sum(cell.text in texts for cell in row.cells[1:])
-    return 2 * num_in_tables > num_cells
+            in_tables += [cell.text in texts for cell in row.cells[1:]]
+    return 2 * sum(in_tables) > len(in_tables)
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:
@@ -331,9 +315,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalize(value: Any) -> Any:
-    if type(value) is not str:
-        return value
-    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value))
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def _trusted(text: str) -> Markup:

@@ -110,16 +110,14 @@ class _Maker:
             name = f"{kind.__module__.split('.')[-2]}.{name}"
         self.names[kind] = name
         self.defs[name] = {}  # Keeps its place before the dataclasses of its fields.
-        hints = typing.get_type_hints(kind)
-        if _is_record(kind):
-            properties = {name: self.of(hints[name]) for name in kind.model_fields}
-        else:
-            properties = self._properties(kind, hints)
+        properties = self._properties(kind, typing.get_type_hints(kind))
         shape = {"type": "object", "properties": properties, "required": list(properties)}
         self.defs[name] = {**shape, "additionalProperties": False}
         return name
 
     def _properties(self, kind: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+        if _is_record(kind):
+            return {name: self.of(hints[name]) for name in kind.model_fields}
         properties: dict[str, Any] = {}
         for field in dataclasses.fields(kind):
             if field.metadata.get(INLINE):

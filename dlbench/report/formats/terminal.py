@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -85,16 +86,11 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
             yield from blocks
     if full:
         yield from _further_tables(document, width)
-    elif _has_evidence(document):
+        return
+    shown = itertools.chain.from_iterable(section.sections for section in document.sections if section.is_group)
+    if any(section.level != "answer" or section.sections for section in shown):
         yield _BLANK
         yield from _sentences(["All evidence: the same command with --full."], width)
-
-
-def _has_evidence(document: Document) -> bool:
-    for group in document.sections:
-        if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
-            return True
-    return False
 
 
 def _further_tables(document: Document, width: int) -> Iterator[Block]:
@@ -102,21 +98,16 @@ def _further_tables(document: Document, width: int) -> Iterator[Block]:
     for section, _ in document.walk():
         for sheet in section.sheets:
             if sheet.to_display().rows and (_is_left_out(sheet) or _is_shortened(section, sheet, width)):
-                title = sheet.title
-                if sheet.names:
-                    title = f"{title} ({sheet.name})"
-                names[title] = None
-    if not names:
-        return
-    yield _BLANK
-    command = document.command
-    yield from _sentences(
-        [
+                names[f"{sheet.title} ({sheet.name})" if sheet.names else sheet.title] = None
+    if names:
+        yield _BLANK
+        command = document.command
+        csv = f"`{command} --format csv --table NAME` writes one in brackets"
+        texts = (
             f"Not printed here, or not whole: {'; '.join(names)}.",
-            f"`{command} -o report.html` has all tables; `{command} --format csv --table NAME` writes one in brackets.",
-        ],
-        width,
-    )
+            f"`{command} -o report.html` has all tables; {csv}.",
+        )
+        yield from _sentences(texts, width)
 
 
 def _is_left_out(sheet: Sheet[Any]) -> bool:
@@ -159,19 +150,14 @@ def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
     for section in group.sections:
         if section.level == "answer":
             marks += section.marks
-    serious = [mark for mark in marks if mark.severity == "serious"]
-    marks = [*serious, *(mark for mark in marks if mark.severity != "serious")]
+    marks.sort(key=lambda mark: mark.severity != "serious")
     for mark in marks[:max_marks]:
         yield _shortened_mark(mark, width)
-    num_hidden = len(marks[max_marks:])
-    if num_hidden:
-        num_warnings = len(serious[max_marks:])
-        counts = []
-        if num_warnings:
-            counts.append(counted(num_warnings, "more warning"))
-        if num_hidden > num_warnings:
-            counts.append(counted(num_hidden - num_warnings, "more note"))
-        yield Block((f"... and {' and '.join(counts)}",))
+    hidden = [mark.severity for mark in marks[max_marks:]]
+    num_warnings = hidden.count("serious")
+    numbers = {"more warning": num_warnings, "more note": len(hidden) - num_warnings}
+    if hidden:
+        yield Block((f"... and {' and '.join(counted(number, noun) for noun, number in numbers.items() if number)}",))
 
 
 def _shortened_mark(mark: Mark, width: int) -> Block:
@@ -260,10 +246,7 @@ def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
     if len(table.header) == 2:
         return _wrapped("; ".join(f"{row.cells[0]}: {row.cells[1]}" for row in table.rows) + ".", width)
     rows = table.rows[:MAX_LOOKED_UP]
-    texts = [table.header, *(tuple(map(str, row.cells)) for row in rows)]
-    while _width(texts) > width and len(texts[0]) > 1:
-        texts = [row[:-1] for row in texts]
-    lines = aligned(texts)
+    lines = aligned(_without_last([table.header, *(tuple(map(str, row.cells)) for row in rows)], width))
     if len(rows) < len(table.rows):
         lines.append(f"... and {counted(len(table.rows) - len(rows), 'more row')}")
     return lines
@@ -271,8 +254,7 @@ def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
 
 def _last_column(table: TextTable, width: int) -> int:
     """Returns the end of the columns that the first `MAX_PARTS` parts of a split table hold."""
-    ranges = _column_ranges(_widths(_texts(table, len(table.header))), width)
-    _, end = ranges[:MAX_PARTS][-1]
+    _, end = _column_ranges(_widths(_texts(table, len(table.header))), width)[:MAX_PARTS][-1]
     return end
 
 
@@ -281,10 +263,8 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
         first_sentence = re.split(r"(?<=\w\w\.) (?=[A-Z])", text, maxsplit=1)[0]
         yield from _sentences([f"- {name}: {first_sentence}"], width)
     num_others = len(section.facts[MAX_METHODS:])
-    text = f"{section.docs_page} and the HTML page have the whole definitions"
-    if num_others > 0:
-        text += f", and {num_others} more"
-    yield from _sentences([f"{text}."], width)
+    others = f", and {num_others} more" if num_others else ""
+    yield from _sentences([f"{section.docs_page} and the HTML page have the whole definitions{others}."], width)
 
 
 def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
@@ -294,12 +274,7 @@ def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterato
     if texts is None and tables:
         texts = section.words
     sentences = list(_sentences(texts or (), width))
-    if section.is_group:
-        yield from sentences
-        yield from tables
-    else:
-        yield from tables
-        yield from sentences
+    yield from sentences + tables if section.is_group else tables + sentences
 
 
 def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterator[Block]:
@@ -318,10 +293,9 @@ def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterato
             # The first row, which others are measured against, and the last ones.
             num_between = len(rows) - max_rows
             rows = (rows[0], *rows[1 - max_rows :])
-        table_lines = fitted(TextTable(table.header, rows), width)
+        lines += fitted(TextTable(table.header, rows), width)
         if num_between:
-            table_lines.insert(2, f"... {num_between} rows left out")
-        lines += table_lines
+            lines.insert(len(lines) - len(rows) + 1, f"... {num_between} rows left out")
         if num_further:
             lines.append(f"... and {num_further} more rows")
         yield Block(tuple(lines))
@@ -343,9 +317,7 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 
 def _mark(mark: Mark, width: int) -> Block:
     lines = tuple(_wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  "))
-    if mark.severity == "serious":
-        return Block(lines, "warning")
-    return Block(lines)
+    return Block(lines, "warning") if mark.severity == "serious" else Block(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -362,26 +334,25 @@ def fitted(table: TextTable, width: int) -> list[str]:
     """Returns a table as lines: if it is too wide, intervals are left out from the right, then long cells are
     shortened, then columns are dropped.
     """
-    count = len(table.header)
-    rows = _texts(table, count)
-    for num_intervals in reversed(range(count)):
+    for num_intervals in range(len(table.header), -1, -1):
+        rows = _texts(table, num_intervals)
         if _width(rows) <= width:
             return aligned(rows)
-        rows = _texts(table, num_intervals)
-    short = rows
     for longest in (width, LONG_CELL):
-        short = [rows[0], *(_shortened_row(row, longest) for row in rows[1:])]
-        if _width(short) <= width:
-            return aligned(short)
-    while _width(short) > width and len(short[0]) > 1:
-        short = [row[:-1] for row in short]
-    if len(short[0]) == 1:
-        short = [(shorten(cell, width),) for (cell,) in short]
-    return aligned(short)
+        rows[1:] = [tuple(map(partial(shorten, width=longest), row)) for row in rows[1:]]
+        if _width(rows) <= width:
+            return aligned(rows)
+    rows = _without_last(rows, width)
+    if len(rows[0]) == 1:
+        rows = [(shorten(cell, width),) for (cell,) in rows]
+    return aligned(rows)
 
 
-def _shortened_row(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
-    return tuple(shorten(cell, longest) for cell in row)
+def _without_last(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Returns rows without the columns from the right that do not fit; the first one stays."""
+    while _width(rows) > width and len(rows[0]) > 1:
+        rows = [row[:-1] for row in rows]
+    return rows
 
 
 def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
@@ -411,17 +382,14 @@ def whole_table(table: TextTable, width: int) -> list[str]:
 def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     lines: list[str] = []
     for start, end in _column_ranges(_widths(rows), width):
-        if lines:
-            lines.append("")
-        lines += aligned([(row[0], *row[start:end]) for row in rows])
-    return lines
+        lines += ["", *aligned([(row[0], *row[start:end]) for row in rows])]
+    return lines[1:]
 
 
 def _column_ranges(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Returns first and end of the columns that fit next to the first one, for each table of a split one."""
     ranges = []
-    start = 1
-    used = widths[0]
+    start, used = 1, widths[0]
     for index, size in enumerate(widths[1:], 1):
         if index > start and used + 2 + size > width:
             ranges.append((start, index))
@@ -451,10 +419,8 @@ def _names_and_values(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     header, *value_rows = rows
     lines: list[str] = []
     for row in value_rows:
-        if lines:
-            lines.append("")
-        lines += _named([(name, text) for name, text in zip(header, row, strict=True) if text != DASH], width)
-    return lines
+        lines += ["", *_named([(name, text) for name, text in zip(header, row, strict=True) if text != DASH], width)]
+    return lines[1:]
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
@@ -463,12 +429,8 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 def shorten(text: str, width: int) -> str:
     """Returns the text, cut if it is longer than a column may be."""
-    if len(text) <= width:
-        return text
-    return text[: width - 3] + "..."
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    if text[:2] in _SIGNS.values():
-        return _wrap(text, width, subsequent_indent="  ")
-    return _wrap(text, width)
+    return _wrap(text, width, subsequent_indent="  " if text[:2] in _SIGNS.values() else "")
