@@ -217,6 +217,11 @@ def walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tu
         yield from walk(section.sections, columns)
 
 
+def with_rows(*sheets: Sheet[Any]) -> tuple[Sheet[Any], ...]:
+    """Returns the tables that have rows."""
+    return tuple(sheet for sheet in sheets if sheet.rows)
+
+
 def warnings_cell(texts: tuple[str, ...]) -> Cell:
     """Returns the number of warnings of a run, with the texts behind it."""
     return Cell(str(len(texts) or "none"), items=texts, number=len(texts))

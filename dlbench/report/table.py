@@ -147,17 +147,16 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
     """Returns metadata of a dataclass field that is a column, for `columns_of`; `value` and `text` are functions of the
     field's value and not called for None, for which people read `missing`.
     """
-
-    def raw(field_value: Value) -> Value:
-        return field_value if value is None or field_value is None else value(field_value)
+    text_of_value: Callable[[Any], Value | Cell] = reader(text or value or "")
 
     def display(field_value: Any) -> Value | Cell:
         if field_value is None:
             return missing or None
-        return raw(field_value) if text is None else text(field_value)
+        return text_of_value(field_value)
 
     # The column reads the value of the field, not its object.
-    return {_COLUMN: (name, has_interval, Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit))}
+    of_value = Column[Any]("", title, value or "", display, unit, is_brief=is_brief, limit=limit)
+    return {_COLUMN: (name, has_interval, of_value)}
 
 
 def columns_of(
@@ -209,7 +208,7 @@ def _picked(
     return replace(
         column_of_value,
         name=first if column_name is None else column_name,
-        source=_chain(column_of_value.source, read_value),
+        source=_read_part(read_value, column_of_value.source),
         text=_chain(column_of_value.text, read_value),
         has_interval=is_estimate if has_interval is None else has_interval,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
 from typing import Any
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
@@ -277,9 +276,9 @@ def slow_link_text(later: Estimate) -> str:
     )
 
 
-def counts_text(counts: Sequence[int]) -> str:
-    """Returns ascending counts as a number or a range, e.g. ``3`` or ``1 to 4``."""
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+def span_text(first: object, last: object) -> str:
+    """Returns a range, e.g. ``1 to 4``; of two equal ends one."""
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def runs_text(count: int) -> str:

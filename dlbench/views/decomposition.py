@@ -17,7 +17,7 @@ from dlbench.analysis.measures import PARTS, RunMeasures
 from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
@@ -180,13 +180,8 @@ def decomposition_section(points: Sequence[Decomposition]) -> Section:
     for number, point in enumerate(points, 1):
         section_id, words = f"decomposition-{number}", tuple(_sentences(point))
         sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
-    has_differences = any(point.differences for point in points)
-    return Section(
-        id="decomposition",
-        title="Decomposition",
-        sections=tuple(sections),
-        sheets=(_sheet(points),) if has_differences else (),
-    )
+    sheets = with_rows(_sheet(points))
+    return Section(id="decomposition", title="Decomposition", sections=tuple(sections), sheets=sheets)
 
 
 class DecompositionView(ReportView):

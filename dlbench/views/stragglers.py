@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import clean, estimate_parts, number_text, percent, runs_text, sessions_text, slow_link_text
 from dlbench.stats.verdict_words import HOST
@@ -110,14 +110,8 @@ class StragglersView(GroupView):
             late_rank = f"rank {first.rank} on {first.host}"
             headline = f"{percent(first.waited_share, 0)} of all waiting is for {late_rank}"[:80]
             headline += f", late by {first.late_by}"
-        has_late_ranks = any(point.waiting_ranks for point in points)
-        return Section(
-            id=self.id,
-            title=self.title,
-            headline=headline,
-            caption=MEANS,
-            sheets=(_sheet(points),) if has_late_ranks else (),
-        )
+        sheets = with_rows(_sheet(points))
+        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=sheets)
 
     def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:

@@ -100,12 +100,14 @@ class Case:
         return self.parts[CAUSES.index(name)]
 
     @property
+    def by_loss(self) -> list[CauseShare]:
+        """The causes, the largest loss first."""
+        return sorted(self.parts, key=attrgetter("lost.value"), reverse=True)
+
+    @property
     def run(self) -> Run:
         """A run of the point; one that recorded its exchange, if there is one."""
-        for run in self.runs:
-            if run.record is not None and run.record.exchange is not None:
-                return run
-        return self.runs[0]
+        return next((run for run in self.runs if run.record and run.record.exchange), self.runs[0])
 
     @property
     def exchange(self) -> ExchangeResult | None:

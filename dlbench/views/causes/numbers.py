@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
@@ -18,6 +18,7 @@ from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
+from dlbench.report.table import Cell, column
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
 from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
@@ -45,6 +46,10 @@ _LATE_TITLES = {
 }
 
 
+def _bound_cell(bound: float) -> Cell:
+    return Cell(f"at most +{percent(bound, 0)}", number=bound)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The diagnosis of a point."""
@@ -59,7 +64,8 @@ class Diagnosis:
     cause: str
     """The cause that costs most; if only smaller ones are certain, the largest of these. At the baseline, the cause
     that takes most of the step besides computing. Empty if none costs anything worth explaining."""
-    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, not a forecast.
+    bound: float | None = field(metadata=column("Upper bound", "limit_throughput_gain_fraction", text=_bound_cell))
+    """Growth of the throughput if that cause took no time, a fraction: a limit, not a forecast."""
     experiments: tuple[Experiment, ...]  # In order; empty unless found or likely.
 
 
@@ -85,7 +91,7 @@ def stands_out(part: Part, adjusted: float) -> bool:
 def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
-    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
+    by_loss = case.by_loss
     certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
     cause_part = certain[0] if finding == "partial" else largest
@@ -112,17 +118,12 @@ def diagnose(case: Case) -> Diagnosis:
     )
 
 
-def _lost_points(part: Part) -> float:
-    return part.lost.value
-
-
 def _largest(case: Case) -> Part | None:
     """Returns the part that loses most, at the baseline the part besides computing that takes longest; None for 0."""
     if case.point.is_baseline:
-        longest = max((part for part in case.parts if part.name != "compute"), key=lambda part: part.seconds.value)
-        return longest if longest.seconds.value > 0 else None
-    largest = max(case.parts, key=_lost_points)
-    return largest if largest.lost.value > 0 else None
+        others = [part for part in case.parts if part.name != "compute" and part.seconds.value > 0]
+        return max(others, key=attrgetter("seconds.value"), default=None)
+    return next((part for part in case.by_loss if part.lost.value > 0), None)
 
 
 def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
@@ -234,8 +235,7 @@ def _lost(case: Case) -> str:
 
 
 def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Part]) -> str:
-    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
-    others = [part for part in by_loss if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    others = [part for part in case.by_loss if part is not cause and part.lost.value >= WORTH_EXPLAINING]
     late = _late(case, cause)
     if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED:
         lost = f"{late}; {_lost(case)}"
@@ -278,11 +278,6 @@ def _late(case: Case, largest: Part) -> str:
     if late.rank is None:
         subject, whose = f"the ranks of {late.host}", "their"
     return f", {percent(late.waited_share, 0)} for {subject}, late {_LATE_TITLES[late.late_by].format(whose)}"
-
-
-def bound_text(bound: float) -> str:
-    """Returns the growth of the throughput if a cause took no time: a limit, not a forecast."""
-    return f"at most +{percent(bound, 0)}"
 
 
 # The account
@@ -342,10 +337,8 @@ class LostPercent:
     nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
-        for cause_point in self.diagnosed.points:
-            if (cause_point.ranks, cause_point.nodes) == (point.ranks, point.nodes):
-                return cause_point
-        return None
+        by_place = {(cause_point.ranks, cause_point.nodes): cause_point for cause_point in self.diagnosed.points}
+        return by_place.get((point.ranks, point.nodes))
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
@@ -374,9 +367,8 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
             high=max(cost.high for cost in costs),
             num_runs=len(costs),
         )
-    points = []
-    for point, account, by_name in zip(group.points, accounts, adjusted, strict=True):
-        points.append(_point(point, account, by_name, table, history.exclude))
+    accounted = zip(group.points, accounts, adjusted, strict=True)
+    points = [_point(point, account, by_name, table, history.exclude) for point, account, by_name in accounted]
     described = describe(group.sample)
     return LostPercent(
         diagnosed=Diagnosed(
@@ -433,11 +425,10 @@ def _point(
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     run_causes = [table.causes[run_id] for run_id in point.run_ids]
     all_causes = [*run_causes, *(table.causes[run_id] for run_id in baseline.run_ids)]
-    unmeasured: dict[str, tuple[str, ...]] = {}  # Reasons, each once, by cause that some of these runs do not report.
-    for name in CAUSES:
-        reasons = dict.fromkeys(causes.not_measured[name] for causes in all_causes if name in causes.not_measured)
-        if reasons:
-            unmeasured[name] = tuple(reasons)
+    unmeasured: dict[str, dict[str, None]] = {}  # Reasons, each once, by cause that some of these runs do not report.
+    for causes in all_causes:
+        for name, reason in causes.not_measured.items():
+            unmeasured.setdefault(name, {})[reason] = None
     inputs = INPUT_PARTS if all(causes.knows_readers for causes in all_causes) else WAIT_PARTS
 
     def seconds(run_ids: Sequence[str]) -> dict[RunKey, dict[str, float]]:
@@ -463,7 +454,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
             **vars(part),
             parts=tuple(attribution.more[name] for name in part_names.get(part.name, ())),
             is_measured=part.name not in unmeasured,
-            not_measured=unmeasured.get(part.name, ()),
+            not_measured=tuple(unmeasured.get(part.name, ())),
             notes=_notes(part.name, run_causes),
         )
 
@@ -495,7 +486,7 @@ def _limits(sample: Run) -> Iterator[str]:
     if record.clock == "cuda-events":
         yield "Phases are times of the training stream: work that overlaps on other streams is not charged."
     elif len(record.ranks) > 1:
-        yield ("On a CPU the exchange shares the ranks' cores: its slowing of the backward pass counts as compute.")
+        yield "On a CPU the exchange shares the ranks' cores: its slowing of the backward pass counts as compute."
     if any(rank.waits is not None for rank in record.ranks):
         yield (
             "Of collectives within passes and update only sums over the steps are known: a rank whose computing "

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Sheet
 from dlbench.report.wording import figure_text, number_text, runs_text
 from dlbench.stats.estimates import Estimate
@@ -59,9 +59,7 @@ def remarks(diagnosed: Diagnosed) -> Iterator[str]:
 def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoint]) -> Iterator[str]:
     unmeasured = [point for point in points if not point.causes[index].is_measured]
     if unmeasured:
-        where = ""
-        if len(unmeasured) < len(points):
-            where = f" at {', '.join(map(place_of, unmeasured))}"
+        where = f" at {', '.join(map(place_of, unmeasured))}" if len(unmeasured) < len(points) else ""
         reasons = _first(chain.from_iterable(point.causes[index].not_measured for point in unmeasured))
         yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
     notes = list(chain.from_iterable(point.causes[index].notes for point in points))
@@ -73,9 +71,7 @@ def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoin
 
 def _first(texts: Iterable[str]) -> str:
     first, *others = dict.fromkeys(texts)
-    if not others:
-        return first
-    return f"{first} (and {len(others)} more reasons in other runs)"
+    return f"{first} (and {len(others)} more reasons in other runs)" if others else first
 
 
 class CausesView(GroupView):
@@ -95,13 +91,12 @@ class CausesView(GroupView):
 
     def shown(self, group: ReportGroup, lost: LostPercent) -> Section:
         points = lost.diagnosed.points
-        sheets: tuple[Sheet[Any], ...] = (account_sheet(points), experiment_sheet(points))
         return Section(
             caption=MEANS,
             words=tuple(findings(lost.diagnosed, group.next_step)),
             charts=partial(account_charts, group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(account_sheet(points), experiment_sheet(points)),
             notes=tuple(remarks(lost.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )

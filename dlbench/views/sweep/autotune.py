@@ -83,14 +83,11 @@ def _words(autotune: Autotune, *, is_faster: bool) -> str:
         parts.append(f"had not settled before the measured steps in {num_late} of {autotune.num_runs} runs")
     parts.append(f"chose {' or '.join(autotune.chosen)}")
     if autotune.cost is None:
-        parts.append("cost of the search unknown")
-    else:
-        parts.append(f"the search cost {figure_text(autotune.cost)}")
-        if autotune.break_even_steps is None:
-            parts.append("never paid back: a step is no faster than at the baseline")
-        else:
-            gain = f"{format_seconds(autotune.gain_s or 0.0)} per step"
-            if not is_faster:
-                gain += ", a gain that is not certain"
-            parts.append(f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})")
-    return "; ".join(parts)
+        return "; ".join((*parts, "cost of the search unknown"))
+    parts.append(f"the search cost {figure_text(autotune.cost)}")
+    if autotune.break_even_steps is None:
+        return "; ".join((*parts, "never paid back: a step is no faster than at the baseline"))
+    gain = f"{format_seconds(autotune.gain_s or 0.0)} per step"
+    if not is_faster:
+        gain += ", a gain that is not certain"
+    return "; ".join((*parts, f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})"))

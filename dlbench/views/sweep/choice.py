@@ -31,10 +31,8 @@ class SettingChoice:
     def __init__(self, draft: Draft, settings: tuple[SweptSetting, ...], family_size: int) -> None:
         self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
         self.base_name = f"the default ({self.baseline.label})" if draft.has_default else self.baseline.label
-        self.compared = []
-        for setting in settings:
-            if not setting.is_baseline and (setting.decides is not None or setting.outcome == "target missed"):
-                self.compared.append(setting)
+        others = [setting for setting in settings if not setting.is_baseline]
+        self.compared = [setting for setting in others if setting.decides or setting.outcome == "target missed"]
         self.is_missed = draft.to_target and self.baseline.decides is None
         # The fastest of those that are faster for certain and are what their name says; of all, and of those that
         # compute what the baseline computes.
@@ -51,9 +49,7 @@ class SettingChoice:
         best_runs = self.draft.settings[self.settings.index(self.best)]
         setting_runs = self.draft.settings[self.settings.index(setting)]
         logs = paired_logs(best_runs.speeds, setting_runs.speeds)
-        if not logs:
-            return False
-        return not judge(ratio_of_logs(logs), SETTING_MARGIN, centre=1.0, none_at=1.0).is_difference
+        return bool(logs) and not judge(ratio_of_logs(logs), SETTING_MARGIN, centre=1.0, none_at=1.0).is_difference
 
     def _needed_repeats(self, family_size: int) -> int | None:
         samples = []  # Means by session of the log ratios of undecided settings.
@@ -75,9 +71,7 @@ class SettingChoice:
         others = [index for index in range(len(self.settings)) if index != self.draft.base]
         samples = [_means(self.draft.settings[index].logs) for index in others]
         gain, ratio = gain_of_best(samples, others.index(self.settings.index(best))), best.decides
-        if ratio is None:
-            return gain
-        return replace(gain, n=ratio.n, sessions=ratio.sessions)
+        return gain if ratio is None else replace(gain, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
         best, ratio = self.best, self.gain_of(self.best)
@@ -137,9 +131,7 @@ class SettingChoice:
         text = f"Run with {best.options}"
         if not best.changes or self.draft.to_target:
             return f"{text}."
-        otherwise = "keep the default"
-        if self.best_exact is not None:
-            otherwise = f"run with {self.best_exact.options}"
+        otherwise = f"run with {self.best_exact.options}" if self.best_exact else "keep the default"
         return f"{text} if the changed arithmetic is acceptable; otherwise {otherwise}."
 
 

@@ -16,12 +16,10 @@ from dlbench.views.sweep.settings import SweptSetting
 
 def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
     """Returns log ratios of each step over the last one before it that shares a repeat with it, by common repeat."""
-    gains = []
+    gains: list[dict[RunKey, float]] = []
     for index, step_rates in enumerate(rates):
-        logs: dict[RunKey, float] = {}
-        for rates_before in reversed(rates[:index]):
-            logs = logs or paired_logs(step_rates, rates_before)
-        gains.append(logs)
+        logs = (paired_logs(step_rates, rates_before) for rates_before in reversed(rates[:index]))
+        gains.append(next(filter(None, logs), {}))
     return gains
 
 
@@ -36,9 +34,7 @@ def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | No
     if not base_rates or fewest >= ranks:
         return None
     logs = paired_logs(step.rates, base_rates[-1])
-    if not logs:
-        return None
-    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction")
+    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction") if logs else None
 
 
 def published_text(published: Published) -> str:
@@ -75,6 +71,4 @@ def height(steps: Sequence[LadderStep], settings: Sequence[SweptSetting]) -> tup
     last = max(index for index, setting in enumerate(settings) if setting.ratio)
     name = f"that of {settings[base].label}" if base else "the baseline"
     words = f"{name} with {last - base} of {len(steps) - 1} steps"
-    if last > base:
-        return settings[last].ratio, words
-    return None, words
+    return (settings[last].ratio, words) if last > base else (None, words)

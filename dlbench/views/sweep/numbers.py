@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Literal, cast
 
 from dlbench.analysis.comparability import run_facts
@@ -92,9 +94,7 @@ class SweepCell:
 
     @property
     def best_setting(self) -> SweptSetting | None:
-        if not self.best:
-            return None
-        return next(setting for setting in self.settings if setting.label == self.best)
+        return next((setting for setting in self.settings if self.best and setting.label == self.best), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """Returns all series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    series = alike([run for run in planned if run.plan.series.named], _series)
+    series = alike([run for run in planned if run.plan.series.named], attrgetter("plan.created", "plan.series.id"))
     drafted = []
     comparisons = []
     for _, runs in sorted(series.items()):
@@ -134,10 +134,6 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
         cells = [cell_of(draft, family, table) for draft in drafts]
         swept_series.append(_sweep(runs, cells, idle, table, f"sweep-{number}"))
     return tuple(swept_series)
-
-
-def _series(run: Run) -> tuple[str, str]:
-    return run.plan.created, run.plan.series.id
 
 
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
@@ -222,11 +218,10 @@ def _conditions(run: Run) -> tuple[int, int, str, str, str]:
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    return list(alike(runs, _setting_key).values())
+    def values(run: Run) -> tuple[str, ...]:
+        return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
 
-
-def _setting_key(run: Run) -> tuple[str, ...]:
-    return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
+    return list(alike(runs, values).values())
 
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
@@ -308,15 +303,11 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     settings = tuple(_setting(index, draft, family, table) for index in range(len(draft.settings)))
     choice = SettingChoice(draft, settings, family.size)
     effects = tuple(_axis(key, draft, family) for key in draft.levels)
-    runs: list[Run] = []
-    for setting in draft.settings:
-        runs += setting.runs
+    runs = list(chain.from_iterable(setting.runs for setting in draft.settings))
     ranks, nodes, preset, precision, data = _conditions(runs[0])
     if data == "synthetic":
         data = "synthetic data"
-    doubts = list(load_doubts(loads_of(runs)))
-    for run in runs:
-        doubts += run_doubts(run)
+    doubts = [*load_doubts(loads_of(runs)), *chain.from_iterable(map(run_doubts, runs))]
     plan, baseline = runs[0].plan, choice.base_name
     if draft.is_ladder:
         verdict = step_words(plan, settings)
@@ -390,9 +381,8 @@ def _setting(index: int, draft: Draft, family: Family, table: RunTable) -> Swept
     """Returns a setting with its verdict: a difference must leave 1 out, hold after Holm, and exceed the margin."""
     runs, base = draft.settings[index], draft.settings[draft.base]
     plan = runs.plan
-    by_rate, by_speed, by_gain = (
-        family.judge(logs, SETTING_MARGIN) for logs in (runs.rate_logs, runs.logs, runs.gain_logs)
-    )
+    all_logs = (runs.rate_logs, runs.logs, runs.gain_logs)
+    by_rate, by_speed, by_gain = (family.judge(logs, SETTING_MARGIN) for logs in all_logs)
     deciding_logs, judged = runs.logs, by_speed
     if draft.is_ladder:
         deciding_logs, judged = runs.gain_logs, by_gain
@@ -467,13 +457,9 @@ def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> I
             f"In {num_inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be "
             "the best, and are left out of the axes."
         )
-    measured: list[Run] = []
-    devices: set[str] = set()
-    for setting in draft.settings:
-        measured += setting.measured
-    for run in measured:
-        if run.record:
-            devices.update(rank.device.split(":")[0] for rank in run.record.ranks)
+    measured = list(chain.from_iterable(setting.measured for setting in draft.settings))
+    ranks = chain.from_iterable(run.record.ranks for run in measured if run.record)
+    devices = {rank.device.split(":")[0] for rank in ranks}
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(sorted(devices))}): the ratios include that difference."
     facts = {}
@@ -487,14 +473,10 @@ def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> I
         swept.add("data.num_samples")  # a pool of a few batches
     differences = [difference for difference in compared_unlike(facts) if difference.key not in swept]
     if differences:
-        yield (
-            f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios include this "
-            "difference."
-        )
+        unless = "unless the swept keys set that, the ratios include this difference"
+        yield f"Settings differ in {named(differences)}; {unless}."
     repeats = [set(setting.rates) for setting in draft.settings if setting.rates]
     num_common, num_all = len(set.intersection(*repeats)), len(set.union(*repeats))
     if draft.is_ladder and num_common < num_all:
-        yield (
-            f"Gains multiply exactly to the last ratio only over the {num_common} of {num_all} repeats that all steps "
-            "have."
-        )
+        repeats_text = f"the {num_common} of {num_all} repeats that all steps have"
+        yield f"Gains multiply exactly to the last ratio only over {repeats_text}."

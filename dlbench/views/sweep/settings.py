@@ -164,9 +164,7 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     titles = [key.rpartition(".")[2] for key in keys]
     if "engine.name" in keys:
         titles[keys.index("engine.name")] = "engine"
-    if len(set(titles)) < len(titles):
-        return list(keys)
-    return titles
+    return list(keys) if len(set(titles)) < len(titles) else titles
 
 
 def options(plan: RunPlan) -> str:
@@ -245,13 +243,8 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     if not runs or _is_plain(runs[0].plan):
         return None
     losses_by_key = {table.repeat_key(run): last_loss(run) for run in runs}
-    without_reference = Losses(
-        own=_median(losses_by_key),
-        reference=None,
-        reference_label="",
-        difference=None,
-        why="no run of replicas with fp32",
-    )
+    own, why = _median(losses_by_key), "no run of replicas with fp32"
+    without_reference = Losses(own=own, reference=None, reference_label="", difference=None, why=why)
     # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
     in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
     plain = [setting for setting in in_fp32 if _is_plain(setting[0].plan)]
@@ -273,7 +266,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
             base_loss = base[key]
             differences[key] = None if loss is None or base_loss is None else loss - base_loss
     return Losses(
-        own=without_reference.own,
+        own=own,
         reference=_median(base),
         reference_label=label(reference[0].plan.series.axes),
         difference=_median(differences),
