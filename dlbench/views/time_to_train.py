@@ -28,6 +28,7 @@ from dlbench.report.wording import (
     interval_text,
     place_text,
     repeat_text,
+    span_text,
     times_text,
     units_text,
     value_text,
@@ -117,6 +118,10 @@ class _Limit:
         figure: Estimate | None = getattr(point, self.field)
         return figure or point.hours
 
+    def may_be_met(self, point: TrainingPoint) -> bool:
+        low = self.figure(point).low
+        return low is not None and low <= self.most
+
     def outcome(self, point: TrainingPoint) -> Outcome:
         """Returns `equal` if the whole interval lies between 0 and the limit."""
         return judge(self.figure(point), self.most / 2, centre=self.most / 2).outcome
@@ -135,9 +140,8 @@ def held_by(run: Run, unit: BilledUnit) -> int | None:
     if unit == "node":
         return layout.nodes
     if unit == "core":
-        if _holds_nodes(run) and layout.node_cores:
-            return layout.nodes * layout.node_cores
-        return layout.ranks * layout.cores_per_rank
+        held_cores = layout.nodes * (layout.node_cores or 0) if _holds_nodes(run) else 0
+        return held_cores or layout.ranks * layout.cores_per_rank
     if run.record is None:
         return None
     num_used = len({(rank.host, rank.gpu.uuid) for rank in run.record.ranks if rank.gpu})
@@ -157,7 +161,9 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
-    unit = question.held or _default_unit(firsts[0])
+    unit: BilledUnit = question.held or ("node" if _holds_nodes(firsts[0]) else "rank")
+    if question.held is None and held_by(firsts[0], "GPU"):
+        unit = "GPU"
     quality = None
     if question.samples is None and question.epochs is None:
         quality = source.of(GroupQuality)
@@ -167,9 +173,9 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
         option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
     missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
-    for quality_point in quality.points if quality else ():
-        if not quality_point.all_reached:
-            missed[quality_point.ranks, quality_point.nodes] = quality_point.reached_text
+    if quality is not None:
+        points_missed = [point for point in quality.points if not point.all_reached]
+        missed = {(point.ranks, point.nodes): point.reached_text for point in points_missed}
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -220,12 +226,6 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     )
 
 
-def _default_unit(run: Run) -> BilledUnit:
-    if held_by(run, "GPU"):
-        return "GPU"
-    return "node" if _holds_nodes(run) else "rank"
-
-
 def _place(point: Point, unit: BilledUnit, count: int) -> str:
     place = place_text(point.ranks, point.nodes)
     if unit != "GPU":
@@ -240,7 +240,7 @@ def _notes(firsts: Sequence[Run], unit: BilledUnit, *, is_whole: bool, to_target
         yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
     elif is_whole:
         starts_s = [_start_s(run) for run in firsts]
-        span = _span(format_seconds(min(starts_s)), format_seconds(max(starts_s)))
+        span = span_text(format_seconds(min(starts_s)), format_seconds(max(starts_s)))
         yield (
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
@@ -298,24 +298,18 @@ def _amount_text(
     if first is None or last is None:
         return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
     if first.epochs is None or last.epochs is None:
-        amount = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
+        amount = f"{span_text(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
         epoch_samples = question.epoch_samples or firsts[0].epoch_samples
-        epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
+        epochs = _counted(span_text(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
         amount = f"{epochs} ({first.key}) of {epoch_samples:,} {unit}"
     if first.is_limit:
         return f"At most {amount}: runs that meet their target take less."
     return f"{amount}."
 
 
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"
-
-
 def _counted(number: str, units: str) -> str:
-    if number == "1":
-        return f"1 {units.removesuffix('s')}"
-    return f"{number} {units}"
+    return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
 
 
 def answers(
@@ -349,9 +343,7 @@ def answers(
 
 def best(points: Sequence[TrainingPoint], goal: Goal) -> TrainingPoint:
     """Returns the cheapest or the fastest by value; of equal ones the fastest or the cheapest, then fewest ranks."""
-    figures = ("time.value", "hours.value")
-    if goal == "cheapest":
-        figures = ("hours.value", "time.value")
+    figures = ("time.value", "hours.value") if goal == "fastest" else ("hours.value", "time.value")
     return min(points, key=attrgetter(*figures, "ranks", "nodes"))
 
 
@@ -365,7 +357,7 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
     remarks = []
     for point in points:
         is_better = chosen is None or best([point, chosen], goal) is point
-        if exceeded(point) and is_better and all(_may_meet(limit, point) for limit in exceeded(point)):
+        if exceeded(point) and is_better and all(limit.may_be_met(point) for limit in exceeded(point)):
             remarks.append(f"{point.place} may do as well: {_summary(point)}.")
     if chosen is None:
         text = f"None of the measured rank counts is {limit_words}"
@@ -383,11 +375,6 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
         text=f"{chosen.place}: {_summary(chosen)}: {goal} {limit_words}".rstrip(),
         remarks=(*_certainty(chosen, points, limits), *remarks, *_indistinguishable(chosen, goal, meeting)),
     )
-
-
-def _may_meet(limit: _Limit, point: TrainingPoint) -> bool:
-    low = limit.figure(point).low
-    return low is not None and low <= limit.most
 
 
 def _summary(point: TrainingPoint) -> str:
@@ -496,18 +483,10 @@ def times_over(
     size, unit = unit_of(max(time.value for time in by_place.values()))
     rows: Rows = []
     for (line, ranks, nodes), time in by_place.items():
-        row = {
-            "ranks": ranks,
-            "nodes": nodes,
-            "line": line,
-            "place": place_text(ranks, nodes),
-            "ideal": by_place[base].value / size * base_ranks / ranks,
-            **figure_row(time.scaled(1 / size, unit)),
-        }
-        rows.append(row)
-    series: Series | str = MEASURED
-    if len(colours) > 1:
-        series = Series("line", colours)
+        row = {"ranks": ranks, "nodes": nodes, "line": line, "place": place_text(ranks, nodes)}
+        ideal = by_place[base].value / size * base_ranks / ranks
+        rows.append({**row, "ideal": ideal, **figure_row(time.scaled(1 / size, unit))})
+    series = Series("line", colours) if len(colours) > 1 else MEASURED
     tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))

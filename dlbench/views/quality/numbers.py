@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 
 from dlbench.analysis.comparability import planned_id
@@ -64,9 +65,7 @@ def without_staging(run: Run) -> float | None:
     """Returns the seconds to quality without staging; None if the target was not met, or nothing was staged."""
     assert run.record is not None
     time_s, staging = quality_of(run).time_to_quality_s, run.record.staging
-    if time_s is None or staging is None:
-        return None
-    return max(0.0, time_s - staging.seconds)
+    return None if time_s is None or staging is None else max(0.0, time_s - staging.seconds)
 
 
 def until_target(result: QualityResult) -> Sequence[record.Evaluation]:
@@ -87,9 +86,8 @@ def resolution(result: QualityResult) -> float | None:
     evaluations = until_target(result)
     if not (evaluations and meets_target(result, evaluations[-1])):
         return None
-    if len(evaluations) == 1:
-        return evaluations[-1].wall_s
-    return evaluations[-1].wall_s - evaluations[-2].wall_s
+    before_s = sum(evaluation.wall_s for evaluation in evaluations[-2:-1])
+    return evaluations[-1].wall_s - before_s
 
 
 def account(result: QualityResult) -> tuple[float, float, float]:
@@ -275,13 +273,13 @@ def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
         predictor_value=result.predictor_value,
         headline=("", ""),
         points=tuple(points),
-        curves=_curves(group),
+        curves=tuple(_curves(group)),
     )
     return replace(quality, headline=_headline(quality))
 
 
 def _unit(result: QualityResult) -> str:
-    return "error" if result.metric == "mae" else "fraction"
+    return {"mae": "error"}.get(result.metric, "fraction")
 
 
 def _headline(quality: GroupQuality) -> tuple[str, str]:
@@ -297,25 +295,19 @@ def _headline(quality: GroupQuality) -> tuple[str, str]:
     return times_value(factor), f"as soon at {quality.goal} with {place} as with {before}; {basis_text(factor)}"
 
 
-def _curves(group: Group) -> tuple[QualityCurve, ...]:
-    names = [evaluation_field.name for evaluation_field in fields(QualityEvaluation)]
-    curves = []
+def _curves(group: Group) -> Iterator[QualityCurve]:
+    names = {evaluation_field.name for evaluation_field in fields(QualityEvaluation)}
     for run in group.runs:
         if not run.record or not run.record.quality:
             continue
-        evaluations = []
-        for evaluation in run.record.quality.evaluations:
-            values = {name: getattr(evaluation, name) for name in names}
-            evaluations.append(QualityEvaluation(**values))
-        curve = QualityCurve(
+        evaluations = (evaluation.model_dump(include=names) for evaluation in run.record.quality.evaluations)
+        yield QualityCurve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
-            evaluations=tuple(evaluations),
+            evaluations=tuple(QualityEvaluation(**values) for values in evaluations),
         )
-        curves.append(curve)
-    return tuple(curves)
 
 
 @dataclass
@@ -372,10 +364,9 @@ def _point(
     final: dict[RunKey, float] = {}
     for key, result in results.items():
         whole_s, training_s, evaluation_s = account(result)
-        seconds["whole"][key] = whole_s
-        seconds["training"][key] = training_s
-        seconds["evaluation"][key] = evaluation_s
-        seconds["other"][key] = max(0.0, whole_s - training_s - evaluation_s)
+        other_s = max(0.0, whole_s - training_s - evaluation_s)
+        for name, part_s in zip(seconds, (whole_s, training_s, evaluation_s, other_s), strict=True):
+            seconds[name][key] = part_s
         values = [evaluation.value for evaluation in result.evaluations if evaluation.value is not None]
         if values:
             best[key] = max(values) if result.higher_is_better else min(values)
@@ -450,9 +441,7 @@ class BatchPoint(QualityPoint):
     optimizer: str = field(metadata=column("Optimizer"))
     learning_rate: float = field(metadata=column("Learning rate", text="{:.3g}".format, is_brief=True))
     num_diverged: int = field(metadata=column("Diverged", "diverged", is_brief=True))  # Runs with a loss not finite.
-    is_best: bool = field(
-        metadata=column(name="best")
-    )  # Whether all met the target, after fewest samples of all rates.
+    is_best: bool = field(metadata=column(name="best"))  # Whether all met the target, with fewest samples of all rates.
     ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
     """None unless all runs of both met the target."""
     adjusted_p: float | None = field(metadata=column())
@@ -519,7 +508,7 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
         figures = _by_run(cell, keys, table.rates)
         if figures:
             logs[recipe] = {key: math.log(samples) for key, samples in figures["samples"].items()}
-    by_batch = list(alike(logs, _without_rate).values())
+    by_batch = list(alike(logs, itemgetter(0, 1, 2, 3)).values())
     best = [min(recipes, key=lambda recipe: fmean(logs[recipe].values())) for recipes in by_batch]
     larger = list(itertools.chain.from_iterable(by_batch[1:]))
     pairs = list(itertools.product(larger, *by_batch[:1]))
@@ -558,7 +547,3 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
         critical = share.inverted("samples")
     label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
     return LargeBatch(id=name, label=label, critical=critical, points=tuple(points))
-
-
-def _without_rate(recipe: _Recipe) -> tuple[int, str, int, int]:
-    return recipe[:4]
