@@ -51,10 +51,6 @@ Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids
 _KIND_ORDER: dict[Kind, int] = {"registered": 0, "setting": 1, "tag": 2, "environment": 3}
 
 
-def _no_or_yes(keeps_apart: bool) -> str:
-    return "no" if keeps_apart else "yes"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DifferentValue:
     """A value of a key."""
@@ -71,7 +67,7 @@ class RunDifference:
     kind: Kind
     key: str = field(metadata=column("Key", limit=200))
     expected: bool  # Whether it is bound to differ: host, job, rank count.
-    keeps_apart: bool = field(metadata=column("Compared across it", text=_no_or_yes))
+    keeps_apart: bool = field(metadata=column("Compared across it", text=lambda keeps_apart: not keeps_apart))
     """Whether runs that differ here are not compared."""
     values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
     num_values: int
@@ -179,17 +175,12 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}.{key}".lstrip("."))
-    elif value is None:
-        yield name, "none"
     else:
-        yield name, str(value)
+        yield name, "none" if value is None else str(value)
 
 
 def _several_values(values_of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:
-    keys: dict[str, None] = {}
-    for values in values_of_runs.values():
-        keys |= dict.fromkeys(values)
-    for key in keys:
+    for key in dict.fromkeys(itertools.chain.from_iterable(values_of_runs.values())):
         by_value: dict[str, list[str]] = {}
         for run_id, values in values_of_runs.items():
             by_value.setdefault(values.get(key, NOT_SET), []).append(run_id)
@@ -207,9 +198,7 @@ class DifferencesView(ReportView):
     after = "out-of-core"
 
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
-        runs: list[Run] = []
-        for group in source.results:
-            runs += group.runs
+        runs = list(itertools.chain.from_iterable(group.runs for group in source.results))
         return run_differences(runs)[:MAX_DIFFERENCES]
 
     def shown(self, report: Report, differences: tuple[RunDifference, ...]) -> Section:

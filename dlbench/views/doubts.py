@@ -228,20 +228,17 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
-    cores: dict[str, set[int]] = {}
-    threads: dict[str, set[int]] = {}
+    counts: dict[tuple[str, str], set[int]] = {}  # By noun and series.
     for run in runs:
         if run.record:
-            ranks = run.record.ranks
-            cores.setdefault(run.plan.series.id, set()).update(len(rank.cores) for rank in ranks)
-            threads.setdefault(run.plan.series.id, set()).update(rank.threads for rank in ranks)
-    for noun, counts_by_series in (("cores", cores), ("threads", threads)):
-        for series, counts in counts_by_series.items():
-            if len(counts) > 1:
-                text = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {noun}"
-                yield Doubt(
-                    code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference"
-                )
+            series, ranks = run.plan.series.id, run.record.ranks
+            counts.setdefault(("cores", series), set()).update(len(rank.cores) for rank in ranks)
+            counts.setdefault(("threads", series), set()).update(rank.threads for rank in ranks)
+    # Cores before threads; sorting keeps the order of the series.
+    for (noun, series), numbers in sorted(counts.items(), key=lambda item: item[0][0]):
+        if len(numbers) > 1:
+            text = f"ranks of series {series} had {' or '.join(map(str, sorted(numbers)))} {noun}"
+            yield Doubt(code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference")
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
@@ -276,20 +273,19 @@ def _utilisation(group: Group) -> Warnings:
     for point in use.points:
         if point.mfu and point.mfu.value > 1:
             wrong = "the peak (node.peak_tflops) or the count of FLOPs is wrong"
-            text = f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"
-            yield "impossible-utilisation", "serious", text
+            yield "impossible-utilisation", "serious", f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"
 
 
 def _accuracy(group: Group, table: RunTable) -> Warnings:
     quality = group_quality(group, table)
     if quality is None:
         return
-    counts = []
-    for point in quality.points:
-        if not point.all_reached:
-            num_missed = point.num_runs - point.num_reached
-            counts.append(f"{num_missed} of {point.num_runs} at {ranks_text(point.ranks)}")
-    if counts:
+    missing = [point for point in quality.points if not point.all_reached]
+    if missing:
+        counts = (
+            f"{point.num_runs - point.num_reached} of {point.num_runs} at {ranks_text(point.ranks)}"
+            for point in missing
+        )
         consequence = "there is no time to accuracy"
         if quality.num_reached:
             consequence = "times to accuracy are of the others alone, and yield no speed-up"

@@ -71,16 +71,13 @@ def more_ranks(group: ReportGroup) -> str:
     counts = rank_counts(group.baseline.ranks, (1, 2, 4), group.most_ranks)
     if len(counts) < 2 and group.baseline.ranks > 1:
         counts = [1, *counts]
-    if len(counts) < 2:
-        return ""
-    return ",".join(map(str, counts))
+    return ",".join(map(str, counts)) if len(counts) > 1 else ""
 
 
 def rank_counts(ranks: int, factors: Sequence[int], machine_ranks: int | None) -> list[int]:
     """Returns multiples of a rank count, up to the ranks that a machine holds (`most_ranks`)."""
-    return [
-        ranks * factor for factor in factors if factor == 1 or machine_ranks is None or ranks * factor <= machine_ranks
-    ]
+    counts = [ranks * factor for factor in factors]
+    return [count for count in counts if count == ranks or machine_ranks is None or count <= machine_ranks]
 
 
 def most_ranks(plan: RunPlan) -> int | None:

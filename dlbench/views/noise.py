@@ -14,6 +14,7 @@ from typing import Literal
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.record import NoiseScale
+from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, repeat_text, runs_text, times_value
@@ -69,8 +70,7 @@ def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate |
     norms2, traces = {}, {}
     for key, noise in measured.items():
         if noise.gradient_norm2 is not None and noise.covariance_trace is not None:
-            norms2[key] = batch * noise.gradient_norm2
-            traces[key] = noise.covariance_trace
+            norms2[key], traces[key] = batch * noise.gradient_norm2, noise.covariance_trace
     norm2, trace = sum(norms2.values()), sum(traces.values())
     if norm2 <= 0 or trace <= 0:
         return None
@@ -81,12 +81,14 @@ def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate |
 
 def model_noise_share(workload: Workload, table: RunTable) -> Estimate | None:
     """Returns 1 over the noise scale of a network, by all runs that recorded it: these are slower, in other groups."""
-    measured = {}
-    for run_id, run in table.runs.items():
-        is_same = (run.plan.workload.name, run.plan.workload.model) == (workload.name, workload.model)
-        if is_same and run.record and run.record.noise_scale:
-            measured[table.keys[run_id]] = run.record.noise_scale
-    return noise_share(measured, 1)
+    same = (workload.name, workload.model)
+    runs = [run for run in table.runs.values() if (run.plan.workload.name, run.plan.workload.model) == same]
+    return noise_share(_measured(runs, table), 1)
+
+
+def _measured(runs: Sequence[Run], table: RunTable) -> dict[RunKey, NoiseScale]:
+    with_record = [(table.keys[run.plan.run_id], run.record) for run in runs if run.record]
+    return {key: record.noise_scale for key, record in with_record if record.noise_scale}
 
 
 def samples_over(share: Estimate, large: int, small: int) -> Estimate:
@@ -136,9 +138,9 @@ def advice(share: Estimate | None) -> Advice:
     if share is None:
         return "unknown"
     position = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
-    answers: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
     if position in ("undecided", "insufficient"):
         return position
+    answers: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
     return answers[position]
 
 
@@ -160,14 +162,10 @@ class NoiseView(GroupView):
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
         points = []
         for point in source.group.points:
-            measured = {}
-            for run_id in point.run_ids:
-                record = source.table.runs[run_id].record
-                if record and record.noise_scale:
-                    measured[source.table.keys[run_id]] = record.noise_scale
+            runs = [source.table.runs[run_id] for run_id in point.run_ids]
+            measured = _measured(runs, source.table)
             if measured:
-                global_batch = source.table.runs[point.run_ids[0]].plan.global_batch
-                points.append(_point(point, measured, global_batch))
+                points.append(_point(point, measured, runs[0].plan.global_batch))
         return tuple(points)
 
     def shown(self, group: ReportGroup, points: tuple[NoisePoint, ...]) -> Section:
