@@ -71,10 +71,14 @@ class View:
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
         section = self.shown(owner, numbers) if numbers else None
-        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
+        if section is None:
+            return None
+        return replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
-        return section if section.level == "answer" else replace(section, level=self.level)
+        if section.level == "answer":
+            return section
+        return replace(section, level=self.level)
 
 
 class GroupView(View):
@@ -118,7 +122,7 @@ class Views:
         return {view.key: view.numbers(source) for view in self.report if view.key}
 
     def opening_sections(self, report: Any) -> list[Section]:
-        return sorted(_levelled_sections(self.opening, report), key=_depth)
+        return sorted(_levelled_sections(self.opening, report), key=lambda section: _DEPTH[section.level])
 
     def group_sections(self, group: Any) -> list[Section]:
         """Returns the sections of one group, answers before evidence; ids end with that of the group."""
@@ -127,7 +131,7 @@ class Views:
             section = view.section(group)
             if section is not None:
                 sections.append(replace(view._levelled(section), id=f"{section.id}-{group.id}"))
-        return sorted(sections, key=_depth)
+        return sorted(sections, key=lambda section: _DEPTH[section.level])
 
     def closing_sections(self, report: Any) -> list[Section]:
         return _levelled_sections(self.closing, report)
@@ -140,31 +144,21 @@ class Views:
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:
         """Returns the tables that every report has for programs; `group_columns` precede those of groups."""
-        owners: tuple[tuple[Sequence[str], Sequence[View]], ...] = ((group_columns, self.group), ((), self.report))
-        tables = []
-        for columns, views in owners:
-            for view in views:
-                tables += [named_table(sheet.name, sheet.title, sheet.columns, columns) for sheet in view.always()]
-        return tuple(tables)
+        sheets = [(sheet, group_columns) for view in self.group for sheet in view.always()]
+        sheets += [(sheet, ()) for view in self.report for sheet in view.always()]
+        return tuple(named_table(sheet.name, sheet.title, sheet.columns, columns) for sheet, columns in sheets)
 
     def schema(self, report_type: type, group_type: type) -> dict[str, Any]:
         """Returns the JSON schema of a report made of these views; each says by the type of `numbers` what it adds."""
-        owners: tuple[tuple[type, Sequence[View]], ...] = ((group_type, self.group), (report_type, self.report))
-        inline: dict[type, dict[str, Any]] = {}
-        for owner, views in owners:
-            inline[owner] = {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
-        return schema_of(report_type, inline)
 
+        def fields(views: Sequence[View]) -> dict[str, Any]:
+            return {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
 
-def _depth(section: Section) -> int:
-    return _DEPTH[section.level]
+        return schema_of(report_type, {group_type: fields(self.group), report_type: fields(self.report)})
 
 
 def _levelled_sections(views: Sequence[ReportView], report: Any) -> list[Section]:
-    sections: list[Section] = []
-    for view in views:
-        sections += map(view._levelled, view.sections(report))
-    return sections
+    return [view._levelled(section) for view in views for section in view.sections(report)]
 
 
 def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:

@@ -54,7 +54,9 @@ INTERVALS = (
 def clean(text: str, limit: int = 2000) -> str:
     """Returns foreign text on one line, without control or bidirectional characters, of limited length."""
     one_line = harmless(text)
-    return one_line if len(one_line) <= limit else one_line[:limit] + " [cut]"
+    if len(one_line) <= limit:
+        return one_line
+    return one_line[:limit] + " [cut]"
 
 
 def cleaned(value: Any) -> Any:
@@ -88,7 +90,9 @@ def harmless(text: str) -> str:
 def short_data(data: str) -> str:
     """Returns a data source without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
     kind, _, path = data.partition(": ")
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+    if not path:
+        return f"{data} data"
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}"
 
 
 def percent(fraction: float, decimals: int = 1) -> str:
@@ -171,7 +175,8 @@ def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, 
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
         # If the interval alone has hours, these would hide the value's minutes.
         is_own_scale = abs(value) < 3600 <= half
-        texts = [clock_text(seconds, abs(seconds) if is_own_scale else largest) for seconds in (value, low, high)]
+        scale = None if is_own_scale else largest
+        texts = [clock_text(seconds, scale or abs(seconds)) for seconds in (value, low, high)]
     else:
         if decimals is None:
             _, unit = _number_parts(largest, figure.unit)
@@ -231,8 +236,10 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     """Returns the kind of the interval and how many runs (or nights, as `unit` says) it is made of."""
     count = counted(figure.n, unit)
     sessions = figure.sessions or 1
-    if sessions > 1:
-        count = f"{sessions} sessions of {count}" if figure.n > sessions else f"{sessions} sessions"
+    if sessions > 1 and figure.n > sessions:
+        count = f"{sessions} sessions of {count}"
+    elif sessions > 1:
+        count = f"{sessions} sessions"
     if is_point(figure):
         return f"{count}, all equal"
     level = level_text(figure.level)

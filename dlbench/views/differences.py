@@ -175,8 +175,10 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}.{key}".lstrip("."))
+    elif value is None:
+        yield name, "none"
     else:
-        yield name, "none" if value is None else str(value)
+        yield name, str(value)
 
 
 def _several_values(values_of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:

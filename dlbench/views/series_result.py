@@ -91,8 +91,8 @@ def _counts(num_warnings: int, num_notes: int) -> str:
     counts = [counted(count, noun) for count, noun in ((num_warnings, "warning"), (num_notes, "note")) if count]
     if not counts:
         return "No warnings."
-    text = " and ".join(counts)
-    return f"{text}:" if num_warnings else f"{text}: the report has them"
+    ending = "" if num_warnings else " the report has them"
+    return f"{' and '.join(counts)}:{ending}"
 
 
 def _settings(groups: Sequence[ReportGroup]) -> list[str]:

@@ -140,8 +140,9 @@ def held_by(run: Run, unit: BilledUnit) -> int | None:
     if unit == "node":
         return layout.nodes
     if unit == "core":
-        held_cores = layout.nodes * (layout.node_cores or 0) if _holds_nodes(run) else 0
-        return held_cores or layout.ranks * layout.cores_per_rank
+        if _holds_nodes(run) and layout.node_cores:
+            return layout.nodes * layout.node_cores
+        return layout.ranks * layout.cores_per_rank
     if run.record is None:
         return None
     num_used = len({(rank.host, rank.gpu.uuid) for rank in run.record.ranks if rank.gpu})
@@ -161,9 +162,7 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
-    unit: BilledUnit = question.held or ("node" if _holds_nodes(firsts[0]) else "rank")
-    if question.held is None and held_by(firsts[0], "GPU"):
-        unit = "GPU"
+    unit = question.held or _default_unit(firsts[0])
     quality = None
     if question.samples is None and question.epochs is None:
         quality = source.of(GroupQuality)
@@ -224,6 +223,12 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
         answers=answers(points, question, unit),
         notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
+
+
+def _default_unit(run: Run) -> BilledUnit:
+    if held_by(run, "GPU"):
+        return "GPU"
+    return "node" if _holds_nodes(run) else "rank"
 
 
 def _place(point: Point, unit: BilledUnit, count: int) -> str:
@@ -486,7 +491,9 @@ def times_over(
         row = {"ranks": ranks, "nodes": nodes, "line": line, "place": place_text(ranks, nodes)}
         ideal = by_place[base].value / size * base_ranks / ranks
         rows.append({**row, "ideal": ideal, **figure_row(time.scaled(1 / size, unit))})
-    series = Series("line", colours) if len(colours) > 1 else MEASURED
+    series: Series | str = MEASURED
+    if len(colours) > 1:
+        series = Series("line", colours)
     tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))

@@ -157,7 +157,9 @@ def _channel(kind: Any, axis: Axis) -> Any:
     options: dict[str, Any] = {"tickCount": 5, "format": axis.format}
     if axis.unit:
         options = {"tickCount": 5, "labelExpr": si_label(axis.unit)}
-    scale = {"scale": _alt.Scale(**axis.scale)} if axis.scale else {}
+    scale = {}
+    if axis.scale:
+        scale["scale"] = _alt.Scale(**axis.scale)
     return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{**options, **axis.axis}), **scale)
 
 

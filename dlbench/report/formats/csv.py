@@ -41,7 +41,9 @@ def _cell(value: Datum) -> str:
         return ""
     if isinstance(value, str):
         text = harmless(value)
-        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+        if text.startswith(("=", "+", "-", "@")):
+            return f"'{text}"
+        return text
     if isinstance(value, float) and not math.isfinite(value):
         return ""
     return str(value)

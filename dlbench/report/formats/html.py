@@ -110,24 +110,28 @@ def to_html(document: Document) -> str:
     for drawn in itertools.chain.from_iterable(map(_without_table, sections)):
         table = drawn.chart.table
         tables[drawn.chart.id] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
-    scripts = [_script(svg.script_bundle())] if specs else []
-    scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
+    scripts = [_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8"))]
+    if specs:
+        scripts.insert(0, _script(svg.script_bundle()))
     digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     data = {"config": CONFIG, "charts": specs, "tables": tables}
     json_block = json.dumps(data, allow_nan=False, separators=(",", ":"))
     json_block = json_block.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    panels: tuple[Panel, ...] = ()
+    if document.one_group_at_a_time and groups:
+        panels = _panels(sections)
     template = _environment().get_template("document.html.j2")
     return template.render(
         document=document,
         shown=sections,
-        panels=_panels(sections) if document.one_group_at_a_time and groups else (),
+        panels=panels,
         folds=any(section.level == "answer" for section, _ in document.walk()),
         linked={section.id for section in in_full},
         num_groups=len(groups),
         further=groups[MAX_GROUPS:],
         num_charted=len(charted_ids),
-        downloads=_downloads(document),
+        downloads=list(_downloads(document)),
         specs=_trusted(json_block),
         style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
         scripts=scripts,
@@ -278,9 +282,8 @@ def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
     return first[:HEADLINE].rsplit(" ", 1)[0].rstrip(",;:") + " \N{HORIZONTAL ELLIPSIS}", section.words
 
 
-def _downloads(document: Document) -> list[dict[str, str]]:
+def _downloads(document: Document) -> Iterator[dict[str, str]]:
     free_bytes = DOWNLOAD_BYTES
-    links = []
     for name, table in document.tables().items():
         # Base64 has four characters for three bytes: a longer text does not fit and is cut.
         content = write_table(table.columns, table.records(), max_characters=free_bytes * 3 // 4)
@@ -297,8 +300,7 @@ def _downloads(document: Document) -> list[dict[str, str]]:
             free_bytes -= len(link["href"])
         else:
             link |= {"href": "", "command": f"{document.command} --format csv --table {name}"}
-        links.append(link)
-    return links
+        yield link
 
 
 @functools.cache
@@ -315,7 +317,9 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalize(value: Any) -> Any:
-    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
+    if type(value) is not str:
+        return value
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value))
 
 
 def _trusted(text: str) -> Markup:

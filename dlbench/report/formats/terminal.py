@@ -98,7 +98,8 @@ def _further_tables(document: Document, width: int) -> Iterator[Block]:
     for section, _ in document.walk():
         for sheet in section.sheets:
             if sheet.to_display().rows and (_is_left_out(sheet) or _is_shortened(section, sheet, width)):
-                names[f"{sheet.title} ({sheet.name})" if sheet.names else sheet.title] = None
+                title = f"{sheet.title} ({sheet.name})" if sheet.names else sheet.title
+                names[title] = None
     if names:
         yield _BLANK
         command = document.command
@@ -263,8 +264,10 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
         first_sentence = re.split(r"(?<=\w\w\.) (?=[A-Z])", text, maxsplit=1)[0]
         yield from _sentences([f"- {name}: {first_sentence}"], width)
     num_others = len(section.facts[MAX_METHODS:])
-    others = f", and {num_others} more" if num_others else ""
-    yield from _sentences([f"{section.docs_page} and the HTML page have the whole definitions{others}."], width)
+    text = f"{section.docs_page} and the HTML page have the whole definitions"
+    if num_others:
+        text += f", and {num_others} more"
+    yield from _sentences([f"{text}."], width)
 
 
 def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
@@ -274,7 +277,11 @@ def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterato
     if texts is None and tables:
         texts = section.words
     sentences = list(_sentences(texts or (), width))
-    yield from sentences + tables if section.is_group else tables + sentences
+    if section.is_group:
+        yield from sentences
+    yield from tables
+    if not section.is_group:
+        yield from sentences
 
 
 def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterator[Block]:
@@ -433,4 +440,5 @@ def shorten(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return _wrap(text, width, subsequent_indent="  " if text[:2] in _SIGNS.values() else "")
+    indent = "  " if text[:2] in _SIGNS.values() else ""
+    return _wrap(text, width, subsequent_indent=indent)

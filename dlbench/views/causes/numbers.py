@@ -104,7 +104,7 @@ def diagnose(case: Case) -> Diagnosis:
             bound = 1 / (1 - share) - 1
         if finding in ("found", "likely"):
             bound_by, make_experiments = RULES[cause]
-            experiments = tuple(make_experiments(case))
+            experiments = tuple(map(Experiment, make_experiments(case)))
             if cause_part.lost.value >= BOUND_SHARE * case.whole.lost.value:
                 name = bound_by
     return Diagnosis(
@@ -163,7 +163,7 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
             return ""
         _, make_experiments = RULES["launch"]
-        return next((experiment.text for experiment in make_experiments(case)), "")
+        return next(make_experiments(case), "")
     steps = [experiment.text for experiment in experiments[:1]]
     if finding == "likely":
         steps.insert(0, repeat_text(case.whole.lost))

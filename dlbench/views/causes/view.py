@@ -59,7 +59,9 @@ def remarks(diagnosed: Diagnosed) -> Iterator[str]:
 def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoint]) -> Iterator[str]:
     unmeasured = [point for point in points if not point.causes[index].is_measured]
     if unmeasured:
-        where = f" at {', '.join(map(place_of, unmeasured))}" if len(unmeasured) < len(points) else ""
+        where = ""
+        if len(unmeasured) < len(points):
+            where = f" at {', '.join(map(place_of, unmeasured))}"
         reasons = _first(chain.from_iterable(point.causes[index].not_measured for point in unmeasured))
         yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
     notes = list(chain.from_iterable(point.causes[index].notes for point in points))
@@ -71,7 +73,9 @@ def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoin
 
 def _first(texts: Iterable[str]) -> str:
     first, *others = dict.fromkeys(texts)
-    return f"{first} (and {len(others)} more reasons in other runs)" if others else first
+    if not others:
+        return first
+    return f"{first} (and {len(others)} more reasons in other runs)"
 
 
 class CausesView(GroupView):

@@ -65,7 +65,9 @@ def without_staging(run: Run) -> float | None:
     """Returns the seconds to quality without staging; None if the target was not met, or nothing was staged."""
     assert run.record is not None
     time_s, staging = quality_of(run).time_to_quality_s, run.record.staging
-    return None if time_s is None or staging is None else max(0.0, time_s - staging.seconds)
+    if time_s is None or staging is None:
+        return None
+    return max(0.0, time_s - staging.seconds)
 
 
 def until_target(result: QualityResult) -> Sequence[record.Evaluation]:

@@ -71,4 +71,6 @@ def height(steps: Sequence[LadderStep], settings: Sequence[SweptSetting]) -> tup
     last = max(index for index, setting in enumerate(settings) if setting.ratio)
     name = f"that of {settings[base].label}" if base else "the baseline"
     words = f"{name} with {last - base} of {len(steps) - 1} steps"
-    return (settings[last].ratio, words) if last > base else (None, words)
+    if last > base:
+        return settings[last].ratio, words
+    return None, words

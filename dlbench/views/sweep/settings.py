@@ -20,7 +20,7 @@ from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Wording
 from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 from dlbench.views.sweep.autotune import Autotune
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
@@ -46,10 +46,6 @@ separately, so that their updates are not those of the baseline."""
 
 COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
 """Fields of `SweptSetting` in which strategies differ besides time."""
-
-
-def _seconds_text(seconds: float) -> str:
-    return format_seconds(seconds) if seconds else "0 s"
 
 
 def _before_colon(published: str) -> str:
@@ -110,11 +106,11 @@ class SweptSetting:
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes, is_brief=True))
     """Of the rank that held most: tensors at the peak of a step, else the memory of its GPU's allocator."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
-    packing_s: float | None = field(metadata=column("Selecting or casting", text=_seconds_text))
+    packing_s: float | None = field(metadata=column("Selecting or casting", unit="s"))
     """Seconds of a step's messages before the carrier has them, as the next two while it has them and afterwards."""
-    carried_s: float | None = field(metadata=column("On the wire", text=_seconds_text))
-    merging_s: float | None = field(metadata=column("Merging", text=_seconds_text))
-    gather_s: float | None = field(metadata=column("Waiting for parameters", text=_seconds_text))  # Per step.
+    carried_s: float | None = field(metadata=column("On the wire", unit="s"))
+    merging_s: float | None = field(metadata=column("Merging", unit="s"))
+    gather_s: float | None = field(metadata=column("Waiting for parameters", unit="s"))  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
