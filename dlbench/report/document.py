@@ -11,8 +11,7 @@ from dlbench.report.charts.chart import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
 
-Level = Literal["answer", "evidence", "appendix"]
-"""How a section is read: at once, opened if its headline is of interest, looked up."""
+Level = Literal["answer", "evidence", "appendix"]  # Read at once; if the headline is of interest; looked up.
 
 
 MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
@@ -113,8 +112,7 @@ class Section:
     brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, if it prints a sheet of this.
     is_group: bool = False  # Whether it is a group of runs, of which a long page prints the first ones in full.
     overview: tuple[tuple[str, str], ...] = ()  # Of a group that is not printed in full: titles and cells of its line.
-    where: Mapping[str, Datum] | None = None
-    """Columns for programs in front of every row of its sheets, such as the id of a group."""
+    where: Mapping[str, Datum] | None = None  # Columns for programs in front of its rows.
     in_contents: bool = True
 
     def __post_init__(self) -> None:

@@ -308,8 +308,7 @@ class Sheet(Generic[R]):
     rows: Sequence[R]
     caption: str = ""  # Says what the figures are, with their conditions.
     pivot: Pivot[R] | None = None  # Another arrangement for people; the columns then are for programs.
-    is_data: Callable[[R], bool] = always
-    """Whether programs get the row; others are for people only, such as lines that say what is missing."""
+    is_data: Callable[[R], bool] = always  # Whether programs get the row.
     is_shown: Callable[[R], bool] = always  # Whether people get the row.
     order: Callable[[R], float] | None = None  # Sorts the rows for people, smallest first; programs get them unsorted.
     kind: Callable[[R], RowKind] = _plain

@@ -48,9 +48,7 @@ class View:
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
-    after: ClassVar[str]
-    """Id of the view that it follows on the page that `collect` makes, or `START`, or `GROUPS`. A class without its own
-    `after` is on no such page."""
+    after: ClassVar[str]  # Id of the view before it, `START` or `GROUPS`; without it a class is on no page.
 
     def numbers(self, source: Any) -> object:
         """Computes the numbers, as dataclasses; None or empty if these runs give none."""

@@ -35,8 +35,7 @@ PART_TITLES = {
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 
-_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
-"""By printed unit: the factor of a number in the unit of its `Estimate`."""
+_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}  # Factors by printed unit.
 _MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 INTERVALS = (

@@ -31,18 +31,15 @@ from dlbench.views.view import ReportSource, ReportView, place_of
 
 Phase = Literal["input", "exchange"]
 
-TAKEN_AWAY: dict[Phase, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
-"""Variants by the phase that they remove."""
+TAKEN_AWAY: dict[Phase, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}  # By removed phase.
 
-GapWord = Literal["agree", "differ", "undecided", "insufficient"]
-"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside."""
+GapWord = Literal["agree", "differ", "undecided", "insufficient"]  # About `MARGIN` of a step.
 
 MARGIN = 0.01  # Share of a step below which a gap between difference and phase is negligible.
 
 WITHOUT: Mapping[Phase, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
-OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
-"""Parts that sum to the mean step over ranks; the lag of the slowest rank is not one of them."""
+OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")  # They sum to the mean step.
 
 Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
 
@@ -91,8 +88,7 @@ class Decomposition(SeriesPoint):
     """The parts of the steps of a scaling point."""
 
     scaling: str
-    step_s: Estimate | None = field(metadata=column("Step"))
-    """The plain step, mean over ranks and steps, geometric mean over runs; None if no plain run has figures."""
+    step_s: Estimate | None = field(metadata=column("Step"))  # Of plain runs, mean over ranks and steps.
     differences: tuple[PhaseRemoval, ...]
     missing: tuple[str, ...]  # Planned comparisons without figures, in sentences.
     doubts: tuple[str, ...] = ()

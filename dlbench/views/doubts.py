@@ -26,8 +26,7 @@ from dlbench.views.utilisation import utilisation
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
 MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the search for the loss scale.
 
-_ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}
-"""Order of warnings of one severity, 3 for all others: first reasons why figures may not be those of the request."""
+_ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}  # Within a severity; others 3.
 
 Warnings = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 

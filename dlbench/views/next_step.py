@@ -15,8 +15,7 @@ from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality
 
-UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")
-"""Warnings after which nothing else is worth trying; each ends in `: ` and its remedy."""
+UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")  # Nothing else is worth trying after these warnings.
 
 
 def remedy_of(doubts: Sequence[Doubt]) -> str:

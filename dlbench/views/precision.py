@@ -68,8 +68,7 @@ class PrecisionRow:
     throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
     ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""
-    peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))
-    """Memory of the rank that held most, bytes; see `dlbench.views.peak_memory`."""
+    peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))  # Of the rank with most.
     memory_ratio: Estimate | None = field(metadata=column("Over", "peak_ratio", text=times_cell))
     energy_per_sample: Estimate | None  # None if it was not measured.
     energy_of: Kind | Literal[""]

@@ -38,9 +38,7 @@ class MapRow:
     first_rank: int
     last_rank: int
     hosts: str = field(metadata=column("Hosts", text=lambda hosts: hosts or DASH, limit=140))
-    cells: tuple[float, ...]
-    """Own work over the median of all ranks and steps (ratio), four digits; the largest mean of any of the ranks over
-    the steps of the column."""
+    cells: tuple[float, ...]  # Own work over the median of all; the largest mean of a rank over the column's steps.
     mean: float = field(metadata=column("Mean", "mean_ratio", text=ratio_cell))
     largest: float = field(metadata=column("Largest", "largest_ratio", text=ratio_cell))
     largest_first_step: int  # First step of the cell with the largest value.

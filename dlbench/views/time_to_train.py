@@ -56,8 +56,7 @@ class TrainingQuestion:
     samples: int | None = None  # Instead of epochs.
     price: float | None = None  # Of an hour of the billed unit.
     currency: str = ""
-    held: BilledUnit | None = None
-    """Unit of price and budget; None: GPUs; for runs without GPUs ranks, or nodes if jobs hold whole nodes."""
+    held: BilledUnit | None = None  # Unit of price and budget; by default what the jobs hold.
     deadline_s: float | None = None
     budget: float | None = None
     is_money: bool = False  # Whether the budget is in the currency of the price, not in hours.

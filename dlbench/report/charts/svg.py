@@ -16,8 +16,7 @@ from dlbench import cache
 from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
 
-V8_ADDRESS_BYTES = 65 << 30
-"""What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
+V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
 
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.

@@ -30,8 +30,7 @@ MAX_PARTS = 2  # Tables below each other that a wide table of evidence may take 
 MAX_LOOKED_UP = 20  # Rows of an appendix' table in the full form.
 LONG_CELL = 24  # Characters to which cells are shortened before columns are left out.
 NARROWEST = 14  # Characters to which a column is wrapped before rows are printed as names and values.
-_TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
-"""Rows of a table and marks, tried in this order until a group fits a screen."""
+_TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))  # Rows and marks, tried in this order.
 
 Style = Literal["", "title", "notice", "heading", "warning"]
 _RICH = {"": "", "title": "bold", "notice": "italic", "heading": "bold cyan", "warning": "yellow"}

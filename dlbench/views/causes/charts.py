@@ -29,8 +29,7 @@ CAUSE_COLOURS = {  # A cause that is also a phase of the step has that phase's c
     "rest": PART_COLOURS["imbalance"],
 }
 
-_IDEAL, _MEASURED = "#676d76", "#1769ab"
-"""Colours of whole bars: dark enough for white words in both colour schemes, which do not change these two."""
+_IDEAL, _MEASURED = "#676d76", "#1769ab"  # Dark enough for white words in both colour schemes.
 
 _ROW = 42  # Height of a row of a waterfall, a name and the bar below it, pixels.
 _ALONE = 1060  # Plot width of a waterfall without a chart next to it, pixels: as wide as a page of 1400.

@@ -283,8 +283,7 @@ def _late(case: Case, largest: Part) -> str:
 # The account
 
 
-Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
-"""The causes of a point, the exchange after the backward pass (the sum of two causes), and the sum of all."""
+Account = tuple[tuple[CauseShare, ...], Part, CauseShare]  # Causes, exchange phase, sum.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,7 @@ Keys = Mapping[str, RunKey]
 
 _mean = partial(of_known, mean_estimate)
 _median = partial(of_known, median_estimate)
-_typical = partial(of_known, typical_estimate)
-"""For figures with a ratio next to them, which is one of geometric means."""
+_typical = partial(of_known, typical_estimate)  # For figures next to ratios of geometric means.
 _Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
@@ -144,12 +143,9 @@ class Factors:
     """Factors of the speed-up of the time to quality over the baseline: the other three multiply to it exactly."""
 
     speedup: Estimate = field(metadata=column())
-    throughput: Estimate = field(metadata=column(name="throughput_factor"))
-    """Throughput over the baseline's: above 1, samples are processed faster."""
-    samples: Estimate = field(metadata=column(name="samples_factor"))
-    """The baseline's samples to quality over those here: below 1, more samples were needed."""
-    rest: Estimate = field(metadata=column(name="rest_factor"))
-    """Evaluation, checkpoints, warm-up steps and waits: above 1, they take less time than at the baseline."""
+    throughput: Estimate = field(metadata=column(name="throughput_factor"))  # Above 1: faster.
+    samples: Estimate = field(metadata=column(name="samples_factor"))  # Below 1: more samples were needed.
+    rest: Estimate = field(metadata=column(name="rest_factor"))  # Evaluation, checkpoints, waits; above 1: less time.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +157,7 @@ class QualityPoint:
     ranks: int
     nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
-    num_runs: int = field(metadata=column("Runs", "runs"))
-    """Runs that ended: those with figures, and those whose sanity checks failed."""
+    num_runs: int = field(metadata=column("Runs", "runs"))  # That ended, with failed checks too.
     num_reached: int = field(metadata=column("Reached", "reached", is_brief=True))  # Valid runs that met the target.
     num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
     num_lost: int  # Further runs that were killed or failed; whether they would have met the target is unknown.
@@ -175,8 +170,7 @@ class QualityPoint:
     quality may be too long."""
     epochs: Estimate | None = field(metadata=column("Epochs", "epochs_to_quality", is_brief=True))
     samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
-    best: Estimate | None = field(metadata=column("Best", is_brief=True))
-    """Best value of each run, median over runs with figures."""
+    best: Estimate | None = field(metadata=column("Best", is_brief=True))  # Median over the runs' best values.
     final: Estimate | None = field(metadata=column("Final"))  # Last value of each run, median over runs with figures.
     whole: Estimate | None = field(metadata=column(name="mean_s"))
     """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
@@ -446,8 +440,7 @@ class BatchPoint(QualityPoint):
     is_best: bool = field(metadata=column(name="best"))  # Whether all met the target, with fewest samples of all rates.
     ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
     """None unless all runs of both met the target."""
-    adjusted_p: float | None = field(metadata=column())
-    """The p value of the ratio, after Holm over all pairs of rates: the same runs chose the best of each batch."""
+    adjusted_p: float | None = field(metadata=column())  # After Holm over all pairs of rates.
     expected: Estimate | None = field(metadata=column("By the noise scale", "expected_ratio", text=times_cell))
 
 

@@ -20,8 +20,7 @@ from dlbench.views.sweep.drafts import Draft, Rates
 from dlbench.views.sweep.settings import SweptSetting
 
 OVER = {False: "the throughput of", True: "as fast to the target as"}  # By whether runs train to a target.
-MANY_REPEATS = 100
-"""Ten hours of runs of a minute for six settings: beyond it the scatter is the problem, not the number of runs."""
+MANY_REPEATS = 100  # More: the scatter is the problem, not the number of runs.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 
 

@@ -21,8 +21,7 @@ class SettingRuns:
     measured: tuple[Run, ...]  # Those with figures.
     rates: Rates  # Throughput, samples per second.
     num_reached: int | None  # Runs that met their target; None if runs measure speed.
-    speeds: Rates
-    """Figure that decides: with a target the reciprocal of the time to it (empty if a run missed it), else rates."""
+    speeds: Rates  # The figure that decides: 1 / time to the target (empty if a run missed it), else rates.
     rate_logs: Rates  # Logarithms of the rates over the baseline's, of the repeats that both have.
     logs: Rates  # Logarithms of the speeds over the baseline's.
     gain_logs: Rates  # Logarithms of the rates of a ladder's step over those of the step before; else empty.

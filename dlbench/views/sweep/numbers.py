@@ -54,8 +54,7 @@ class SettingLevel:
     """One value of an axis."""
 
     value: str
-    effect: Estimate | None
-    """Throughput over that of the axis' first value, all else equal (ratio); None if no combination ran with both."""
+    effect: Estimate | None  # Throughput over that of the first value, all else equal; None if unknown.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +81,8 @@ class SweepCell:
     settings: tuple[SweptSetting, ...]
     axes: tuple[SweptAxis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
-    best: str
-    """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
-    if there is none."""
-    best_ratio: Estimate | None
-    """Its throughput, or speed to the target, over the baseline's, corrected for having been chosen from all."""
+    best: str  # Label of the fastest certain setting; empty if there is none.
+    best_ratio: Estimate | None  # Its ratio to the baseline, corrected for having been chosen.
     verdict: str
     advice: str
     needed_repeats: int | None  # Repeats that show a difference of the margin at the measured scatter; None: unknown.
@@ -109,9 +105,7 @@ class Sweep:
     headline: tuple[str, str]  # The card's number and its meaning, at the largest rank count.
     verdict: str
     cells: tuple[SweepCell, ...]  # By rank count; only where a swept key acts.
-    idle: tuple[str, ...]
-    """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
-    scatter, not effect; steps of a ladder that cannot act somewhere, and why."""
+    idle: tuple[str, ...]  # Sentences on rank counts and steps at which nothing swept acts.
     caption: str
 
 

@@ -23,8 +23,7 @@ from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
 from dlbench.units import format_bytes
 from dlbench.views.sweep.autotune import Autotune
 
-_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
-"""Keys with a default of dlbench. Those of a workload or system are in files that a plan no longer names."""
+_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")  # Keys with a default of dlbench.
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
 _SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies whose loss is compared with replicas'.
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
@@ -44,8 +43,7 @@ SettingWord = Literal[
 """Against the baseline, in time to the target if runs train to one, else in throughput. faster per step: ranks train
 separately, so that their updates are not those of the baseline."""
 
-COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
-"""Fields of `SweptSetting` in which strategies differ besides time."""
+COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")  # Besides time.
 
 
 def _before_colon(published: str) -> str:
@@ -58,8 +56,7 @@ class Losses:
 
     own: Estimate | None = field(metadata=column("Loss after equal samples", "loss", missing="not finite"))
     """None if it is not finite in some run."""
-    reference: Estimate | None
-    """Loss of the same setting with plain arithmetic and replicas, or else of the baseline; None if there is none."""
+    reference: Estimate | None  # With plain arithmetic and replicas, or else of the baseline.
     reference_label: str
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
     why: str  # Why there is no reference; empty if there is one.
@@ -72,33 +69,27 @@ class SweptSetting:
     values: tuple[tuple[str, str], ...]
     label: str = field(metadata=column(name="setting"))  # The values alone, in the order of the keys.
     is_baseline: bool
-    throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
-    """Samples per second, geometric mean over runs."""
+    throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))  # Per second.
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """Its throughput over the baseline's, over the repeats that both have."""
     gain: Estimate | None = field(metadata=column("Over step before", text=times_cell, is_brief=True))
     """Of a ladder: throughput over that of the last step before it that has figures. The verdict is on this."""
-    efficiency: Estimate | None = field(metadata=column("Efficiency"))
-    """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
-    published: str = field(metadata=column("Published", text=_before_colon))
-    """Of a ladder: a published gain of the step, with its source."""
+    efficiency: Estimate | None = field(metadata=column("Efficiency"))  # Of a ladder's step.
+    published: str = field(metadata=column("Published", text=_before_colon))  # Of a ladder's step, with source.
     num_reached: int | None  # Runs that met their target; None, as the next two, if runs measure speed.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
     sooner: Estimate | None = field(metadata=column("Sooner by", "time_speedup", text=times_cell, is_brief=True))
     """The baseline's time over this one's, over the repeats that both have."""
     is_faster_per_step: bool  # Whether its throughput is higher for certain.
-    adjusted_p: float | None
-    """The p value of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
+    adjusted_p: float | None  # Of the ratio that decides, after Holm over all comparisons; None at the baseline.
     verdict: SettingWord
-    outcome: str = field(metadata={HIDDEN: False})
-    """Key of `verdict` in the tables of `dlbench.stats.verdict_words`: an outcome, or a state without one."""
+    outcome: str = field(metadata={HIDDEN: False})  # Key of `verdict` in `dlbench.stats.verdict_words`.
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
     why: str  # Why the first run without a figure has none; empty if all have one.
     changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # Changes of the arithmetic, in words.
-    inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
-    """Settings of its runs that had no effect: it is not what its name says."""
+    inert: tuple[str, ...] = field(metadata=column(value=" | ".join))  # Its settings without effect.
     autotune: Autotune | None
     losses: Losses | None  # None if arithmetic and strategy are those of the reference.
     strategy: str  # How ranks share the work, e.g. data, fsdp.

@@ -30,8 +30,7 @@ class Update:
     state: str = field(metadata=column("Its state", is_brief=True))
     update: Estimate = field(metadata=column("Update", "update_s", is_brief=True))
     share: Estimate = field(metadata=column("Of the step", "update_share", is_brief=True))
-    waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))
-    """Waiting for parameters that other ranks updated; None if ranks exchange nothing in the update."""
+    waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))  # Per step.
     state_bytes: int | None = field(metadata=_STATE_COLUMN)
     imbalance: float | None = field(metadata=column("Largest over mean", unit="ratio"))
 
