@@ -156,7 +156,8 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
 
     # The column reads the value of the field, not its object.
     of_value = Column[Any]("", title, value or "", display, unit, is_brief=is_brief, limit=limit)
-    return {_COLUMN: (name, has_interval, of_value)}
+    chosen = {"name": name, "has_interval": has_interval}
+    return {_COLUMN: (of_value, {key: choice for key, choice in chosen.items() if choice is not None})}
 
 
 def columns_of(
@@ -204,14 +205,9 @@ def _picked(
     is_estimate = str(getattr(field, "type", "")).startswith("Estimate")
     if _COLUMN not in field.metadata:  # Pydantic has a list there, which is empty.
         return Column(path, "", read_value, has_interval=is_estimate)
-    column_name, has_interval, column_of_value = field.metadata[_COLUMN]
-    return replace(
-        column_of_value,
-        name=first if column_name is None else column_name,
-        source=_read_part(read_value, column_of_value.source),
-        text=_chain(column_of_value.text, read_value),
-        has_interval=is_estimate if has_interval is None else has_interval,
-    )
+    of_value, chosen = field.metadata[_COLUMN]
+    source, text = _read_part(read_value, of_value.source), _chain(of_value.text, read_value)
+    return replace(of_value, **{"name": first, "has_interval": is_estimate, **chosen}, source=source, text=text)
 
 
 def _chain(read_value: Callable[[Any], Any], read_object: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -377,7 +373,9 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     """Returns a figure with its unit, even if the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
     if figure is None:
         return Cell(DASH)
-    unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
+    unit = f" {figure.unit}"
+    if figure.unit in ("s", "fraction"):
+        unit = ""
     interval = interval_text(figure) if with_interval else ""
     if interval:
         return Cell(value_text(figure), interval + unit, number=figure.value)

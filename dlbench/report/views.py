@@ -68,10 +68,10 @@ class View:
 
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
-        section = self.shown(owner, numbers) if numbers else None
-        if section is None:
+        if not numbers:
             return None
-        return replace(section, id=section.id or self.id, title=section.title or self.title)
+        section = self.shown(owner, numbers)
+        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
         if section.level == "answer":
@@ -169,8 +169,7 @@ def collect(package: ModuleType) -> Views:
     group: list[GroupView] = []
     report: list[ReportView] = []
     for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        module = importlib.import_module(module_info.name)
-        for kind in vars(module).values():
+        for kind in vars(importlib.import_module(module_info.name)).values():
             is_view = isinstance(kind, type) and issubclass(kind, View) and kind.__module__ == module_info.name
             if not is_view or "after" not in vars(kind):
                 continue
@@ -196,8 +195,7 @@ def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
         chains.sort(key=lambda chain: (len(chain), chain[0].id))
         return list(itertools.chain.from_iterable(chains))
 
-    ids = {view.id for view in views}
-    if len(ids) < len(views):
+    if len({view.id for view in views}) < len(views):
         raise ValueError(f"views {', '.join(sorted(view.id for view in views))}: two have one id")
     ordered = tuple(tuple(behind(start)) for start in starts)
     on_page = set(itertools.chain.from_iterable(ordered))

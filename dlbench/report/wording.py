@@ -72,9 +72,7 @@ def cleaned(value: Any) -> Any:
 
 
 def harmless(text: str) -> str:
-    """Returns a text on one line without control or bidirectional characters and lone surrogates. Formats do this to
-    all that they write, in case a text entered without `clean`.
-    """
+    """Returns a text on one line without control or bidirectional characters and lone surrogates."""
     if text.isprintable():
         return text
     letters = []
@@ -136,7 +134,9 @@ def _number_parts(value: float, unit: str) -> tuple[str, str]:
     if unit == POINTS:
         return _hundredths(value, POINTS)
     if unit == "s":
-        return seconds_parts(value) if value else ("0", "s")
+        if not value:
+            return "0", "s"
+        return seconds_parts(value)
     if unit == "bytes":
         return bytes_parts(value)
     if unit in ("samples", "count"):
@@ -324,7 +324,9 @@ def ranks_text(ranks: int) -> str:
 
 def place_text(ranks: int, nodes: int) -> str:
     """Returns ``4 ranks on 2 nodes``; a single node is not named."""
-    return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
+    if nodes == 1:
+        return ranks_text(ranks)
+    return f"{ranks_text(ranks)} on {nodes} nodes"
 
 
 def times_text(figure: Estimate) -> str:

@@ -68,7 +68,6 @@ class RunDifference:
     key: str = field(metadata=column("Key", limit=200))
     expected: bool  # Whether it is bound to differ: host, job, rank count.
     keeps_apart: bool = field(metadata=column("Compared across it", text=lambda keeps_apart: not keeps_apart))
-    """Whether runs that differ here are not compared."""
     values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
     num_values: int
 

@@ -216,8 +216,7 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
     noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
     if noisy:
-        largest = max(scatter.values())
-        text = f"step times scatter by up to {largest * 100:.0f} % within a run: look for other load"
+        text = f"step times scatter by up to {max(scatter.values()) * 100:.0f} % within a run: look for other load"
         doubts.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=noisy))
     accuracy = chain(_utilisation(group), _accuracy(group, table))
     doubts += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]

@@ -134,8 +134,7 @@ def _comparison(compared_set: ComparedSet, runs_of: Callable[[Side], PrecisionRu
     for row in at_last_place(rows):
         if row.ratio is not None:
             verdict = PRECISION[judge(row.ratio, 0.0, centre=1.0).outcome].in_sentence
-            figure = f"{times_text(row.ratio)} ({basis_text(row.ratio)})"
-            parts.append(f"{row.precision} {verdict} {reference}, {figure}")
+            parts.append(f"{row.precision} {verdict} {reference}, {times_text(row.ratio)} ({basis_text(row.ratio)})")
     notes = []
     if not all(row.is_paired for row in rows if not row.is_reference):
         why = "repeats did not run interleaved, so drift of the machine is part of these ratios"
@@ -299,8 +298,7 @@ class PrecisionView(ReportView):
             headline = f"{row.precision} {times_value(ratio)} the throughput of {first.reference} at {place_of(row)}"
         words = []
         for comparison in comparisons:
-            texts = (comparison.verdict, *map(sentence, comparison.notes))
-            words += [f"{comparison.label}. {text}" for text in texts]
+            words += [f"{comparison.label}. {text}" for text in (comparison.verdict, *map(sentence, comparison.notes))]
         return Section(headline=headline, words=tuple(words), sheets=tuple(map(precision_sheet, comparisons)))
 
     def remedy(self, report: Report) -> str:

@@ -99,19 +99,14 @@ class StragglersView(GroupView):
         headline = "No rank waited for another one"
         if points[-1].waiting_ranks:
             first = points[-1].waiting_ranks[0]
-            late_rank = f"rank {first.rank} on {first.host}"
-            headline = f"{percent(first.waited_share, 0)} of all waiting is for {late_rank}"[:80]
+            headline = f"{percent(first.waited_share, 0)} of all waiting is for rank {first.rank} on {first.host}"[:80]
             headline += f", late by {first.late_by}"
-        sheets = with_rows(_sheet(points))
-        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=sheets)
+        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=with_rows(_sheet(points)))
 
     def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:
             return VARIANT
         return second_rank(group, "one rank waits for nobody")
-
-
-# Slow nodes, over all runs
 
 
 def _host_sheet(slow: SlowNodes) -> Sheet[HostHistory]:

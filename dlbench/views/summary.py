@@ -42,9 +42,7 @@ _NO_GPU = "none"  # Begin of the GPU field of a system without GPUs.
 
 
 def rating(group: ReportGroup, report: Report) -> Rating | None:
-    """Returns a judgement of the efficiency at the largest point against the exchange model, else a published figure,
-    else the history of the report; None for a single rank count without history.
-    """
+    """Returns a judgement of the efficiency at the largest point, by the model, a published figure or the history."""
     last = group.largest
     reference = _efficiency_reference(group)
     if reference is not None:

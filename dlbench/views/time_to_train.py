@@ -319,14 +319,11 @@ def _counted(number: str, units: str) -> str:
 def answers(
     points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
 ) -> tuple[TrainingAnswer, ...]:
-    """Returns the cheapest rank count that meets a deadline (and budget), or the fastest within a budget alone; without
-    either, the fastest and the cheapest of all.
-    """
+    """Returns the cheapest rank count within deadline and budget, or the fastest within a budget; by default both."""
     limits = []
     if question.deadline_s:
         size, name = unit_of(question.deadline_s)
-        words = f"under {_counted(f'{question.deadline_s / size:g}', name)}"
-        limits.append(_Limit(words, "time", question.deadline_s))
+        limits.append(_Limit(f"under {_counted(f'{question.deadline_s / size:g}', name)}", "time", question.deadline_s))
     if question.budget:
         amount = f"{question.budget:,.15g}"  # as it was typed
         if question.is_money:

@@ -86,8 +86,7 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
         table = text_sheet(name, title, table[0], table[1:])
     if isinstance(table, Sheet):
         table = table.to_display()
-    chart_id = f"chart-{group.id}-{name}"
-    return Chart(id=chart_id, title=title, alt=alt, spec=spec, table=table, still_width=still_width)
+    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table, still_width=still_width)
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:

@@ -67,18 +67,23 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
         domain = [min([*counts, *reach]) / room, max([*counts, *reach]) * room]
         scale = {"type": "log", "base": 2, "domain": domain, "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
-    base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, series))
+    base = _data(rows).encode(x=_channel(_alt.X, x_axis))
+    colour = {}
+    if isinstance(series, str):
+        colour = {"color": series}
+    else:
+        base = base.encode(color=_legend(_alt.Color, rows, series))
     style: dict[str, Any] = {"strokeWidth": 2}
     if is_forecast:
         style["strokeDash"] = [2, 3]
-    layers = [base.mark_line(**style, **_constant(series)).encode(y=_channel(_alt.Y, y))]
+    layers = [base.mark_line(**style, **colour).encode(y=_channel(_alt.Y, y))]
     if ideal:
         dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.insert(0, dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q"))
     if any(row.get("low") is not None for row in rows):
-        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(series))
+        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **colour)
         layers.append(rule.encode(y=_alt.Y("low:Q"), y2="high:Q"))
-    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(series))
+    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **colour)
     return _layer(*layers, point.encode(y=_alt.Y(f"{y.field}:Q"), tooltip=tooltips(tooltip)))
 
 
@@ -87,7 +92,11 @@ def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Seq
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return _layer(bars.encode(y=name, x=value, **_colour(rows, series), order="order:Q", tooltip=tooltips(tooltip)))
+    return _layer(
+        bars.encode(
+            y=name, x=value, color=_legend(_alt.Color, rows, series), order="order:Q", tooltip=tooltips(tooltip)
+        )
+    )
 
 
 def intervals(  # noqa: PLR0913  # A chart has that many parts.
@@ -105,9 +114,10 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
     rule = base.mark_rule(strokeWidth=3, opacity=0.55)
-    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), **_colour(rows, series))]
+    colour = _legend(_alt.Color, rows, series)
+    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), color=colour)]
     if any(row.get("low") != row.get("high") for row in rows):
-        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", **_colour(rows, series)))
+        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", color=colour))
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(line.encode(x=_alt.X(f"{x.field}:Q")))
@@ -128,7 +138,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
 ) -> Any:
     """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
     base = _data(rows).encode(x=_channel(_alt.X, x), y=_channel(_alt.Y, y), tooltip=tooltips(tooltip))
-    base = base.encode(**_colour(rows, series))
+    base = base.encode(color=_legend(_alt.Color, rows, series))
     if detail:
         base = base.encode(detail=f"{detail}:N")
     layers = []
@@ -165,14 +175,6 @@ def _channel(kind: Any, axis: Axis) -> Any:
 
 def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
     return _alt.Y(f"{field}:N", sort=list(names), axis=_alt.Axis(**{"title": None, **axis}))
-
-
-def _colour(rows: Rows, series: Series | str) -> dict[str, Any]:
-    return {} if isinstance(series, str) else {"color": _legend(_alt.Color, rows, series)}
-
-
-def _constant(series: Series | str) -> dict[str, Any]:
-    return {"color": series} if isinstance(series, str) else {}
 
 
 def _legend(kind: Any, rows: Rows, series: Series) -> Any:

@@ -232,7 +232,9 @@ def _shown(
 def _sheet_id(sheet: Sheet[Any], group: str, ids: Counter[str]) -> str:
     sheet_id = "-".join(filter(None, ("table", sheet.name, group)))
     ids[sheet_id] += 1
-    return sheet_id if ids[sheet_id] == 1 else f"{sheet_id}-{ids[sheet_id]}"
+    if ids[sheet_id] == 1:
+        return sheet_id
+    return f"{sheet_id}-{ids[sheet_id]}"
 
 
 def _are_in_tables(section_charts: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:

@@ -63,8 +63,7 @@ def as_plain(value: Any) -> Any:
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
     """Returns the schema of a dataclass and all that it holds; raises `TypeError` if a field is not plain data."""
     maker = _Maker(inline or {})
-    reference = maker.of(kind)
-    return {"$schema": DRAFT, **reference, "$defs": dict(sorted(maker.defs.items()))}
+    return {"$schema": DRAFT, **maker.of(kind), "$defs": dict(sorted(maker.defs.items()))}
 
 
 class _Maker:

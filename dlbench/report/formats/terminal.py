@@ -323,7 +323,9 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 
 def _mark(mark: Mark, width: int) -> Block:
     lines = tuple(_wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  "))
-    return Block(lines, "warning") if mark.severity == "serious" else Block(lines)
+    if mark.severity == "serious":
+        return Block(lines, "warning")
+    return Block(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -337,9 +339,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def fitted(table: TextTable, width: int) -> list[str]:
-    """Returns a table as lines: if it is too wide, intervals are left out from the right, then long cells are
-    shortened, then columns are dropped.
-    """
+    """Returns a table as lines that fit: without intervals, then with short cells, then with fewer columns."""
     for num_intervals in range(len(table.header), -1, -1):
         rows = _texts(table, num_intervals)
         if _width(rows) <= width:
@@ -371,25 +371,19 @@ def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
 
 
 def whole_table(table: TextTable, width: int) -> list[str]:
-    """Returns a whole table as lines: if it is too wide, transposed or split, whichever is shorter; else with wrapped
-    cells, or, if these become too narrow, each row as names and values.
-    """
+    """Returns a whole table as lines: if it is too wide, transposed, split, wrapped, or as names and values."""
     rows = _texts(table, len(table.header))
     first, *others = _widths(rows)
     if first + 2 + max(others, default=-2) > width:
         return _wrapped_table(rows, width) or _names_and_values(rows, width)
-    split = _split_table(rows, width)
-    transposed = list(zip(*rows, strict=True))
-    if len(transposed) < len(split) and _width(transposed) <= width:
-        return aligned(transposed)
-    return split
-
-
-def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     lines: list[str] = []
     for start, end in _column_ranges(_widths(rows), width):
         lines += ["", *aligned([(row[0], *row[start:end]) for row in rows])]
-    return lines[1:]
+    del lines[0]
+    transposed = list(zip(*rows, strict=True))
+    if len(transposed) < len(lines) and _width(transposed) <= width:
+        return aligned(transposed)
+    return lines
 
 
 def _column_ranges(widths: Sequence[int], width: int) -> list[tuple[int, int]]:

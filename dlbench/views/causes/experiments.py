@@ -141,8 +141,7 @@ def _for_exchange(case: Case) -> Iterator[str]:
         yield from _larger_batch(case)
         return
 
-    is_flat = plan.sync.exchange == "flat"
-    if is_flat and case.point.nodes > 1 and _can_change(plan, "exchange", "hierarchical"):
+    if plan.sync.exchange == "flat" and case.point.nodes > 1 and _can_change(plan, "exchange", "hierarchical"):
         yield "use the hierarchical exchange (--set sync.exchange=hierarchical)"
     fusion = plan.sync.fusion_in_force if result is None else result.fusion_rule
     if fusion in (OWN_NONE, OWN_SINGLE) and _can_change(plan, "fusion", OWN_MGWFBP):
@@ -208,8 +207,7 @@ def _for_input(case: Case) -> Iterator[str]:
     if share is not None and is_fetch_bound:
         reason = f"; readers spend {figure_text(share)} of their time fetching samples"
     elif share is not None:
-        spent = figure_text(complement(share))
-        reason = f"; readers spend {spent} of their time preparing samples (decode, augment)"
+        reason = f"; readers spend {figure_text(complement(share))} of their time preparing samples (decode, augment)"
     # Samples that are read in place and, as far as is known, not from the page cache.
     stored = storage_share(list(chain.from_iterable(reading.epochs for reading in readings)))
     if is_fetch_bound and data.staging == "none" and (stored is None or stored > WARM_SHARE):
@@ -243,8 +241,7 @@ def _larger_batch(case: Case) -> Iterator[str]:
 def _for_gathering(case: Case) -> Iterator[str]:
     fsdp = case.run.plan.engine.fsdp
     if fsdp.shard == "parameters":
-        text = "keep parameters from the forward to the backward pass, if they fit (--set engine.fsdp.shard=gradients)"
-        yield text
+        yield "keep parameters from the forward to the backward pass, if they fit (--set engine.fsdp.shard=gradients)"
     if fsdp.shard_ranks == "all" and case.point.nodes > 1:
         yield "gather within nodes alone, if a node holds the state (--set engine.fsdp.shard_ranks=node)"
     record = case.run.record

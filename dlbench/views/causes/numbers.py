@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
-from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS
 from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
@@ -70,9 +70,7 @@ class Diagnosis:
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
-    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over `num_groups`:
-    if nothing is lost, any cause of a report is called found in at most 5 % of reports.
-    """
+    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups."""
     tested = []
     for index, parts in enumerate(points):
         tested += [(index, part) for part in parts if part.p is not None and (part.seconds.value or part.ideal_seconds)]
@@ -91,8 +89,7 @@ def stands_out(part: Part, adjusted: float) -> bool:
 def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
-    by_loss = case.by_loss
-    certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
+    certain = [part for part in case.by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
     cause_part = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
@@ -132,8 +129,9 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
     lost = case.whole.lost
     outcome = judge(lost, WORTH_EXPLAINING, higher_is_worse=True).outcome
     if outcome == "insufficient":
-        is_likely = largest is not None and _is_likely(case.whole, largest)
-        return "likely" if is_likely else "too few runs"
+        if largest is not None and _is_likely(case.whole, largest):
+            return "likely"
+        return "too few runs"
     if outcome == "better":
         return "above ideal"
     if outcome == "equal":
@@ -168,9 +166,6 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
     if finding == "likely":
         steps.insert(0, repeat_text(case.whole.lost))
     return "; then ".join(steps)
-
-
-# The line
 
 
 def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
@@ -280,9 +275,6 @@ def _late(case: Case, largest: Part) -> str:
     return f", {percent(late.waited_share, 0)} for {subject}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
-# The account
-
-
 Account = tuple[tuple[CauseShare, ...], Part, CauseShare]  # Causes, exchange phase, sum.
 
 
@@ -341,9 +333,7 @@ class LostPercent:
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
-    """Returns the account of a group; None without causes, and for runs with something taken away on purpose, which are
-    compared with the plain runs.
-    """
+    """Returns the account of a group; None without causes, and for runs with something taken away on purpose."""
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
@@ -449,12 +439,15 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     part_names = {"compute": COMPUTE_PARTS, "input": inputs}
 
     def share(part: Part) -> CauseShare:
+        notes = [causes.evidence[part.name] for causes in run_causes if causes.evidence.get(part.name)]
+        if part.name == "input" and any(causes.knows_readers for causes in run_causes):
+            notes = ["fetching and preparing share the wait for batches as they share the readers' time"]
         return CauseShare(
             **vars(part),
             parts=tuple(attribution.more[name] for name in part_names.get(part.name, ())),
             is_measured=part.name not in unmeasured,
             not_measured=tuple(unmeasured.get(part.name, ())),
-            notes=_notes(part.name, run_causes),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     # To the last bit the loss of the printed efficiency.
@@ -463,12 +456,6 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
         lost = by_definition(0.0, len(run_causes), "fraction")
     whole = dataclasses.replace(share(attribution.whole), lost=lost)
     return tuple(map(share, attribution.parts)), attribution.more[EXCHANGE_PHASE], whole
-
-
-def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
-    if name == "input" and any(causes.knows_readers for causes in runs):
-        return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    return tuple(dict.fromkeys(filter(None, (causes.evidence.get(name) for causes in runs))))
 
 
 def _limits(sample: Run) -> Iterator[str]:

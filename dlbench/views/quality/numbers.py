@@ -162,9 +162,7 @@ class QualityPoint:
     num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
     num_lost: int  # Further runs that were killed or failed; whether they would have met the target is unknown.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
-    """Seconds to quality, staging included."""
     unstaged: Estimate | None = field(metadata=column("Without staging", "unstaged_s", is_brief=True))
-    """Seconds to quality without the staging of samples; None if no run staged any."""
     resolution: Estimate | None = field(metadata=column("Of it, last interval", "last_interval_s"))
     """Seconds between the evaluation that met the target and the one before (or the start), by which the time to
     quality may be too long."""
@@ -424,9 +422,6 @@ def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[s
         figures["samples"][key] = samples
         figures["rest"][key] = time_s * rate / samples
     return figures
-
-
-# Large batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,8 +119,7 @@ def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple
         x = Axis(f"efficiency, of {ranks_text(sweep.cells[0].ranks)}", "value", "", ".0%", scale, ticks)
         width += 160
         share_rows = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
-        colours = Series("colour", _COLOURS, columns=0)
-        panels.append(intervals(share_rows, x, colours, _TOOLTIP, y="setting", names={}))
+        panels.append(intervals(share_rows, x, Series("colour", _COLOURS, columns=0), _TOOLTIP, y="setting", names={}))
     text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
     y = alt.Y("setting:N", sort=[row["setting"] for row in rows])
     panels.append(text.encode(x=alt.value(width + 14), y=y, text="text:N"))

@@ -130,7 +130,9 @@ class SettingChoice:
         text = f"Run with {best.options}"
         if not best.changes or self.draft.to_target:
             return f"{text}."
-        otherwise = f"run with {self.best_exact.options}" if self.best_exact else "keep the default"
+        otherwise = "keep the default"
+        if self.best_exact is not None:
+            otherwise = f"run with {self.best_exact.options}"
         return f"{text} if the changed arithmetic is acceptable; otherwise {otherwise}."
 
 

@@ -24,9 +24,7 @@ def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
 
 
 def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
-    """Returns the share of linear scaling of a step, from the same step (or, if it could not act there, the last one
-    before it) at the smallest rank count; None there.
-    """
+    """Returns the share of linear scaling, from the same step or the last before it at the smallest rank count."""
     ranks, fewest = step.plan.layout.ranks, first[0].plan.layout.ranks
     order = [rung.name for rung in step.plan.series.ladder]
     names = order[: order.index(step.plan.series.step) + 1]

@@ -157,8 +157,7 @@ def short_keys(keys: Sequence[str]) -> list[str]:
 def options(plan: RunPlan) -> str:
     """Returns the options of `dlbench run` for a plan's setting; keys that do not act in it are left out."""
     axes = plan.series.axes
-    keys = sorted(acting_keys(plan))
-    return " ".join(f"--set {shlex.quote(f'{key}={as_option(key, axes[key])}')}" for key in keys)
+    return " ".join(f"--set {shlex.quote(f'{key}={as_option(key, axes[key])}')}" for key in sorted(acting_keys(plan)))
 
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
