@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
@@ -51,13 +51,9 @@ def diagnosis(scan: Scan) -> tuple[Report, Document]:
     document = document_of(report, views)
     # Notes and captions of several groups, in order: they are printed once.
     counts: Counter[str] = Counter()
-    for group_section in document.sections:
-        small_print: dict[str, int] = {}
-        for section in group_section.sections if group_section.is_group else ():
-            small_print |= dict.fromkeys(
-                (*section.notes, *(sheet.caption for sheet in section.sheets if sheet.caption)), 1
-            )
-        counts.update(small_print)
+    for section in document.sections:
+        if section.is_group:
+            counts.update(dict.fromkeys(_small_print(section), 1))
     repeated = tuple(text for text, count in counts.items() if count > 1)
     sections = [_without_repeated(section, repeated) for section in document.sections]
     if repeated:
@@ -69,6 +65,12 @@ def diagnosis(scan: Scan) -> tuple[Report, Document]:
     if not report.groups:
         meta = (*meta, "No run has figures.")
     return report, dataclasses.replace(document, meta=meta, sections=tuple(sections), command="dlbench diagnose RUNS")
+
+
+def _small_print(group: Section) -> Iterator[str]:
+    for section in group.sections:
+        yield from section.notes
+        yield from (sheet.caption for sheet in section.sheets if sheet.caption)
 
 
 def _without_repeated(group: Section, repeated: Sequence[str]) -> Section:

@@ -278,11 +278,11 @@ def _accuracy(group: Group, table: RunTable) -> Warnings:
     quality = group_quality(group, table)
     if quality is None:
         return
-    missing = [point for point in quality.points if not point.all_reached]
-    if missing:
+    points_missed = [point for point in quality.points if not point.all_reached]
+    if points_missed:
         counts = (
             f"{point.num_runs - point.num_reached} of {point.num_runs} at {ranks_text(point.ranks)}"
-            for point in missing
+            for point in points_missed
         )
         consequence = "there is no time to accuracy"
         if quality.num_reached:

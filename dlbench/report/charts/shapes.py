@@ -92,11 +92,8 @@ def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Seq
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return _layer(
-        bars.encode(
-            y=name, x=value, color=_legend(_alt.Color, rows, series), order="order:Q", tooltip=tooltips(tooltip)
-        )
-    )
+    colour = _legend(_alt.Color, rows, series)
+    return _layer(bars.encode(y=name, x=value, color=colour, order="order:Q", tooltip=tooltips(tooltip)))
 
 
 def intervals(  # noqa: PLR0913  # A chart has that many parts.
