@@ -43,7 +43,7 @@ SettingWord = Literal[
 """Against the baseline, in time to the target if runs train to one, else in throughput. faster per step: ranks train
 separately, so that their updates are not those of the baseline."""
 
-COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")  # Besides time.
+COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")  # In which strategies differ.
 
 
 def _before_colon(published: str) -> str:
