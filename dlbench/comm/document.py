@@ -25,7 +25,6 @@ from dlbench.report.document import (
     Mark,
     Section,
     methods_section,
-    no_charts,
     remark,
     runs_sheet_of,
     without_figures,
@@ -369,7 +368,7 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
 
 def _pairs(group: PairsReport) -> Section:
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
-    charts: Callable[[], Sequence[Chart]] = no_charts
+    charts: Callable[[], Sequence[Chart]] = tuple
     if len(group.series) <= MOST_DRAWN:
         charts = partial(size_charts, group)
     return Section(

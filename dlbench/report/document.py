@@ -1,8 +1,4 @@
-"""A report of any kind: a tree of sections of words, charts and sheets, and the plain data behind them.
-
-A document knows no format, and formats know no report: each writer of `dlbench.report.formats` prints any document.
-Text from outside is cleaned when it enters a section.
-"""
+"""A report of any kind, for every format; text from outside is cleaned when it enters a section."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from dlbench.report.charts.chart import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
 
-Level = Literal["answer", "evidence", "appendix"]
-"""How a section is read: at once, opened if its headline is of interest, looked up."""
+Level = Literal["answer", "evidence", "appendix"]  # Read at once; if the headline is of interest; looked up.
 
 
 MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
@@ -88,11 +83,6 @@ class Card(_Harmless):
     is_bad: bool = False
 
 
-def no_charts() -> Sequence[Chart]:
-    """Returns no charts: for sections that draw nothing."""
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A subject, or a group of them. Its contents are printed in the order of these fields."""
@@ -110,7 +100,7 @@ class Section:
     caption: str = ""  # Conditions of all figures of the section.
     words: tuple[str, ...] = ()
     cards: tuple[Card, ...] = ()
-    charts: Callable[[], Sequence[Chart]] = no_charts  # Called only by formats that draw charts.
+    charts: Callable[[], Sequence[Chart]] = tuple  # Called only by formats that draw charts; none by default.
     charts_per_row: Literal[1, 2, 3] = 2
     sheets: tuple[Sheet[Any], ...] = ()
     notes: tuple[str, ...] = ()  # Small print behind the tables.
@@ -122,8 +112,7 @@ class Section:
     brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, if it prints a sheet of this.
     is_group: bool = False  # Whether it is a group of runs, of which a long page prints the first ones in full.
     overview: tuple[tuple[str, str], ...] = ()  # Of a group that is not printed in full: titles and cells of its line.
-    where: Mapping[str, Datum] | None = None
-    """Columns for programs in front of every row of its sheets, such as the id of a group."""
+    where: Mapping[str, Datum] | None = None  # Columns for programs in front of its rows.
     in_contents: bool = True
 
     def __post_init__(self) -> None:
@@ -146,9 +135,7 @@ class BaseReport:
     dlbench_version: str = dlbench.__version__
 
     def document(self, *sections: Section, runs: Sequence[ListedRun] | None = None, **further_fields: Any) -> Document:
-        """Returns the report ready for every format. With `runs` the line under the title says how many there are, and
-        how many yield no figure.
-        """
+        """Returns the report ready for every format; with `runs`, the line under the title counts them."""
         if runs is not None:
             counts = runs_text(len(runs))
             num_excluded = len(without_figure(runs))
@@ -171,8 +158,7 @@ def methods_section(
     """Returns definitions, name and text, in a section; none if there are no definitions."""
     if not methods:
         return ()
-    facts = tuple(methods)
-    section = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
+    section = Section(id="methods", title=title, level="appendix", facts=tuple(methods), are_methods=True, brief=())
     return (replace(section, docs_page=docs_page),)
 
 
@@ -196,7 +182,6 @@ class Document:
         _clean(self, "as_of", "meta", "notices")
 
     def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
-        """Yields every section with the columns in front of its rows, outer before inner."""
         yield from walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
@@ -210,11 +195,7 @@ class Document:
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
-        """Returns every table for programs, by name.
-
-        Sheets of one name are rows of one table, each with its section's columns in front. Columns that only some of
-        them have are empty for the others.
-        """
+        """Returns every table for programs, by name: the rows of all sheets of that name, with sections' columns."""
         tables = {table.name: table for table in self.always}
         for section, where in self.walk():
             for sheet in section.sheets:
@@ -232,6 +213,11 @@ def walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tu
         columns = {**where, **(section.where or {})}
         yield section, columns
         yield from walk(section.sections, columns)
+
+
+def with_rows(*sheets: Sheet[Any]) -> tuple[Sheet[Any], ...]:
+    """Returns the tables that have rows."""
+    return tuple(sheet for sheet in sheets if sheet.rows)
 
 
 def warnings_cell(texts: tuple[str, ...]) -> Cell:

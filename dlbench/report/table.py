@@ -1,22 +1,14 @@
-"""Tables for people and for programs: each `Column` makes a header and cells of text, and raw values for CSV and JSON.
+"""Tables for people and for programs: each `Column` makes cells of text, and raw values for CSV and JSON.
 
-A number is named once, where it is a field of a dataclass; JSON has the field's own name::
+A number is named once, where it is a field of a dataclass::
 
-    @dataclass(frozen=True, kw_only=True)
-    class NoisePoint:
-        ranks: int
-        global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
-        noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
-        basis: str = field(metadata=column("From", ""))
+    global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
+    noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
 
     Sheet(columns=columns_of(NoisePoint), rows=points, ...)  # the fields with a column, in their order
 
-`columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks columns and their order: `ranks` has no
-metadata and so is for programs only; `runs` is an attribute of an attribute, for programs only. A `Column` over the
-same class may be among the picks. `of="point"` says where rows of several parts hold the dataclass;
-`titles={"global_batch": ""}` replaces titles that depend on the table.
-
-Text from outside is cleaned here, so that no format has to do it.
+`columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks fields, attributes of attributes and
+`Column`s; those without metadata are for programs only.
 """
 
 from __future__ import annotations
@@ -57,9 +49,7 @@ class Cell:
     @property
     def sorts_by(self) -> float | Literal[""] | None:
         """The number, an empty text for a missing value, None for text."""
-        if self.text == DASH:
-            return ""
-        return self.number
+        return "" if self.text == DASH else self.number
 
 
 def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
@@ -83,10 +73,8 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
 
 
 def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns the function that reads a row: the given one, or one for a path of attributes.
-
-    A path is e.g. ``ranks`` or ``point.throughput.n``; an empty one is the row itself. The value is None if an
-    attribute on the way is None.
+    """Returns the function that reads a row: the given one, or getattr along a path, e.g. ``point.throughput.n``; None
+    if an attribute on the way is None. The empty path is the row itself.
     """
     if not isinstance(source, str):
         return source
@@ -105,10 +93,7 @@ def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its name for programs, its title for people, and where its values are in a row.
-
-    `source` and `text` are functions of a row or paths of attributes, see `reader`.
-    """
+    """A column; `source` and `text` are functions of a row or paths of attributes, see `reader`."""
 
     name: str  # For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only.
     title: str  # For people; empty: for programs only.
@@ -121,7 +106,6 @@ class Column(Generic[R]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns for programs."""
         if not self.name:
             return ()
         if self.has_interval:
@@ -129,18 +113,13 @@ class Column(Generic[R]):
         return (self.name,)
 
     def value(self, row: R) -> Value:
-        """Returns the raw value of a row."""
         value: Value = reader(self.source)(row)
         return value
 
     def cell(self, row: R) -> Cell:
-        """Returns the cell of a row for people."""
-        if self.text is None:
-            return cell_of(self.value(row), self.unit, self.limit)
-        return cell_of(reader(self.text)(row), self.unit, self.limit)
+        return cell_of(reader(self.text or self.source)(row), self.unit, self.limit)
 
     def data(self, row: R) -> tuple[Datum, ...]:
-        """Returns the values of a row for programs, one for each of `names`."""
         value = self.value(row)
         low = high = None
         if isinstance(value, Estimate):
@@ -151,15 +130,6 @@ class Column(Generic[R]):
         if self.has_interval:
             return value, low, high
         return (value,)
-
-
-@dataclass(frozen=True)
-class _FieldColumn:
-    """The column of a dataclass field, as its metadata has it."""
-
-    name: str | None  # None: the name of the field.
-    has_interval: bool | None  # None: whether the field is annotated as an `Estimate`.
-    column: Column[Any]  # Reads the value of the field, not its object.
 
 
 def column(  # noqa: PLR0913  # Each argument is a property of the column.
@@ -174,28 +144,20 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
     is_brief: bool = False,
     limit: int = MAX_TEXT,
 ) -> dict[str, Any]:
-    """Returns metadata of a dataclass field that is a column; `columns_of` reads it.
-
-    The arguments are those of `Column`. Without a name the column has that of the field. `value` and `text` are
-    functions of the field's value, and not called for None, for which people read `missing`. Without `has_interval`
-    fields annotated as `Estimate` have an interval.
+    """Returns metadata of a dataclass field that is a column, for `columns_of`; `value` and `text` are functions of the
+    field's value and not called for None, for which people read `missing`.
     """
-
-    def raw(field_value: Any) -> Value:
-        if value is None or field_value is None:
-            raw_value: Value = field_value
-            return raw_value
-        return value(field_value)
+    text_of_value: Callable[[Any], Value | Cell] = reader(text or value or "")
 
     def display(field_value: Any) -> Value | Cell:
         if field_value is None:
             return missing or None
-        if text is None:
-            return raw(field_value)
-        return text(field_value)
+        return text_of_value(field_value)
 
-    table_column = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
-    return {_COLUMN: _FieldColumn(name, has_interval, table_column)}
+    # The column reads the value of the field, not its object.
+    of_value = Column[Any]("", title, value or "", display, unit, is_brief=is_brief, limit=limit)
+    chosen = {"name": name, "has_interval": has_interval}
+    return {_COLUMN: (of_value, {key: choice for key, choice in chosen.items() if choice is not None})}
 
 
 def columns_of(
@@ -204,11 +166,8 @@ def columns_of(
     of: str | Callable[[Any], Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> tuple[Column[Any], ...]:
-    """Returns columns of a dataclass, as in the example above; without picks all fields that have one.
-
-    `of` reads the object of `kind` in a row; if it is None, every value is None. `titles` are by column name.
-
-    Raises `AttributeError`: the class has no such field, or no column of a title's name.
+    """Returns columns of a dataclass, as in the example above; `of` reads the object of `kind` in a row, `titles` are
+    by name. Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
     if is_dataclass(kind):
         kind_fields: Mapping[str, Any] = {field.name: field for field in fields(kind)}
@@ -246,19 +205,9 @@ def _picked(
     is_estimate = str(getattr(field, "type", "")).startswith("Estimate")
     if _COLUMN not in field.metadata:  # Pydantic has a list there, which is empty.
         return Column(path, "", read_value, has_interval=is_estimate)
-    field_column: _FieldColumn = field.metadata[_COLUMN]
-    has_interval = field_column.has_interval
-    if has_interval is None:
-        has_interval = is_estimate
-    name = first if field_column.name is None else field_column.name
-    column_of_value = field_column.column
-    return replace(
-        column_of_value,
-        name=name,
-        source=_chain(reader(column_of_value.source), read_value),
-        text=_chain(reader(column_of_value.text or ""), read_value),
-        has_interval=has_interval,
-    )
+    of_value, chosen = field.metadata[_COLUMN]
+    source, text = _read_part(read_value, of_value.source), _chain(of_value.text, read_value)
+    return replace(of_value, **{"name": first, "has_interval": is_estimate, **chosen}, source=source, text=text)
 
 
 def _chain(read_value: Callable[[Any], Any], read_object: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -269,14 +218,11 @@ def _chain(read_value: Callable[[Any], Any], read_object: Callable[[Any], Any]) 
 
 
 def _read_part(read_object: Callable[[Any], Any], source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a reader of an object within a row; None if the row has no such object."""
     read_value = reader(source)
 
     def read(row: Any) -> Any:
         part = read_object(row)
-        if part is None:
-            return None
-        return read_value(part)
+        return None if part is None else read_value(part)
 
     return read
 
@@ -293,10 +239,7 @@ def constant(name: str, value: Value) -> Column[Any]:
 def drop_empty_columns(
     columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
 ) -> tuple[Column[R], ...]:
-    """Returns the columns; people do not see those whose values are zero, None or empty texts in every row.
-
-    Those named in `keep` stay: zero may be what distinguishes rows.
-    """
+    """Hides columns from people that are zero, None or empty in every row, except those named in `keep`."""
     columns = list(columns)
     for position, candidate in enumerate(columns):
         if candidate.name not in keep and all(_is_empty(candidate.value(row)) for row in rows):
@@ -359,12 +302,9 @@ class Sheet(Generic[R]):
     title: str
     columns: tuple[Column[R], ...]
     rows: Sequence[R]
-    caption: str = (
-        ""  # Says what the figures are, with baseline, preset, engine, batch and data source if they have any.
-    )
+    caption: str = ""  # Says what the figures are, with their conditions.
     pivot: Pivot[R] | None = None  # Another arrangement for people; the columns then are for programs.
-    is_data: Callable[[R], bool] = always
-    """Whether programs get the row; others are for people only, such as lines that say what is missing."""
+    is_data: Callable[[R], bool] = always  # Whether programs get the row.
     is_shown: Callable[[R], bool] = always  # Whether people get the row.
     order: Callable[[R], float] | None = None  # Sorts the rows for people, smallest first; programs get them unsorted.
     kind: Callable[[R], RowKind] = _plain
@@ -411,7 +351,6 @@ class Sheet(Generic[R]):
         return units
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Yields rows for programs, by column name."""
         for row in self.rows:
             if not self.is_data(row):
                 continue
@@ -423,10 +362,7 @@ class Sheet(Generic[R]):
 
 
 def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
-    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for None.
-
-    `decimals` are used if there is no interval, which otherwise decides.
-    """
+    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; `decimals` are those of a factor without an interval."""
     if factor is None:
         return Cell(DASH)
     number, interval, _ = estimate_parts(factor, decimals)
@@ -440,12 +376,10 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     unit = f" {figure.unit}"
     if figure.unit in ("s", "fraction"):
         unit = ""
-    text, interval = value_text(figure), ""
-    if with_interval:
-        interval = interval_text(figure)
+    interval = interval_text(figure) if with_interval else ""
     if interval:
-        return Cell(text, interval + unit, number=figure.value)
-    return Cell(text + unit, number=figure.value)
+        return Cell(value_text(figure), interval + unit, number=figure.value)
+    return Cell(value_text(figure) + unit, number=figure.value)
 
 
 def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]]) -> Sheet[Any]:
@@ -455,7 +389,6 @@ def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequ
 
 
 def _pivoted(pivot: Pivot[R], rows: Sequence[R], kind: Callable[[R], RowKind]) -> TextTable:
-    """Returns the wide table; lines and columns have the order of their first rows."""
     read_line, read_column, read_cell = reader(pivot.down), reader(pivot.across), reader(pivot.cell)
     headings = list(dict.fromkeys(map(read_column, rows)))
     lines: dict[str, dict[str, Cell]] = {}
@@ -481,7 +414,6 @@ class NamedTable:
     parts: tuple[tuple[Mapping[str, Datum], Sheet[Any]], ...] = ()  # Sheets, each with its section's columns in front.
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Yields its rows."""
         for before, sheet in self.parts:
             for row in sheet.records():
                 yield {**before, **row}
@@ -493,7 +425,5 @@ class NamedTable:
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
     """Returns a table without rows; `before` names the columns that a section puts in front."""
-    names = [*before]
-    for sheet_column in columns:
-        names.extend(sheet_column.names)
+    names = itertools.chain(before, *(sheet_column.names for sheet_column in columns))
     return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys(names)))

@@ -1,9 +1,4 @@
-"""Views: subjects of a report, which compute numbers and show them as sections of a page in a given order.
-
-A report about groups of runs is made of views. Each is a class of its own module, derived from `GroupView` (shown for
-each group) or `ReportView` (shown once), and says by `after` where it stands. `collect` finds them in a package, so
-that a new view is a new module and no further line: `dlbench.views.history` is the shortest.
-"""
+"""Views: subjects of a report. A new view is a new module: its class says by `after` where it stands."""
 
 from __future__ import annotations
 
@@ -53,18 +48,14 @@ class View:
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
-    after: ClassVar[str]
-    """Id of the view that it follows on the page that `collect` makes, or `START`, or `GROUPS`. A class without its own
-    `after` is on no such page."""
+    after: ClassVar[str]  # Id of the view before it, `START` or `GROUPS`; without it a class is on no page.
 
     def numbers(self, source: Any) -> object:
         """Computes the numbers, as dataclasses; None or empty if these runs give none."""
         return None
 
     def shown(self, owner: Any, numbers: Any) -> Section | None:
-        """Returns the section of the numbers of a group or a report; None for no section. A section without id or title
-        gets those of the view.
-        """
+        """Returns the section of the numbers, None for none; id and title are by default those of the view."""
         raise NotImplementedError
 
     def always(self) -> tuple[Sheet[Any], ...]:
@@ -80,9 +71,7 @@ class View:
         if not numbers:
             return None
         section = self.shown(owner, numbers)
-        if section is None:
-            return None
-        return replace(section, id=section.id or self.id, title=section.title or self.title)
+        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
         if section.level == "answer":
@@ -102,11 +91,8 @@ class ReportView(View):
     """A subject that is shown once, about all groups."""
 
     def sections(self, report: Any) -> tuple[Section, ...]:
-        """Returns the sections of the report; may be empty."""
         section = self._shown_of(report)
-        if section is None:
-            return ()
-        return (section,)
+        return () if section is None else (section,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +108,7 @@ class Views:
         return (*self.opening, *self.closing)
 
     def with_group_numbers(self, source: S) -> S:
-        """Returns the source of a group (a dataclass with `views`) with the numbers of all views; each view sees those
-        of the views before it.
-        """
+        """Returns the source of a group with the numbers of all views; each view sees those of the views before it."""
         with_numbers: Any = source
         for view in self.group:
             if view.key:
@@ -133,12 +117,10 @@ class Views:
         return cast("S", with_numbers)
 
     def report_numbers(self, source: Any) -> dict[str, object]:
-        """Returns the numbers of the views of the whole report, by their keys."""
         return {view.key: view.numbers(source) for view in self.report if view.key}
 
     def opening_sections(self, report: Any) -> list[Section]:
-        """Returns the sections in front of the groups, answers first."""
-        return sorted(_levelled_sections(self.opening, report), key=_depth)
+        return sorted(_levelled_sections(self.opening, report), key=lambda section: _DEPTH[section.level])
 
     def group_sections(self, group: Any) -> list[Section]:
         """Returns the sections of one group, answers before evidence; ids end with that of the group."""
@@ -147,64 +129,47 @@ class Views:
             section = view.section(group)
             if section is not None:
                 sections.append(replace(view._levelled(section), id=f"{section.id}-{group.id}"))
-        return sorted(sections, key=_depth)
+        return sorted(sections, key=lambda section: _DEPTH[section.level])
 
     def closing_sections(self, report: Any) -> list[Section]:
-        """Returns the sections behind the groups."""
         return _levelled_sections(self.closing, report)
 
     def missing_of_group(self, group: Any) -> tuple[Missing, ...]:
-        """Returns the views without a section for a group, with what would produce it."""
         return _missing([view for view in self.group if view.section(group) is None], group)
 
     def missing_of_report(self, report: Any) -> tuple[Missing, ...]:
-        """Returns the views without a section for the whole report, with what would produce it."""
         return _missing([view for view in self.report if not view.sections(report)], report)
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:
         """Returns the tables that every report has for programs; `group_columns` precede those of groups."""
-        owners: tuple[tuple[Sequence[str], Sequence[View]], ...] = ((group_columns, self.group), ((), self.report))
-        tables = []
-        for columns, views in owners:
-            for view in views:
-                tables += [named_table(sheet.name, sheet.title, sheet.columns, columns) for sheet in view.always()]
-        return tuple(tables)
+        sheets = [(sheet, group_columns) for view in self.group for sheet in view.always()]
+        sheets += [(sheet, ()) for view in self.report for sheet in view.always()]
+        return tuple(named_table(sheet.name, sheet.title, sheet.columns, columns) for sheet, columns in sheets)
 
     def schema(self, report_type: type, group_type: type) -> dict[str, Any]:
         """Returns the JSON schema of a report made of these views; each says by the type of `numbers` what it adds."""
-        owners: tuple[tuple[type, Sequence[View]], ...] = ((group_type, self.group), (report_type, self.report))
-        inline: dict[type, dict[str, Any]] = {}
-        for owner, views in owners:
-            inline[owner] = {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
-        return schema_of(report_type, inline)
 
+        def fields(views: Sequence[View]) -> dict[str, Any]:
+            return {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
 
-def _depth(section: Section) -> int:
-    return _DEPTH[section.level]
+        return schema_of(report_type, {group_type: fields(self.group), report_type: fields(self.report)})
 
 
 def _levelled_sections(views: Sequence[ReportView], report: Any) -> list[Section]:
-    sections: list[Section] = []
-    for view in views:
-        sections += map(view._levelled, view.sections(report))
-    return sections
+    return [view._levelled(section) for view in views for section in view.sections(report)]
 
 
 def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
-    missing = [Missing(view=view.id, title=view.title, text=view.remedy(owner)) for view in silent]
+    missing = (Missing(view=view.id, title=view.title, text=view.remedy(owner)) for view in silent)
     return tuple(entry for entry in missing if entry.text)
 
 
 def collect(package: ModuleType) -> Views:
-    """Imports all modules of a package and returns the views whose class has an `after` of its own.
-
-    Raises `ValueError`: two views have one id, or a view follows one that does not exist.
-    """
+    """Imports all modules of a package and returns the views whose class has an `after` of its own."""
     group: list[GroupView] = []
     report: list[ReportView] = []
     for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        module = importlib.import_module(module_info.name)
-        for kind in vars(module).values():
+        for kind in vars(importlib.import_module(module_info.name)).values():
             is_view = isinstance(kind, type) and issubclass(kind, View) and kind.__module__ == module_info.name
             if not is_view or "after" not in vars(kind):
                 continue
@@ -218,10 +183,7 @@ def collect(package: ModuleType) -> Views:
 
 
 def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
-    """Returns the views of each start, every view behind the one that it names.
-
-    Of several that follow one view, those come first that have fewer followers, so that a new one is directly behind.
-
+    """Returns the views of each start in order; of several that follow one view, those with fewer followers first.
     Raises `ValueError`: two views have one id, or one follows a view that does not exist or that follows it.
     """
     followers: dict[str, list[V]] = {}
@@ -233,8 +195,7 @@ def in_order(views: Sequence[V], *starts: str) -> tuple[tuple[V, ...], ...]:
         chains.sort(key=lambda chain: (len(chain), chain[0].id))
         return list(itertools.chain.from_iterable(chains))
 
-    ids = {view.id for view in views}
-    if len(ids) < len(views):
+    if len({view.id for view in views}) < len(views):
         raise ValueError(f"views {', '.join(sorted(view.id for view in views))}: two have one id")
     ordered = tuple(tuple(behind(start)) for start in starts)
     on_page = set(itertools.chain.from_iterable(ordered))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
 from typing import Any
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
@@ -36,8 +35,7 @@ PART_TITLES = {
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 
-_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
-"""By printed unit: the factor of a number in the unit of its `Estimate`."""
+_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}  # Factors by printed unit.
 _MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 INTERVALS = (
@@ -74,11 +72,7 @@ def cleaned(value: Any) -> Any:
 
 
 def harmless(text: str) -> str:
-    """Returns a text on one line without control or bidirectional characters and lone surrogates, however long.
-
-    Documents clean what enters them (`clean`); formats do it again for all that they write, so that a text which came
-    in another way cannot move a terminal's cursor or turn the order of a line round.
-    """
+    """Returns a text on one line without control or bidirectional characters and lone surrogates."""
     if text.isprintable():
         return text
     letters = []
@@ -134,7 +128,7 @@ def _joined(parts: tuple[str, str]) -> str:
 
 
 def _number_parts(value: float, unit: str) -> tuple[str, str]:
-    """Returns a number in the form that suits its unit, and the unit if it is printed: table headers name rates."""
+    """Returns a number in the form that suits its unit, and the unit unless table headers name it."""
     if unit == "fraction":
         return _hundredths(value, "%")
     if unit == POINTS:
@@ -160,15 +154,11 @@ def number_text(value: float, unit: str) -> str:
 
 
 def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
-    """Returns value, interval and unit of an estimate as text, the same in every format.
-
-    The digits follow the interval: its half width has two significant digits if these are at most 35, else one (the
-    rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3; of a ratio its lower end
-    if that is less), but at least all before the decimal point and at most `_MOST_DIGITS`. Value and ends have the same
-    decimals and one unit. Without an interval, or if its ends are equal in these digits, the unit decides.
-
-    The interval is ``[low, high]`` if it has a level, ``(low to high)`` for a range, empty if there is none; the unit
-    is empty if table headers name it. `decimals` are those of a factor without an interval.
+    """Returns value, interval and unit of an estimate as text, the same in every format. The half width of the interval
+    has two significant digits if these are at most 35, else one (the rule of the Particle Data Group, "Review of
+    Particle Physics", introduction, section 5.3; of a ratio its lower end if that is less); without an interval, or if
+    its ends are equal in these digits, the unit decides. The interval is ``[low, high]`` if it has a level, ``(low to
+    high)`` for a range; `decimals` are those of a factor without an interval.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):
@@ -184,10 +174,8 @@ def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, 
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
         # If the interval alone has hours, these would hide the value's minutes.
         is_own_scale = abs(value) < 3600 <= half
-        texts = []
-        for seconds in (value, low, high):
-            scale = abs(seconds) if is_own_scale else largest
-            texts.append(clock_text(seconds, scale))
+        scale = None if is_own_scale else largest
+        texts = [clock_text(seconds, scale or abs(seconds)) for seconds in (value, low, high)]
     else:
         if decimals is None:
             _, unit = _number_parts(largest, figure.unit)
@@ -278,9 +266,7 @@ def within_text(figure: Estimate) -> str:
 
 def level_text(level: float | None) -> str:
     """Returns the confidence level of an interval, e.g. ``95 %``, ``93.8 %``; empty for None."""
-    if level is None:
-        return ""
-    return f"{round(level * 100, 1):g} %"
+    return "" if level is None else f"{round(level * 100, 1):g} %"
 
 
 def figure_text(figure: Estimate) -> str:
@@ -296,11 +282,9 @@ def slow_link_text(later: Estimate) -> str:
     )
 
 
-def counts_text(counts: Sequence[int]) -> str:
-    """Returns ascending counts as a number or a range, e.g. ``3`` or ``1 to 4``."""
-    if len(counts) == 1:
-        return str(counts[0])
-    return f"{counts[0]} to {counts[-1]}"
+def span_text(first: object, last: object) -> str:
+    """Returns a range, e.g. ``1 to 4``; of two equal ends one."""
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def runs_text(count: int) -> str:
@@ -363,13 +347,9 @@ def reached_text(reached: int, runs: int) -> str:
 
 def optional_figure(figure: Estimate | None) -> str:
     """Returns a figure as text; a dash for None."""
-    if figure is None:
-        return DASH
-    return figure_text(figure)
+    return DASH if figure is None else figure_text(figure)
 
 
 def optional(value: float | None, unit: str) -> str:
     """Returns a number as text; a dash for None."""
-    if value is None:
-        return DASH
-    return number_text(value, unit)
+    return DASH if value is None else number_text(value, unit)

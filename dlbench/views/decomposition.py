@@ -1,13 +1,6 @@
-"""Costs of a step, measured by removal: runs with synthetic input and without gradient exchange next to plain runs
-(`dlbench run --decompose`).
-
-For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
-
-* input: T_plain(k) - T_synthetic(k);
-* exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
-
-They are compared with the phases of the same plain runs, means over all ranks, stragglers included: the wait for input,
-and the gradient exchange after the backward pass. The gap between both is what other parts of a step gain or lose.
+"""Costs of a step, measured by removal of input or gradient exchange (`dlbench run --decompose`). By repeat, the saving
+is the mean step of the plain run minus that of the run without the phase; it is compared with that phase of the same
+plain runs, means over all ranks, stragglers included.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from dlbench.analysis.measures import PARTS, RunMeasures
 from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
@@ -38,18 +31,15 @@ from dlbench.views.view import ReportSource, ReportView, place_of
 
 Phase = Literal["input", "exchange"]
 
-TAKEN_AWAY: dict[Phase, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
-"""Variants by the phase that they remove."""
+TAKEN_AWAY: dict[Phase, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}  # By removed phase.
 
-GapWord = Literal["agree", "differ", "undecided", "insufficient"]
-"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside."""
+GapWord = Literal["agree", "differ", "undecided", "insufficient"]  # About `MARGIN` of a step.
 
 MARGIN = 0.01  # Share of a step below which a gap between difference and phase is negligible.
 
 WITHOUT: Mapping[Phase, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
-OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
-"""Parts that sum to the mean step over ranks; the lag of the slowest rank is not one of them."""
+OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")  # They sum to the mean step.
 
 Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
 
@@ -98,18 +88,14 @@ class Decomposition(SeriesPoint):
     """The parts of the steps of a scaling point."""
 
     scaling: str
-    step_s: Estimate | None = field(metadata=column("Step"))
-    """The plain step, mean over ranks and steps, geometric mean over runs; None if no plain run has figures."""
+    step_s: Estimate | None = field(metadata=column("Step"))  # Of plain runs, mean over ranks and steps.
     differences: tuple[PhaseRemoval, ...]
     missing: tuple[str, ...]  # Planned comparisons without figures, in sentences.
     doubts: tuple[str, ...] = ()
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
-    """Returns scaling points whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
-
-    Only repeats count of which both the plain run and the variant have figures.
-    """
+    """Returns scaling points of series with `dlbench run --decompose`, over the repeats that have all figures."""
 
     def is_decomposed(planned: Collection[Variant]) -> bool:
         # `dlbench io --tiers` has a view of its own.
@@ -176,7 +162,7 @@ def difference(phase: Phase, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) ->
 
 
 def decomposition_lines(points: Sequence[Decomposition]) -> list[str]:
-    """Returns a paragraph per scaling point: its title and step, then a line indented by two blanks per difference."""
+    """Returns for each scaling point its title and step, then a line indented by two blanks per difference."""
     lines = []
     for point in points:
         lines.append(_title(point))
@@ -190,13 +176,8 @@ def decomposition_section(points: Sequence[Decomposition]) -> Section:
     for number, point in enumerate(points, 1):
         section_id, words = f"decomposition-{number}", tuple(_sentences(point))
         sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
-    has_differences = any(point.differences for point in points)
-    return Section(
-        id="decomposition",
-        title="Decomposition",
-        sections=tuple(sections),
-        sheets=(_sheet(points),) if has_differences else (),
-    )
+    sheets = with_rows(_sheet(points))
+    return Section(id="decomposition", title="Decomposition", sections=tuple(sections), sheets=sheets)
 
 
 class DecompositionView(ReportView):

@@ -51,18 +51,13 @@ Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids
 _KIND_ORDER: dict[Kind, int] = {"registered": 0, "setting": 1, "tag": 2, "environment": 3}
 
 
-def _no_or_yes(keeps_apart: bool) -> str:
-    return "no" if keeps_apart else "yes"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DifferentValue:
     """A value of a key."""
 
     value: str
     num_runs: int = field(metadata=column("Runs", "runs"))
-    groups: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Ids of the groups with runs that have it."""
+    groups: tuple[str, ...] = field(metadata=column(value=" ".join))  # Ids of the groups with runs that have it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +67,12 @@ class RunDifference:
     kind: Kind
     key: str = field(metadata=column("Key", limit=200))
     expected: bool  # Whether it is bound to differ: host, job, rank count.
-    keeps_apart: bool = field(metadata=column("Compared across it", text=_no_or_yes))
-    """Whether runs that differ here are not compared."""
+    keeps_apart: bool = field(metadata=column("Compared across it", text=lambda keeps_apart: not keeps_apart))
     values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
     num_values: int
 
     @property
     def is_within_a_group(self) -> bool:
-        """True if runs that are compared with each other have different values."""
         return _overlap([value.groups for value in self.values])
 
     @property
@@ -89,10 +82,7 @@ class RunDifference:
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
-    """Returns the differences between runs with a record, the most informative first.
-
-    Registered keys come first, then other settings of the plan, tags, the environment, and last the expected ones.
-    """
+    """Returns the differences between runs with a record, the most informative first and the expected ones last."""
     runs = [run for run in runs if run.record is not None]
     if not runs:
         return ()
@@ -191,10 +181,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _several_values(values_of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:
-    keys: dict[str, None] = {}
-    for values in values_of_runs.values():
-        keys |= dict.fromkeys(values)
-    for key in keys:
+    for key in dict.fromkeys(itertools.chain.from_iterable(values_of_runs.values())):
         by_value: dict[str, list[str]] = {}
         for run_id, values in values_of_runs.items():
             by_value.setdefault(values.get(key, NOT_SET), []).append(run_id)
@@ -212,9 +199,7 @@ class DifferencesView(ReportView):
     after = "out-of-core"
 
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
-        runs: list[Run] = []
-        for group in source.results:
-            runs += group.runs
+        runs = list(itertools.chain.from_iterable(group.runs for group in source.results))
         return run_differences(runs)[:MAX_DIFFERENCES]
 
     def shown(self, report: Report, differences: tuple[RunDifference, ...]) -> Section:

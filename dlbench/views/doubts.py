@@ -26,8 +26,7 @@ from dlbench.views.utilisation import utilisation
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
 MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the search for the loss scale.
 
-_ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}
-"""Order of warnings of one severity, 3 for all others: first reasons why figures may not be those of the request."""
+_ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}  # Within a severity; others 3.
 
 Warnings = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 
@@ -126,7 +125,6 @@ def _exchange(record: Record) -> Warnings:
 
 
 def _training(run: Run, record: Record, throughput: float) -> Warnings:
-    """Yields warnings on the noise scale, earlier attempts, and accuracy; the throughput is that of measured steps."""
     if run.plan.measure.noise_scale:
         text = "step times include reading every gradient (measure.noise_scale): no throughput to compare"
         yield "noise-scale", "serious", text
@@ -218,8 +216,7 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
     noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
     if noisy:
-        largest = max(scatter.values())
-        text = f"step times scatter by up to {largest * 100:.0f} % within a run: look for other load"
+        text = f"step times scatter by up to {max(scatter.values()) * 100:.0f} % within a run: look for other load"
         doubts.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=noisy))
     accuracy = chain(_utilisation(group), _accuracy(group, table))
     doubts += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
@@ -229,20 +226,17 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
-    cores: dict[str, set[int]] = {}
-    threads: dict[str, set[int]] = {}
+    counts: dict[tuple[str, str], set[int]] = {}  # By noun and series.
     for run in runs:
         if run.record:
-            ranks = run.record.ranks
-            cores.setdefault(run.plan.series.id, set()).update(len(rank.cores) for rank in ranks)
-            threads.setdefault(run.plan.series.id, set()).update(rank.threads for rank in ranks)
-    for noun, counts_by_series in (("cores", cores), ("threads", threads)):
-        for series, counts in counts_by_series.items():
-            if len(counts) > 1:
-                text = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {noun}"
-                yield Doubt(
-                    code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference"
-                )
+            series, ranks = run.plan.series.id, run.record.ranks
+            counts.setdefault(("cores", series), set()).update(len(rank.cores) for rank in ranks)
+            counts.setdefault(("threads", series), set()).update(rank.threads for rank in ranks)
+    # Cores before threads; sorting keeps the order of the series.
+    for (noun, series), numbers in sorted(counts.items(), key=lambda item: item[0][0]):
+        if len(numbers) > 1:
+            text = f"ranks of series {series} had {' or '.join(map(str, sorted(numbers)))} {noun}"
+            yield Doubt(code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference")
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
@@ -277,20 +271,19 @@ def _utilisation(group: Group) -> Warnings:
     for point in use.points:
         if point.mfu and point.mfu.value > 1:
             wrong = "the peak (node.peak_tflops) or the count of FLOPs is wrong"
-            text = f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"
-            yield "impossible-utilisation", "serious", text
+            yield "impossible-utilisation", "serious", f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"
 
 
 def _accuracy(group: Group, table: RunTable) -> Warnings:
     quality = group_quality(group, table)
     if quality is None:
         return
-    counts = []
-    for point in quality.points:
-        if not point.all_reached:
-            num_missed = point.num_runs - point.num_reached
-            counts.append(f"{num_missed} of {point.num_runs} at {ranks_text(point.ranks)}")
-    if counts:
+    points_missed = [point for point in quality.points if not point.all_reached]
+    if points_missed:
+        counts = (
+            f"{point.num_runs - point.num_reached} of {point.num_runs} at {ranks_text(point.ranks)}"
+            for point in points_missed
+        )
         consequence = "there is no time to accuracy"
         if quality.num_reached:
             consequence = "times to accuracy are of the others alone, and yield no speed-up"

@@ -10,7 +10,7 @@ from operator import methodcaller
 from dlbench.analysis.side_by_side import alike
 from dlbench.report.document import Section, remark
 from dlbench.report.views import Views
-from dlbench.report.wording import basis_text, counts_text, figure_text, place_text
+from dlbench.report.wording import basis_text, figure_text, place_text, span_text
 from dlbench.specs.engine import engine_title
 from dlbench.units import plural
 from dlbench.views.model import ReportGroup
@@ -68,8 +68,8 @@ def _brief_conditions(group: ReportGroup) -> str:
         batch,
         group.condition("data_set"),
         group.condition("system"),
-        f"{counts_text(nodes)} {plural('node', nodes[-1])}",
-        f"{counts_text(run_counts)} {plural('run', run_counts[-1])} per point",
+        f"{span_text(nodes[0], nodes[-1])} {plural('node', nodes[-1])}",
+        f"{span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point",
     )
     return ", ".join(part for part in parts if part)
 

@@ -22,7 +22,7 @@ from dlbench.records.registry import KEYS, data_title, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.document import BaseReport
 from dlbench.report.views import Views
-from dlbench.report.wording import clean, counts_text, ranks_text
+from dlbench.report.wording import clean, ranks_text, span_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.units import plural
 from dlbench.views import doubts, model
@@ -158,7 +158,7 @@ def _conditions_line(group: scaling.Group, averages: str) -> str:
         f"{plan.workload.name}, {_short_conditions(group)}",
         system,
         f"baseline {ranks_text(group.baseline.ranks)}",
-        f"{averages} over {counts_text(run_counts)} {plural('run', run_counts[-1])} per point",
+        f"{averages} over {span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point",
     )
     return "; ".join(parts)
 

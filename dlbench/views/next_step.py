@@ -15,8 +15,7 @@ from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality
 
-UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")
-"""Warnings after which nothing else is worth trying; each ends in `: ` and its remedy."""
+UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")  # Nothing else is worth trying after these warnings.
 
 
 def remedy_of(doubts: Sequence[Doubt]) -> str:
@@ -71,16 +70,13 @@ def more_ranks(group: ReportGroup) -> str:
     counts = rank_counts(group.baseline.ranks, (1, 2, 4), group.most_ranks)
     if len(counts) < 2 and group.baseline.ranks > 1:
         counts = [1, *counts]
-    if len(counts) < 2:
-        return ""
-    return ",".join(map(str, counts))
+    return ",".join(map(str, counts)) if len(counts) > 1 else ""
 
 
 def rank_counts(ranks: int, factors: Sequence[int], machine_ranks: int | None) -> list[int]:
     """Returns multiples of a rank count, up to the ranks that a machine holds (`most_ranks`)."""
-    return [
-        ranks * factor for factor in factors if factor == 1 or machine_ranks is None or ranks * factor <= machine_ranks
-    ]
+    counts = [ranks * factor for factor in factors]
+    return [count for count in counts if count == ranks or machine_ranks is None or count <= machine_ranks]
 
 
 def most_ranks(plan: RunPlan) -> int | None:

@@ -1,13 +1,8 @@
-"""The gradient noise scale against the global batch: whether a larger batch would still save steps.
-
-McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): with B the global batch and B_n the noise scale,
-training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n) samples. At B = B_n both are twice
-their minimum. Measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only if all directions have equal
-curvature; it grows during training, and is a mean over the run here. The law holds for learning rates that are tuned to
-each batch.
-
-Both estimates of a run are unbiased, and either may come out below 0; so they are averaged over the runs before their
-ratio is taken (appendix A.1 there). A run that is left out because its own ratio has no meaning would bias it low.
+"""The gradient noise scale against the global batch: whether a larger batch would still save steps. McCandlish et al.,
+"An Empirical Model of Large-Batch Training" (2018): with B the batch and B_n the noise scale, training takes S = S_min
+(1 + B_n/B) steps and E = E_min (1 + B/B_n) samples, for learning rates tuned to each batch. Measured is their simple
+noise scale, tr(Sigma)/|G|^2, over the run. Estimates are averaged over the runs before their ratio is taken (appendix
+A.1): a run that is left out because its own ratio has no meaning would bias it.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ from typing import Literal
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.record import NoiseScale
+from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, repeat_text, runs_text, times_value
@@ -68,15 +64,13 @@ def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> Noi
 
 
 def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
-    """Returns batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None if one of the means is not above 0.
-
-    A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
+    """Returns batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None if one of the means is not above 0. A
+    run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
     """
     norms2, traces = {}, {}
     for key, noise in measured.items():
         if noise.gradient_norm2 is not None and noise.covariance_trace is not None:
-            norms2[key] = batch * noise.gradient_norm2
-            traces[key] = noise.covariance_trace
+            norms2[key], traces[key] = batch * noise.gradient_norm2, noise.covariance_trace
     norm2, trace = sum(norms2.values()), sum(traces.values())
     if norm2 <= 0 or trace <= 0:
         return None
@@ -87,12 +81,14 @@ def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate |
 
 def model_noise_share(workload: Workload, table: RunTable) -> Estimate | None:
     """Returns 1 over the noise scale of a network, by all runs that recorded it: these are slower, in other groups."""
-    measured = {}
-    for run_id, run in table.runs.items():
-        is_same = (run.plan.workload.name, run.plan.workload.model) == (workload.name, workload.model)
-        if is_same and run.record and run.record.noise_scale:
-            measured[table.keys[run_id]] = run.record.noise_scale
-    return noise_share(measured, 1)
+    same = (workload.name, workload.model)
+    runs = [run for run in table.runs.values() if (run.plan.workload.name, run.plan.workload.model) == same]
+    return noise_share(_measured(runs, table), 1)
+
+
+def _measured(runs: Sequence[Run], table: RunTable) -> dict[RunKey, NoiseScale]:
+    with_record = [(table.keys[run.plan.run_id], run.record) for run in runs if run.record]
+    return {key: record.noise_scale for key, record in with_record if record.noise_scale}
 
 
 def samples_over(share: Estimate, large: int, small: int) -> Estimate:
@@ -142,16 +138,15 @@ def advice(share: Estimate | None) -> Advice:
     if share is None:
         return "unknown"
     position = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
-    answers: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
     if position in ("undecided", "insufficient"):
         return position
+    answers: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
     return answers[position]
 
 
 def doubled_batch(share: float) -> tuple[float, float]:
-    """Returns steps and samples to the same quality with twice the batch, as ratios; the batch is `share` noise scales.
-
-    From S = S_min (1 + 1/share) and E = E_min (1 + share).
+    """Returns steps and samples to the same quality with twice the batch of `share` noise scales, as ratios: S = S_min
+    (1 + 1/share), E = E_min (1 + share).
     """
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
 
@@ -167,14 +162,10 @@ class NoiseView(GroupView):
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
         points = []
         for point in source.group.points:
-            measured = {}
-            for run_id in point.run_ids:
-                record = source.table.runs[run_id].record
-                if record and record.noise_scale:
-                    measured[source.table.keys[run_id]] = record.noise_scale
+            runs = [source.table.runs[run_id] for run_id in point.run_ids]
+            measured = _measured(runs, source.table)
             if measured:
-                global_batch = source.table.runs[point.run_ids[0]].plan.global_batch
-                points.append(_point(point, measured, global_batch))
+                points.append(_point(point, measured, runs[0].plan.global_batch))
         return tuple(points)
 
     def shown(self, group: ReportGroup, points: tuple[NoisePoint, ...]) -> Section:

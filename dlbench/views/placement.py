@@ -57,7 +57,6 @@ def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterato
 
 
 def _is_outside(rank: RankResult) -> bool:
-    """Returns whether some of its cores are known to be on another NUMA node than its GPU."""
     if rank.gpu is None or rank.gpu.numa_node is None:
         return False
     return bool(set(rank.numa_nodes) - {rank.gpu.numa_node})
@@ -75,12 +74,9 @@ def _unreachable(record: Record) -> str:
         if record.nccl.has_peer_access:
             return ""
         return "NCCL reached no GPU of the same node directly (P2P), but by the host's memory or the network"
-    isolated, without_access = [], []
-    for rank in record.ranks:
-        if rank.gpu is not None and rank.gpu.visible == 1 and num_gpus[rank.node_rank] > 1:
-            isolated.append(rank)
-        if rank.gpu is not None and rank.gpu.no_peer_access:
-            without_access.append(rank)
+    with_gpu = [(rank, rank.gpu) for rank in record.ranks if rank.gpu is not None]
+    isolated = [rank for rank, gpu in with_gpu if gpu.visible == 1 and num_gpus[rank.node_rank] > 1]
+    without_access = [rank for rank, gpu in with_gpu if gpu.no_peer_access]
     if isolated:
         subject = f"{_ranks(isolated)} saw no GPU but their own, as under gpus-per-task"
         return f"{subject}: NCCL may then go by the host's memory; set slurm.gpu_bind none"

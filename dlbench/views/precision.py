@@ -68,8 +68,7 @@ class PrecisionRow:
     throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
     ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""
-    peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))
-    """Memory of the rank that held most, bytes; see `dlbench.views.peak_memory`."""
+    peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))  # Of the rank with most.
     memory_ratio: Estimate | None = field(metadata=column("Over", "peak_ratio", text=times_cell))
     energy_per_sample: Estimate | None  # None if it was not measured.
     energy_of: Kind | Literal[""]
@@ -105,8 +104,12 @@ def without_precision(run: Run) -> str:
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """Returns all sets of groups with two or more precisions, in the order of the groups."""
+
     # Two groups of one precision differ in its settings; they are no pair of precisions.
-    distinct = [members[0] for members in alike(groups, _precision_key).values()]
+    def key(group: Group) -> tuple[str, str]:
+        return without_precision(group.sample), _precision(group)
+
+    distinct = [members[0] for members in alike(groups, key).values()]
 
     def runs_of(side: Side) -> PrecisionRuns:
         return PrecisionRuns(side, table)
@@ -124,10 +127,6 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
     return tuple(_comparison(compared_set, runs_of) for compared_set in comparison.of(distinct))
 
 
-def _precision_key(group: Group) -> tuple[str, str]:
-    return without_precision(group.sample), _precision(group)
-
-
 def _comparison(compared_set: ComparedSet, runs_of: Callable[[Side], PrecisionRuns]) -> PrecisionComparison:
     plan, reference = compared_set.groups[0].sample.plan, _precision(compared_set.groups[0])
     rows = [_row(compared_row, runs_of) for compared_row in compared_set.rows]
@@ -135,19 +134,16 @@ def _comparison(compared_set: ComparedSet, runs_of: Callable[[Side], PrecisionRu
     for row in at_last_place(rows):
         if row.ratio is not None:
             verdict = PRECISION[judge(row.ratio, 0.0, centre=1.0).outcome].in_sentence
-            figure = f"{times_text(row.ratio)} ({basis_text(row.ratio)})"
-            parts.append(f"{row.precision} {verdict} {reference}, {figure}")
+            parts.append(f"{row.precision} {verdict} {reference}, {times_text(row.ratio)} ({basis_text(row.ratio)})")
     notes = []
     if not all(row.is_paired for row in rows if not row.is_reference):
         why = "repeats did not run interleaved, so drift of the machine is part of these ratios"
         notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
     if any(row.num_not_finite for row in rows):
         notes.append("runs whose loss was not finite count for throughput alone")
-    data = "real data"
-    if plan.workload.data.is_synthetic:
-        data = "synthetic data"
-        if plan.workload.data.synthetic_on == "device":
-            data += " on the device"
+    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    if plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device":
+        data += " on the device"
     over = f"ratios over {plan.workload.train.precision} at the same rank count"
     return PrecisionComparison(
         id=compared_set.id,
@@ -253,14 +249,8 @@ def precision_sheet(comparison: PrecisionComparison) -> Sheet[PrecisionRow]:
             "energy_ratio": joules_over,
         },
     )
-    return Sheet(
-        name="precision",
-        title=comparison.label,
-        columns=columns,
-        rows=comparison.rows,
-        caption=comparison.caption,
-        in_terminal=True,
-    )
+    rows, title, caption = comparison.rows, comparison.label, comparison.caption
+    return Sheet(name="precision", title=title, columns=columns, rows=rows, caption=caption, in_terminal=True)
 
 
 def _energy(row: PrecisionRow) -> Cell:
@@ -305,12 +295,10 @@ class PrecisionView(ReportView):
         best = best_at_last(first.rows, attrgetter("ratio"))
         if best is not None:
             ratio, row = best
-            gain = f"{times_value(ratio)} the throughput of {first.reference}"
-            headline = f"{row.precision} {gain} at {place_of(row)}"
+            headline = f"{row.precision} {times_value(ratio)} the throughput of {first.reference} at {place_of(row)}"
         words = []
         for comparison in comparisons:
-            texts = (comparison.verdict, *map(sentence, comparison.notes))
-            words += [f"{comparison.label}. {text}" for text in texts]
+            words += [f"{comparison.label}. {text}" for text in (comparison.verdict, *map(sentence, comparison.notes))]
         return Section(headline=headline, words=tuple(words), sheets=tuple(map(precision_sheet, comparisons)))
 
     def remedy(self, report: Report) -> str:

@@ -1,7 +1,4 @@
-"""A map of ranks by steps: ranks whose own work takes longer than the others', and the steps in which it does.
-
-A group is represented by the run with the middle median step, at the largest rank count.
-"""
+"""A map of ranks by steps, of the run with the middle median step: ranks whose own work takes longer, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Subject, finish, inline, tooltips
 from dlbench.report.charts.style import WIDE
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
-from dlbench.report.wording import DASH
+from dlbench.report.wording import DASH, span_text
 from dlbench.units import plural
 from dlbench.views.view import place_of
 
@@ -34,20 +31,14 @@ def ratio_cell(value: float, decimals: int = 3) -> Cell:
     return Cell(f"{value:.{decimals}f}x", number=value)
 
 
-def _hosts_text(hosts: str) -> str:
-    return hosts or DASH
-
-
 @dataclass(frozen=True, kw_only=True)
 class MapRow:
     """A row of a map: neighbouring ranks."""
 
     first_rank: int
     last_rank: int
-    hosts: str = field(metadata=column("Hosts", text=_hosts_text, limit=140))
-    cells: tuple[float, ...]
-    """Own work over the median of all ranks and steps (ratio), four digits; the largest mean of any of the ranks over
-    the steps of the column."""
+    hosts: str = field(metadata=column("Hosts", text=lambda hosts: hosts or DASH, limit=140))
+    cells: tuple[float, ...]  # Own work over the median of all; the largest mean of a rank over the column's steps.
     mean: float = field(metadata=column("Mean", "mean_ratio", text=ratio_cell))
     largest: float = field(metadata=column("Largest", "largest_ratio", text=ratio_cell))
     largest_first_step: int  # First step of the cell with the largest value.
@@ -55,7 +46,7 @@ class MapRow:
 
     @property
     def largest_steps(self) -> str:
-        return _span(self.largest_first_step, self.largest_last_step)
+        return span_text(self.largest_first_step, self.largest_last_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +119,12 @@ def slowest_text(rank_map: RankMap) -> str:
 
 def row_title(row: MapRow) -> str:
     """Returns ``rank 5``, ``ranks 16 to 31``."""
-    return f"{plural('rank', row.last_rank - row.first_rank + 1)} {_span(row.first_rank, row.last_rank)}"
+    return f"{plural('rank', row.last_rank - row.first_rank + 1)} {span_text(row.first_rank, row.last_rank)}"
 
 
 def rank_sheet(rank_map: RankMap, max_rows: int = MAX_ROWS) -> Sheet[MapRow]:
     """Returns mean and largest value of each row of the map; people see the slowest `max_rows`, slowest first."""
-    slowest = sorted(rank_map.rows, key=_speed)[:max_rows]
+    slowest = sorted(rank_map.rows, key=attrgetter("mean"), reverse=True)[:max_rows]
     columns = (
         Column("", "Ranks", row_title),
         constant("run_id", rank_map.run_id),
@@ -149,26 +140,16 @@ def rank_sheet(rank_map: RankMap, max_rows: int = MAX_ROWS) -> Sheet[MapRow]:
         columns=columns,
         rows=rank_map.rows,
         is_shown=lambda row: row in slowest,
-        order=_speed,
+        order=lambda row: -row.mean,
         is_drawn=True,
     )
-
-
-def _speed(row: MapRow) -> float:
-    return -row.mean
-
-
-def _span(first: object, last: object) -> str:
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def rank_charts(group: Subject, rank_map: RankMap) -> list[Chart]:
     """Returns the map of the largest rank count; columns are joined until there are few enough rectangles."""
     joined = 1
-    rows = list(_rectangles(rank_map, joined))
-    while len(rows) > MAX_RECTANGLES and joined < len(rank_map.step_starts):
+    while len(rows := list(_rectangles(rank_map, joined))) > MAX_RECTANGLES and joined < len(rank_map.step_starts):
         joined *= 2
-        rows = list(_rectangles(rank_map, joined))
     start, end = rank_map.step_starts[0] - 0.5, rank_map.last_step + 0.5
     x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
     y_scale = alt.Scale(domain=[-0.5, rank_map.ranks - 0.5], reverse=True, nice=False, zero=False)
@@ -230,7 +211,7 @@ def _rectangles(rank_map: RankMap, joined: int) -> Iterator[dict[str, Any]]:
                     "y": row.first_rank - 0.5,
                     "y2": row.last_rank + 0.5,
                     "bin": bin_title(bins[first]),
-                    "shown": _span(low, high),
+                    "shown": span_text(low, high),
                     "who": f"{row_title(row)} on {row.hosts}",
                     "when": f"{starts[first]} to {ends[end - 1] - 1}",
                 }

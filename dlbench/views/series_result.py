@@ -1,7 +1,4 @@
-"""The result that `dlbench run` prints: a line per setting and rank count, the largest cause, warnings, the next step.
-
-The figures are those of the scaling report, made by the same `assemble` of fewer views.
-"""
+"""The result that `dlbench run` prints; the figures are those of the scaling report, made by fewer views."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class ResultRow(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The value of the only swept key."""
         return self.setting.partition("=")[2]
 
     @property
@@ -63,11 +59,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     if not report.groups:
         return report, document
     run_order = [run.run_id for run in report.runs]
-
-    def first_run(group: ReportGroup) -> int:
-        return min(map(run_order.index, group.baseline.run_ids))
-
-    groups = sorted(report.groups, key=first_run)
+    groups = sorted(report.groups, key=lambda group: min(map(run_order.index, group.baseline.run_ids)))
     settings = _settings(groups)
     rows: list[ResultRow] = []
     for group, setting in zip(groups, settings, strict=True):
@@ -76,11 +68,9 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         rows += [ResultRow(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
     doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
-    brief: list[str] = []
-    for sweep in report.all_of(Sweep):
-        for cell in sweep.cells:
-            brief += goal_lines(cell)
-    brief += [*_words(groups, settings), _counts(len(marks), len(doubts) - len(marks))]
+    cells = chain.from_iterable(sweep.cells for sweep in report.all_of(Sweep))
+    brief = [*chain.from_iterable(map(goal_lines, cells)), *_words(groups, settings)]
+    brief.append(_counts(len(marks), len(doubts) - len(marks)))
     num_further = len(marks) - MAX_WARNINGS
     if num_further > 0:
         further = Mark(severity="note", text=f"{num_further} more serious warnings are in the report")
@@ -98,12 +88,11 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
 
 
 def _counts(num_warnings: int, num_notes: int) -> str:
-    """Returns the numbers of warnings, which follow, and of notes, which do not."""
     counts = [counted(count, noun) for count, noun in ((num_warnings, "warning"), (num_notes, "note")) if count]
     if not counts:
         return "No warnings."
-    text = " and ".join(counts)
-    return f"{text}:" if num_warnings else f"{text}: the report has them"
+    ending = "" if num_warnings else " the report has them"
+    return f"{' and '.join(counts)}:{ending}"
 
 
 def _settings(groups: Sequence[ReportGroup]) -> list[str]:
@@ -111,11 +100,8 @@ def _settings(groups: Sequence[ReportGroup]) -> list[str]:
     if len(groups) < 2:
         return [""] * len(groups)
     values = [dict(group.settings) for group in groups]
-
-    def is_different(key: str) -> bool:
-        return len({group_values.get(key) for group_values in values}) > 1
-
-    keys = list(filter(is_different, dict.fromkeys(chain(*values))))
+    common = set.intersection(*(set(group_values.items()) for group_values in values))
+    keys = [key for key in dict.fromkeys(chain(*values)) if (key, values[0].get(key)) not in common]
 
     def setting(group_values: dict[str, str]) -> str:
         return ", ".join(f"{key}={group_values[key]}" for key in keys if key in group_values)
@@ -139,12 +125,12 @@ def _doubts(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[Doub
         if all(count == len(groups) for count in counts.values()):
             doubts += merged(of_code)
             continue
-        where = list(dict.fromkeys(setting for setting, _ in entries))
-        text = f"{where[0]}: {of_code[0].text}"
-        if len(where) == 2:
-            text += f"; {where[1]} likewise"
-        elif len(where) > 2:
-            text += f"; {len(where) - 1} other settings likewise"
+        first, *others = dict.fromkeys(setting for setting, _ in entries)
+        text = f"{first}: {of_code[0].text}"
+        if len(others) == 1:
+            text += f"; {others[0]} likewise"
+        elif others:
+            text += f"; {len(others)} other settings likewise"
         runs = tuple(chain.from_iterable(doubt.runs for doubt in of_code))
         doubts.append(dataclasses.replace(of_code[0], text=text, runs=runs))
     return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
@@ -169,21 +155,16 @@ def _sheet(rows: Sequence[ResultRow], unit: str) -> Sheet[ResultRow]:
     columns: list[Column[ResultRow]] = []
     if any(row.setting for row in rows):
         keys = {row.setting.partition("=")[0] for row in rows}
-        is_single_key = len(keys) == 1 and all("=" in row.setting and ", " not in row.setting for row in rows)
-        if is_single_key:
-            columns.append(Column("", keys.pop(), "value", is_brief=True))
-        else:
-            columns.append(Column("", "Setting", "setting", is_brief=True))
-    columns += [
-        Column("", "At", "place", is_brief=True),
-        Column("", f"Throughput, {unit}/s", "point.throughput", is_brief=True),
-    ]
+        title, source = "Setting", "setting"
+        if len(keys) == 1 and all("=" in row.setting and ", " not in row.setting for row in rows):
+            title, source = keys.pop(), "value"
+        columns.append(Column("", title, source, is_brief=True))
+    columns.append(Column("", "At", "place", is_brief=True))
+    columns.append(Column("", f"Throughput, {unit}/s", "point.throughput", is_brief=True))
     if not all(row.point.is_baseline for row in rows):
         columns.append(Column("", "Scaling efficiency", "efficiency", is_brief=True))
     if any(row.quality for row in rows):
-        columns += [
-            Column("", "Time to accuracy", "quality.time", is_brief=True),
-            Column("", "Reached", "quality.reached_text", is_brief=True),
-        ]
+        columns.append(Column("", "Time to accuracy", "quality.time", is_brief=True))
+        columns.append(Column("", "Reached", "quality.reached_text", is_brief=True))
     columns.append(Column("", "Runs", "point.throughput.n", is_brief=True))
     return Sheet(name="result", title="Result", columns=tuple(columns), rows=rows, in_terminal=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import clean, estimate_parts, number_text, percent, runs_text, sessions_text, slow_link_text
 from dlbench.stats.verdict_words import HOST
@@ -37,24 +37,11 @@ class LateRankRow:
         return self.late.waited_share * self.point.cause("straggler").seconds.value
 
     @property
-    def last_share(self) -> str:
-        return percent(self.late.last_share, 0)
-
-    @property
-    def waited_share(self) -> str:
-        return percent(self.late.waited_share, 0)
-
-    @property
     def late_by(self) -> str:
-        """The reason of the delay with its time, if it is known."""
         seconds = getattr(self.late, f"{self.late.late_by}_s", None)
         if seconds is None:
             return self.late.late_by
         return f"{self.late.late_by} {number_text(seconds, 's')}"
-
-    @property
-    def num_runs(self) -> int:
-        return len(self.point.run_ids)
 
 
 def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
@@ -71,17 +58,21 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     for point in points:
         late_ranks = enumerate(point.waiting_ranks[:MAX_LISTED], 1)
         rows += [LateRankRow(point, position, late) for position, late in late_ranks]
+
+    def waited_share(row: LateRankRow) -> str:
+        return percent(row.late.waited_share, 0)
+
     columns: tuple[Column[LateRankRow], ...] = (
         *columns_of(LateRankRow, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
         Column("rank", "Rank", "late.rank"),
         Column("host", "Host", "late.host", limit=64),
-        Column("last_share_fraction", "Last in", "late.last_share", "last_share"),
+        Column("last_share_fraction", "Last in", "late.last_share", lambda row: percent(row.late.last_share, 0)),
         Column("waited_s_per_step", "", "late.waited_s"),
         Column("costs_s_per_step", "Costs per step", "cost_s", unit="s"),
-        Column("waited_share_fraction", "Of all waiting", "late.waited_share", "waited_share"),
+        Column("waited_share_fraction", "Of all waiting", "late.waited_share", waited_share),
         *columns_of(LateRankRow, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
         Column("late_by", "Late by", "late.late_by", "late_by"),
-        Column("runs", "", "num_runs"),
+        Column("runs", "", lambda row: len(row.point.run_ids)),
     )
     return Sheet(
         name="stragglers",
@@ -108,25 +99,14 @@ class StragglersView(GroupView):
         headline = "No rank waited for another one"
         if points[-1].waiting_ranks:
             first = points[-1].waiting_ranks[0]
-            late_rank = f"rank {first.rank} on {first.host}"
-            headline = f"{percent(first.waited_share, 0)} of all waiting is for {late_rank}"[:80]
+            headline = f"{percent(first.waited_share, 0)} of all waiting is for rank {first.rank} on {first.host}"[:80]
             headline += f", late by {first.late_by}"
-        has_late_ranks = any(point.waiting_ranks for point in points)
-        return Section(
-            id=self.id,
-            title=self.title,
-            headline=headline,
-            caption=MEANS,
-            sheets=(_sheet(points),) if has_late_ranks else (),
-        )
+        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=with_rows(_sheet(points)))
 
     def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:
             return VARIANT
         return second_rank(group, "one rank waits for nobody")
-
-
-# Slow nodes, over all runs
 
 
 def _host_sheet(slow: SlowNodes) -> Sheet[HostHistory]:
@@ -143,24 +123,15 @@ def _host_sheet(slow: SlowNodes) -> Sheet[HostHistory]:
         number, interval, _ = estimate_parts(host.ratio, 3)
         return Cell(number, interval, number=host.ratio.value)
 
-    def later(host: HostHistory) -> Cell:
-        return unit_cell(host.later)
-
-    def last_share(host: HostHistory) -> str:
-        return percent(host.last_share, 0)
-
-    def fair_share(host: HostHistory) -> str:
-        return percent(host.fair_share, 0)
-
     columns: tuple[Column[HostHistory], ...] = (
         Column("host", "Host", "host", limit=64),
         Column("own_work_ratio", "Own work", "ratio", work, has_interval=True),
-        Column("leaves_later_fraction", "Leaves later", "later", later, has_interval=True),
+        Column("leaves_later_fraction", "Leaves later", "later", lambda host: unit_cell(host.later), has_interval=True),
         Column("sessions", "Sessions", "ratio.n"),
         Column("runs", "Runs", "num_runs"),
         *columns_of(HostHistory, "interval=ratio.kind"),
-        Column("last_share_fraction", "Last in", "last_share", last_share),
-        Column("fair_share_fraction", "Fair share", "fair_share", fair_share),
+        Column("last_share_fraction", "Last in", "last_share", lambda host: percent(host.last_share, 0)),
+        Column("fair_share_fraction", "Fair share", "fair_share", lambda host: percent(host.fair_share, 0)),
         Column("verdict", "Verdict", "verdict", _verdict_text),
     )
     return Sheet(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -42,19 +42,15 @@ _NO_GPU = "none"  # Begin of the GPU field of a system without GPUs.
 
 
 def rating(group: ReportGroup, report: Report) -> Rating | None:
-    """Returns a judgement of the efficiency at the largest point, against the first available reference.
-
-    References in order: the attainable efficiency of the exchange model, a published figure of the same work, the usual
-    range of the same point in the history of the report. None for a single rank count without any.
-    """
+    """Returns a judgement of the efficiency at the largest point, by the model, a published figure or the history."""
     last = group.largest
     reference = _efficiency_reference(group)
     if reference is not None:
         return _against(last, *reference)
     history = report.of(TrendsReport)
+    key = (group.id, last.ranks, last.nodes, STEP)
     for trend in history.series if history else ():
-        is_same = (trend.group, trend.ranks, trend.nodes) == (group.id, last.ranks, last.nodes)
-        if is_same and trend.metric == STEP and len(trend.nights) > 1:
+        if (trend.group, trend.ranks, trend.nodes, trend.metric) == key and len(trend.nights) > 1:
             return _usual(trend)
     if len(group.points) == 1:
         return None
@@ -91,7 +87,6 @@ def _against(point: Point, reference: float, text: str) -> Rating:
 
 
 def _usual(trend: Trend) -> Rating:
-    """Rates by `Trend.standing`, as `dlbench history trends --fail-on-regression` does."""
     num_nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":
@@ -140,19 +135,19 @@ def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> li
     return [chart]
 
 
-def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
+def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> Iterator[dict[str, Any]]:
     if len(group.points) == 1:
         place, ranks = place_of(group.baseline), group.baseline.ranks
         lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
-        return [{"group": name, "place": place, "ranks": ranks, "label": f"{place} only", "at": 0.0, **lone}]
-    rows = []
+        yield {"group": name, "place": place, "ranks": ranks, "label": f"{place} only", "at": 0.0, **lone}
+        return
     for point in group.points:
         if point.is_baseline:
             continue
         label = value_text(point.efficiency)
         if is_wide:
             label += f" at {ranks_text(point.ranks)}"
-        row = {
+        yield {
             "group": name,
             "place": place_of(point),
             "ranks": point.ranks,
@@ -161,8 +156,6 @@ def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> list[dict[str, Any
             "label": label,
             "at": point.efficiency.high or point.efficiency.value,
         }
-        rows.append(row)
-    return rows
 
 
 def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
@@ -184,6 +177,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
     shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
     ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
+    name = ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal")
     labels = alt.Chart(alt.InlineData(values=labelled)).encode(**place)
     return [
         ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),
@@ -191,9 +185,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
         # All in one column, where no interval reaches.
         labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.value(right), text="label:N"),
-        ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
-            x=alt.X("ideal:Q"), y=alt.value(0)
-        ),
+        name.encode(x=alt.X("ideal:Q"), y=alt.value(0)),
     ]
 
 
@@ -240,10 +232,8 @@ def _shared_conditions(report: Report) -> str:
 def _card(group: ReportGroup, name: str, report: Report) -> Card:
     big, small = _headline(group)
     last = group.largest
-    facts = [
-        ("Machine", _machine(group, report)),
-        ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
-    ]
+    throughput = f"{value_text(last.throughput)} {last.throughput.unit}"
+    facts = [("Machine", _machine(group, report)), ("Throughput", throughput)]
     lost = group.of(LostPercent)
     loss = loss_in_brief(lost.at(last)) if lost else ""
     if loss:
@@ -284,9 +274,7 @@ def _machine(group: ReportGroup, report: Report) -> str:
     if gpu and not gpu.startswith(_NO_GPU):
         gpus = f"{num_gpus} x {gpu}" if num_gpus else gpu
         return f"{nodes}, {gpus}"
-    parts = [nodes]
-    if "Processor" in fields:
-        parts.append(fields["Processor"])
+    parts = [nodes, fields.get("Processor", "")]
     if "Processor threads per node" in fields:
         parts.append(f"{fields['Processor threads per node']} threads")
     return ", ".join(filter(None, parts))

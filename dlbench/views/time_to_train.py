@@ -1,9 +1,6 @@
-"""The view `time-to-train`: how many GPUs (or ranks) a training is worth.
-
-For N samples at Thr samples per second a run takes N / Thr seconds of training steps, and its start-up; that times the
-GPUs (nodes, cores, ranks) that it holds are the billed hours, which grow by 1 / efficiency over the baseline's. Times
-are geometric means over runs, as throughput is, so that ratios of two rank counts are `ratio_estimate`s of the same
-runs. Only measured rank counts are answered: nothing is extrapolated.
+"""The view `time-to-train`: how many GPUs (or ranks) a training is worth, at measured rank counts only. N samples at
+Thr samples per second take N / Thr seconds and the start-up; times are geometric means over runs, so that ratios of two
+rank counts are `ratio_estimate`s of the same runs.
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from dlbench.report.wording import (
     interval_text,
     place_text,
     repeat_text,
+    span_text,
     times_text,
     units_text,
     value_text,
@@ -58,8 +56,7 @@ class TrainingQuestion:
     samples: int | None = None  # Instead of epochs.
     price: float | None = None  # Of an hour of the billed unit.
     currency: str = ""
-    held: BilledUnit | None = None
-    """Unit of price and budget; None: GPUs; for runs without GPUs ranks, or nodes if jobs hold whole nodes."""
+    held: BilledUnit | None = None  # Unit of price and budget; by default what the jobs hold.
     deadline_s: float | None = None
     budget: float | None = None
     is_money: bool = False  # Whether the budget is in the currency of the price, not in hours.
@@ -120,6 +117,10 @@ class _Limit:
         figure: Estimate | None = getattr(point, self.field)
         return figure or point.hours
 
+    def may_be_met(self, point: TrainingPoint) -> bool:
+        low = self.figure(point).low
+        return low is not None and low <= self.most
+
     def outcome(self, point: TrainingPoint) -> Outcome:
         """Returns `equal` if the whole interval lies between 0 and the limit."""
         return judge(self.figure(point), self.most / 2, centre=self.most / 2).outcome
@@ -131,10 +132,7 @@ def unit_of(seconds: float) -> tuple[float, str]:
 
 
 def held_by(run: Run, unit: BilledUnit) -> int | None:
-    """Returns how many units a run held; None for GPUs of a run that had none.
-
-    Exclusive jobs hold whole nodes, used or not.
-    """
+    """Returns how many units a run held, used or not; None for GPUs of a run that had none."""
     layout, system = run.plan.layout, run.plan.system
     if unit == "rank":
         return layout.ranks
@@ -158,9 +156,8 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
-    """Returns the training at every rank count of a group, and the answers to the questions of `asked`.
-
-    Raises `UserError`: an option needs what the runs do not have.
+    """Returns the training at every rank count of a group, and the answers to the question. Raises `UserError`: an
+    option needs what the runs do not have.
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
@@ -174,9 +171,9 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
         option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
     missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
-    for quality_point in quality.points if quality else ():
-        if not quality_point.all_reached:
-            missed[quality_point.ranks, quality_point.nodes] = quality_point.reached_text
+    if quality is not None:
+        points_missed = [point for point in quality.points if not point.all_reached]
+        missed = {(point.ranks, point.nodes): point.reached_text for point in points_missed}
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -247,7 +244,7 @@ def _notes(firsts: Sequence[Run], unit: BilledUnit, *, is_whole: bool, to_target
         yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
     elif is_whole:
         starts_s = [_start_s(run) for run in firsts]
-        span = _span(format_seconds(min(starts_s)), format_seconds(max(starts_s)))
+        span = span_text(format_seconds(min(starts_s)), format_seconds(max(starts_s)))
         yield (
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
@@ -305,38 +302,28 @@ def _amount_text(
     if first is None or last is None:
         return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
     if first.epochs is None or last.epochs is None:
-        amount = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
+        amount = f"{span_text(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
         epoch_samples = question.epoch_samples or firsts[0].epoch_samples
-        epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
+        epochs = _counted(span_text(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
         amount = f"{epochs} ({first.key}) of {epoch_samples:,} {unit}"
     if first.is_limit:
         return f"At most {amount}: runs that meet their target take less."
     return f"{amount}."
 
 
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"
-
-
 def _counted(number: str, units: str) -> str:
-    if number == "1":
-        return f"1 {units.removesuffix('s')}"
-    return f"{number} {units}"
+    return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
 
 
 def answers(
     points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
 ) -> tuple[TrainingAnswer, ...]:
-    """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
-
-    Without either the fastest and the cheapest of all.
-    """
+    """Returns the cheapest rank count within deadline and budget, or the fastest within a budget; by default both."""
     limits = []
     if question.deadline_s:
         size, name = unit_of(question.deadline_s)
-        words = f"under {_counted(f'{question.deadline_s / size:g}', name)}"
-        limits.append(_Limit(words, "time", question.deadline_s))
+        limits.append(_Limit(f"under {_counted(f'{question.deadline_s / size:g}', name)}", "time", question.deadline_s))
     if question.budget:
         amount = f"{question.budget:,.15g}"  # as it was typed
         if question.is_money:
@@ -357,9 +344,7 @@ def answers(
 
 def best(points: Sequence[TrainingPoint], goal: Goal) -> TrainingPoint:
     """Returns the cheapest or the fastest by value; of equal ones the fastest or the cheapest, then fewest ranks."""
-    figures = ("time.value", "hours.value")
-    if goal == "cheapest":
-        figures = ("hours.value", "time.value")
+    figures = ("time.value", "hours.value") if goal == "fastest" else ("hours.value", "time.value")
     return min(points, key=attrgetter(*figures, "ranks", "nodes"))
 
 
@@ -373,7 +358,7 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
     remarks = []
     for point in points:
         is_better = chosen is None or best([point, chosen], goal) is point
-        if exceeded(point) and is_better and all(_may_meet(limit, point) for limit in exceeded(point)):
+        if exceeded(point) and is_better and all(limit.may_be_met(point) for limit in exceeded(point)):
             remarks.append(f"{point.place} may do as well: {_summary(point)}.")
     if chosen is None:
         text = f"None of the measured rank counts is {limit_words}"
@@ -391,11 +376,6 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
         text=f"{chosen.place}: {_summary(chosen)}: {goal} {limit_words}".rstrip(),
         remarks=(*_certainty(chosen, points, limits), *remarks, *_indistinguishable(chosen, goal, meeting)),
     )
-
-
-def _may_meet(limit: _Limit, point: TrainingPoint) -> bool:
-    low = limit.figure(point).low
-    return low is not None and low <= limit.most
 
 
 def _summary(point: TrainingPoint) -> str:
@@ -488,8 +468,7 @@ def times_over(
     x: str, subject: Subject, quantity: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
-
-    `times` has the name of the line, a row with ranks and nodes, and the time of each point.
+    `times` has the line's name, a row with ranks and nodes, and the time of each point.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}
@@ -505,15 +484,9 @@ def times_over(
     size, unit = unit_of(max(time.value for time in by_place.values()))
     rows: Rows = []
     for (line, ranks, nodes), time in by_place.items():
-        row = {
-            "ranks": ranks,
-            "nodes": nodes,
-            "line": line,
-            "place": place_text(ranks, nodes),
-            "ideal": by_place[base].value / size * base_ranks / ranks,
-            **figure_row(time.scaled(1 / size, unit)),
-        }
-        rows.append(row)
+        row = {"ranks": ranks, "nodes": nodes, "line": line, "place": place_text(ranks, nodes)}
+        ideal = by_place[base].value / size * base_ranks / ranks
+        rows.append({**row, "ideal": ideal, **figure_row(time.scaled(1 / size, unit))})
     series: Series | str = MEASURED
     if len(colours) > 1:
         series = Series("line", colours)

@@ -67,11 +67,9 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
     still_width: int | None = None,
     axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
-    """Makes a `Chart` of an altair chart; its subtitle names the subject even if it is cut out of the page.
-
-    `name` is unique among the subject's charts, `alt` the finding in words, `table` the drawn numbers (rows of text
-    begin with the header). `size` and `still_width` (if no script fits it into the window) are those of the plot in
-    pixels. A reader may switch `axes` between linear and logarithmic: all their values must be above 0.
+    """Makes a `Chart` of an altair chart. `size` and `still_width` (without scripts) are those of the plot in pixels,
+    `table` has the drawn numbers. A reader may switch `axes` between linear and logarithmic: their values must be above
+    0.
     """
     from altair.utils import schemapi
 
@@ -88,8 +86,7 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
         table = text_sheet(name, title, table[0], table[1:])
     if isinstance(table, Sheet):
         table = table.to_display()
-    chart_id = f"chart-{group.id}-{name}"
-    return Chart(id=chart_id, title=title, alt=alt, spec=spec, table=table, still_width=still_width)
+    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table, still_width=still_width)
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:
@@ -103,6 +100,4 @@ def tooltips(titles: Mapping[str, str]) -> list[Any]:
 
 def short(value: float | None) -> float | None:
     """Returns a number with four digits, enough for a chart."""
-    if value is None:
-        return None
-    return float(f"{value:.4g}")
+    return None if value is None else float(f"{value:.4g}")

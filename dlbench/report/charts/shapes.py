@@ -1,9 +1,4 @@
-"""Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
-
-A shape takes rows (one per mark), axes, colours and tooltips; `finish` makes the `Chart` of it (see `_charts` of
-`dlbench.views.energy`). Rows have `value`, and `low` and `high` if they have intervals (`figure_row`); an axis may name
-another field. Further layers are added by `alt.layer(*lines(...).layer, ...)`.
-"""
+"""Shapes of charts: rows, one per mark, have `value`, and `low` and `high` for an interval; see `finish`."""
 
 from __future__ import annotations
 
@@ -64,41 +59,41 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
     ideal: str = "",
     is_forecast: bool = False,
 ) -> Any:
-    """Returns lines with points and intervals over a logarithmic axis (base 2) with a tick for each number of the rows.
-
-    `series` has a line for each name; a text is the colour of one line. The axis, unless `x_axis` replaces it,
-    contains the numbers of `reach` without a tick, and extends by the factor `room`. `ideal` is a field that is drawn
-    as a dashed line. Forecasts have dotted lines and hollow points.
+    """Returns lines over a logarithmic axis (base 2) with a tick for each count, extended by `room` and to `reach`.
+    `series` may be the colour of a single line, `ideal` is a field drawn dashed; forecasts are dotted and hollow.
     """
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
         domain = [min([*counts, *reach]) / room, max([*counts, *reach]) * room]
         scale = {"type": "log", "base": 2, "domain": domain, "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
-    base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, series))
+    base = _data(rows).encode(x=_channel(_alt.X, x_axis))
+    colour = {}
+    if isinstance(series, str):
+        colour = {"color": series}
+    else:
+        base = base.encode(color=_legend(_alt.Color, rows, series))
     style: dict[str, Any] = {"strokeWidth": 2}
     if is_forecast:
         style["strokeDash"] = [2, 3]
-    layers = [base.mark_line(**style, **_constant(series)).encode(y=_channel(_alt.Y, y))]
+    layers = [base.mark_line(**style, **colour).encode(y=_channel(_alt.Y, y))]
     if ideal:
         dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.insert(0, dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q"))
     if any(row.get("low") is not None for row in rows):
-        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(series))
+        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **colour)
         layers.append(rule.encode(y=_alt.Y("low:Q"), y2="high:Q"))
-    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(series))
+    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **colour)
     return _layer(*layers, point.encode(y=_alt.Y(f"{y.field}:Q"), tooltip=tooltips(tooltip)))
 
 
 def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
-    """Returns horizontal bars of parts, a bar for each `place`; `order` of the rows says which part comes first.
-
-    `names` are those of all bars in their order; by default that of the rows.
-    """
+    """Returns horizontal bars of parts, by `order` of the rows; a bar for each `place`, in the order of `names`."""
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return _layer(bars.encode(y=name, x=value, **_colour(rows, series), order="order:Q", tooltip=tooltips(tooltip)))
+    colour = _legend(_alt.Color, rows, series)
+    return _layer(bars.encode(y=name, x=value, color=colour, order="order:Q", tooltip=tooltips(tooltip)))
 
 
 def intervals(  # noqa: PLR0913  # A chart has that many parts.
@@ -112,16 +107,14 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
-    """Returns a dot with its interval for each row, from above.
-
-    `limit` is the width of the names in pixels; `names` are further properties of their axis, in Vega-Lite's words.
-    """
+    """Returns a dot with its interval for each row, from above; `limit` is the width of the names in pixels."""
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
     rule = base.mark_rule(strokeWidth=3, opacity=0.55)
-    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), **_colour(rows, series))]
+    colour = _legend(_alt.Color, rows, series)
+    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), color=colour)]
     if any(row.get("low") != row.get("high") for row in rows):
-        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", **_colour(rows, series)))
+        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", color=colour))
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(line.encode(x=_alt.X(f"{x.field}:Q")))
@@ -140,13 +133,9 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     size: int = 60,
     opacity: float = 1.0,
 ) -> Any:
-    """Returns points over an axis of numbers, such as steps or time.
-
-    With `line`, a width in pixels, points of one colour and one `detail`, a field, are connected.
-    """
-    base = _data(rows).encode(
-        x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, series), tooltip=tooltips(tooltip)
-    )
+    """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
+    base = _data(rows).encode(x=_channel(_alt.X, x), y=_channel(_alt.Y, y), tooltip=tooltips(tooltip))
+    base = base.encode(color=_legend(_alt.Color, rows, series))
     if detail:
         base = base.encode(detail=f"{detail}:N")
     layers = []
@@ -183,18 +172,6 @@ def _channel(kind: Any, axis: Axis) -> Any:
 
 def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
     return _alt.Y(f"{field}:N", sort=list(names), axis=_alt.Axis(**{"title": None, **axis}))
-
-
-def _colour(rows: Rows, series: Series | str) -> dict[str, Any]:
-    if isinstance(series, str):
-        return {}
-    return {"color": _legend(_alt.Color, rows, series)}
-
-
-def _constant(series: Series | str) -> dict[str, Any]:
-    if isinstance(series, str):
-        return {"color": series}
-    return {}
 
 
 def _legend(kind: Any, rows: Rows, series: Series) -> Any:

@@ -1,7 +1,5 @@
-"""How charts look: one colour for one thing, everywhere; sizes; the Vega-Lite configuration.
-
-Colours are Okabe and Ito's, which colour-blind readers distinguish. Ink, grid and muted text have
-fixed values here, and the style sheet maps exactly these to its own in the dark scheme.
+"""Colours, sizes and the Vega-Lite configuration of all charts. Colours are Okabe and Ito's, for colour-blind readers;
+the style sheet maps ink, grid and muted text to its own in the dark scheme.
 """
 
 from __future__ import annotations
@@ -13,12 +11,9 @@ MUTED = "#57606a"
 GRID = "#d8dee4"
 MEASURED = "#0b67b2"
 IDEAL = "#8a8f98"
-FORECAST = "#b0431e"
-"""What a law says and nobody measured: always dotted and hollow as well."""
-PUBLISHED = "#6b5bb5"
-"""What others published of the same work."""
-TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}
-"""By the tones of verdicts (`dlbench.stats.verdict_words`); what is open has the colour of what surrounds it."""
+FORECAST = "#b0431e"  # What a law says and nobody measured: always dotted and hollow as well.
+PUBLISHED = "#6b5bb5"  # What others published of the same work.
+TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}  # By the tones of `dlbench.stats.verdict_words`.
 
 PART_COLOURS = {
     "input": "#e69f00",
@@ -31,16 +26,14 @@ PART_COLOURS = {
     "imbalance": "#cc79a7",
 }
 
-RANK_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Rank counts, ascending; shapes distinguish them as well."""
+RANK_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Of rank counts, ascending.
 
 NARROW = 300  # Plot width of a scaling chart, pixels; with its axis it fits a third of the page, or a telephone.
 WIDE = 430  # Plot width of a chart of parts, pixels.
 HEIGHT = 200
 SUBTITLE_PIXELS = 6.5  # Width of a character of the subtitle, roughly.
 
-FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
-"""Of one width nearly everywhere, so that text keeps the room it was measured for."""
+FONT = "Arial, Liberation Sans, Helvetica, sans-serif"  # Of one width nearly everywhere.
 
 CONFIG: dict[str, Any] = {
     # The figure around a chart is one image with its finding in words; labels of single marks would drown it.

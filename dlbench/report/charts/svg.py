@@ -16,8 +16,7 @@ from dlbench import cache
 from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
 
-V8_ADDRESS_BYTES = 65 << 30
-"""What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
+V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
 
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
@@ -31,10 +30,7 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Makes charts without checking them against Vega-Lite's schema, which takes longer than drawing them.
-
-    Tests make every chart outside of it.
-    """
+    """Makes charts without slow checks against Vega-Lite's schema; tests make them with it."""
     from altair.utils import schemapi
 
     with schemapi.debug_mode(False):
@@ -43,10 +39,7 @@ def unchecked() -> Iterator[None]:
 
 @functools.cache
 def require_address_space() -> None:
-    """Checks that V8, which draws the charts, can reserve its addresses; without them it ends the process.
-
-    Raises `EnvironmentLacksError`: a limit on address space is below what it reserves.
-    """
+    """Raises `EnvironmentLacksError` if V8, which draws the charts, cannot reserve its addresses and would abort."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return
@@ -66,9 +59,7 @@ def vegalite_version() -> str:
 
     carried = vl_convert.get_vegalite_versions()
     written = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    if written in carried:
-        return written
-    return str(carried[-1])
+    return written if written in carried else str(carried[-1])
 
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
@@ -81,8 +72,11 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     ids: dict[str, str] = {}
 
     def shortened(match: re.Match[str]) -> str:
-        tag = _LONG_NUMBER.sub(_rounded, _NEEDLESS.sub("", match[0]))
+        tag = _LONG_NUMBER.sub(rounded, _NEEDLESS.sub("", match[0]))
         return _ID.sub(with_prefix, tag)
+
+    def rounded(number: re.Match[str]) -> str:
+        return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
     def with_prefix(match: re.Match[str]) -> str:
         return match[1] + ids.setdefault(match[2], f"{prefix}-{len(ids)}")
@@ -92,16 +86,10 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     return svg.replace("<svg ", f'<svg font-family="{FONT}" ', 1)
 
 
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
-
-
 @functools.cache
 def script_bundle() -> str:
-    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing; it sets `window.vegaEmbed`.
-
-    Vega-Embed has Vega's expression interpreter, so charts run under a content security policy without `unsafe-eval`
-    (option `ast`). The script is cached on disk: making it takes longer than drawing all charts.
+    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing, without `unsafe-eval`; cached on
+    disk.
     """
     import vl_convert
 

@@ -14,17 +14,13 @@ from dlbench.report.wording import harmless
 
 
 def to_csv(document: Document, table: str) -> str:
-    """Returns a table as CSV (RFC 4180, but with plain newlines), with a header line.
-
-    Text that a spreadsheet would read as a formula gets an apostrophe in front.
-
-    Raises `UserError`: there is no such table.
+    """Returns a table as CSV (RFC 4180, but with plain newlines), text that a spreadsheet would take for a formula
+    quoted. Raises `UserError`: there is no such table.
     """
     tables = document.tables()
     if table not in tables:
-        raise UserError(
-            f"--table {table}: no such table in this report; {nearest(table, tables)} (--table ? lists them all)"
-        )
+        hint = f"{nearest(table, tables)} (--table ? lists them all)"
+        raise UserError(f"--table {table}: no such table in this report; {hint}")
     return write_table(tables[table].columns, tables[table].records())
 
 
@@ -48,8 +44,6 @@ def _cell(value: Datum) -> str:
         if text.startswith(("=", "+", "-", "@")):
             return f"'{text}"
         return text
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
         return ""
     return str(value)

@@ -1,9 +1,5 @@
-"""A report as a self-contained HTML page: it needs no network, no server and no scripts.
-
-Charts are static SVG. Where scripts run, the bundled Vega replaces each by its interactive form when
-it comes into sight, from the same specification. The page's security policy allows exactly the two
-scripts written here, by their digests, and no connection to anywhere; all text from runs goes
-through autoescaping.
+"""A report as a self-contained HTML page: it needs no network, and charts are static SVG where no scripts run. Its
+security policy allows exactly the two scripts written here; all text goes through autoescaping.
 """
 
 from __future__ import annotations
@@ -11,6 +7,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -107,59 +104,49 @@ def to_html(document: Document) -> str:
     ids: Counter[str] = Counter()
     sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
     specs = {}
-    for section_charts in charts.values():
-        specs.update({drawn.chart.id: drawn.chart.spec for drawn in section_charts})
+    for drawn in itertools.chain.from_iterable(charts.values()):
+        specs[drawn.chart.id] = drawn.chart.spec
     tables = {}
-    for section in sections:
-        tables.update({drawn.chart.id: _text_rows(drawn.chart.table) for drawn in _without_table(section)})
-    scripts = []
+    for drawn in itertools.chain.from_iterable(map(_without_table, sections)):
+        table = drawn.chart.table
+        tables[drawn.chart.id] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
+    scripts = [_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8"))]
     if specs:
-        scripts.append(_script(svg.script_bundle()))
-    scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
+        scripts.insert(0, _script(svg.script_bundle()))
     digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
-    json_block = json.dumps(
-        {"config": CONFIG, "charts": specs, "tables": tables}, allow_nan=False, separators=(",", ":")
-    )
+    data = {"config": CONFIG, "charts": specs, "tables": tables}
+    json_block = json.dumps(data, allow_nan=False, separators=(",", ":"))
     json_block = json_block.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     panels: tuple[Panel, ...] = ()
     if document.one_group_at_a_time and groups:
         panels = _panels(sections)
-    return (
-        _environment()
-        .get_template("document.html.j2")
-        .render(
-            document=document,
-            shown=sections,
-            panels=panels,
-            folds=any(section.level == "answer" for section, _ in document.walk()),
-            linked={section.id for section in in_full},
-            num_groups=len(groups),
-            further=groups[MAX_GROUPS:],
-            num_charted=len(charted_ids),
-            downloads=_downloads(document),
-            specs=_trusted(json_block),
-            style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
-            scripts=scripts,
-            policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
-            "base-uri 'none'; form-action 'none'",
-        )
+    template = _environment().get_template("document.html.j2")
+    return template.render(
+        document=document,
+        shown=sections,
+        panels=panels,
+        folds=any(section.level == "answer" for section, _ in document.walk()),
+        linked={section.id for section in in_full},
+        num_groups=len(groups),
+        further=groups[MAX_GROUPS:],
+        num_charted=len(charted_ids),
+        downloads=list(_downloads(document)),
+        specs=_trusted(json_block),
+        style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
+        scripts=scripts,
+        policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
     )
-
-
-def _text_rows(table: TextTable) -> list[list[str]]:
-    rows = (row.cells for row in table.rows)
-    return [list(table.header), *(list(map(str, cells)) for cells in rows)]
 
 
 def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:
     group_indices = [index for index, shown_section in enumerate(sections) if shown_section.section.is_group]
     before, behind = sections[: group_indices[0]], sections[group_indices[-1] + 1 :]
     panels = [Panel("overview", "Overview", tuple(before), "overview")]
-    for shown_section in sections:
-        if shown_section.section.is_group:
-            title = shown_section.section.short_title or shown_section.section.title
-            panels.append(Panel(shown_section.section.id, title, (shown_section,), "group"))
+    for index in group_indices:
+        group = sections[index].section
+        panels.append(Panel(group.id, group.short_title or group.title, (sections[index],), "group"))
     across = tuple(shown_section for shown_section in behind if shown_section.section.level != "appendix")
     if across:
         panels.append(Panel("across", "Across groups", across, "across"))
@@ -256,12 +243,11 @@ def _are_in_tables(section_charts: Sequence[Drawn], sheets: Sequence[ShownSheet]
     for shown_sheet in sheets:
         for row in shown_sheet.table.rows:
             texts.update(cell.text for cell in row.cells)
-    num_cells = num_in_tables = 0
+    in_tables = []  # Of each cell of the charts' tables.
     for drawn in section_charts:
         for row in drawn.chart.table.rows:
-            num_cells += len(row.cells[1:])
-            num_in_tables += sum(cell.text in texts for cell in row.cells[1:])
-    return 2 * num_in_tables > num_cells
+            in_tables += [cell.text in texts for cell in row.cells[1:]]
+    return 2 * sum(in_tables) > len(in_tables)
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:
@@ -298,9 +284,8 @@ def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
     return first[:HEADLINE].rsplit(" ", 1)[0].rstrip(",;:") + " \N{HORIZONTAL ELLIPSIS}", section.words
 
 
-def _downloads(document: Document) -> list[dict[str, str]]:
+def _downloads(document: Document) -> Iterator[dict[str, str]]:
     free_bytes = DOWNLOAD_BYTES
-    links = []
     for name, table in document.tables().items():
         # Base64 has four characters for three bytes: a longer text does not fit and is cut.
         content = write_table(table.columns, table.records(), max_characters=free_bytes * 3 // 4)
@@ -317,8 +302,7 @@ def _downloads(document: Document) -> list[dict[str, str]]:
             free_bytes -= len(link["href"])
         else:
             link |= {"href": "", "command": f"{document.command} --format csv --table {name}"}
-        links.append(link)
-    return links
+        yield link
 
 
 @functools.cache

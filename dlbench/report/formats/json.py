@@ -1,8 +1,5 @@
-"""A report as JSON: its dataclasses as they are, raw numbers, null for a number that is not finite.
-
-`schema_of` makes the JSON schema (draft 2020-12) of the same dataclasses. pydantic cannot, because it knows neither
-inline fields nor hidden ones nor that a number may be null. It follows `as_plain` type by type, and fails on a type
-that `as_plain` would not take.
+"""A report as JSON: its dataclasses, null for a number that is not finite; and the JSON schema of the same dataclasses.
+pydantic cannot make that schema: it knows neither inline nor hidden fields, nor that a number may be null.
 """
 
 from __future__ import annotations
@@ -64,13 +61,9 @@ def as_plain(value: Any) -> Any:
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
-    """Returns the schema of a dataclass and of all that it holds; `inline` has the contents of its inline fields.
-
-    Raises `TypeError`: a field's type is not plain data.
-    """
+    """Returns the schema of a dataclass and all that it holds; raises `TypeError` if a field is not plain data."""
     maker = _Maker(inline or {})
-    reference = maker.of(kind)
-    return {"$schema": DRAFT, **reference, "$defs": dict(sorted(maker.defs.items()))}
+    return {"$schema": DRAFT, **maker.of(kind), "$defs": dict(sorted(maker.defs.items()))}
 
 
 class _Maker:
@@ -116,16 +109,14 @@ class _Maker:
             name = f"{kind.__module__.split('.')[-2]}.{name}"
         self.names[kind] = name
         self.defs[name] = {}  # Keeps its place before the dataclasses of its fields.
-        hints = typing.get_type_hints(kind)
-        if _is_record(kind):
-            properties = {name: self.of(hints[name]) for name in kind.model_fields}
-        else:
-            properties = self._properties(kind, hints)
+        properties = self._properties(kind, typing.get_type_hints(kind))
         shape = {"type": "object", "properties": properties, "required": list(properties)}
         self.defs[name] = {**shape, "additionalProperties": False}
         return name
 
     def _properties(self, kind: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+        if _is_record(kind):
+            return {name: self.of(hints[name]) for name in kind.model_fields}
         properties: dict[str, Any] = {}
         for field in dataclasses.fields(kind):
             if field.metadata.get(INLINE):

@@ -48,8 +48,7 @@ def _section(section: Section, level: int) -> Iterator[str]:
     if section.facts and section.are_methods:
         yield from _items(f"{name}. {text}" for name, text in section.facts)
     elif section.facts:
-        facts = "; ".join(f"{name}: {text}" for name, text in section.facts)
-        yield from _paragraphs((f"{facts}.",))
+        yield from _paragraphs(["; ".join(f"{name}: {text}" for name, text in section.facts) + "."])
     if section.marks:
         for mark in section.marks:
             label = f"**{mark.label}:** " if mark.label else ""
@@ -59,7 +58,7 @@ def _section(section: Section, level: int) -> Iterator[str]:
     if section.cards:
         yield from map(_card, section.cards)
         yield ""
-    if section.caption and all(sheet.caption != section.caption for sheet in section.sheets):
+    if section.caption not in ("", *(sheet.caption for sheet in section.sheets)):
         yield f"*{escape(section.caption)}*"
         yield ""
     for sheet in section.sheets:

@@ -1,11 +1,8 @@
-"""A report for the terminal, plain or in colours. Fits 80 columns.
-
-The brief form prints of each section what it marks as brief, and of a group its answers alone, on one screen. The full
-form prints all words and the tables that a page shows unfolded; its last lines name the other tables.
-"""
+"""A report for the terminal, in 80 columns: the brief form on one screen per group, or the full form."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -33,8 +30,7 @@ MAX_PARTS = 2  # Tables below each other that a wide table of evidence may take 
 MAX_LOOKED_UP = 20  # Rows of an appendix' table in the full form.
 LONG_CELL = 24  # Characters to which cells are shortened before columns are left out.
 NARROWEST = 14  # Characters to which a column is wrapped before rows are printed as names and values.
-_TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
-"""Rows of a table and marks, tried in this order until a group fits a screen."""
+_TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))  # Rows and marks, tried in this order.
 
 Style = Literal["", "title", "notice", "heading", "warning"]
 _RICH = {"": "", "title": "bold", "notice": "italic", "heading": "bold cyan", "warning": "yellow"}
@@ -89,39 +85,29 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
             yield from blocks
     if full:
         yield from _further_tables(document, width)
-    elif _has_evidence(document):
+        return
+    shown = itertools.chain.from_iterable(section.sections for section in document.sections if section.is_group)
+    if any(section.level != "answer" or section.sections for section in shown):
         yield _BLANK
         yield from _sentences(["All evidence: the same command with --full."], width)
 
 
-def _has_evidence(document: Document) -> bool:
-    for group in document.sections:
-        if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
-            return True
-    return False
-
-
 def _further_tables(document: Document, width: int) -> Iterator[Block]:
-    """Names the tables that only the page and the CSV files hold, or hold with more columns and rows."""
     names: dict[str, None] = {}
     for section, _ in document.walk():
         for sheet in section.sheets:
             if sheet.to_display().rows and (_is_left_out(sheet) or _is_shortened(section, sheet, width)):
-                title = sheet.title
-                if sheet.names:
-                    title = f"{title} ({sheet.name})"
+                title = f"{sheet.title} ({sheet.name})" if sheet.names else sheet.title
                 names[title] = None
-    if not names:
-        return
-    yield _BLANK
-    command = document.command
-    yield from _sentences(
-        [
+    if names:
+        yield _BLANK
+        command = document.command
+        csv = f"`{command} --format csv --table NAME` writes one in brackets"
+        texts = (
             f"Not printed here, or not whole: {'; '.join(names)}.",
-            f"`{command} -o report.html` has all tables; `{command} --format csv --table NAME` writes one in brackets.",
-        ],
-        width,
-    )
+            f"`{command} -o report.html` has all tables; {csv}.",
+        )
+        yield from _sentences(texts, width)
 
 
 def _is_left_out(sheet: Sheet[Any]) -> bool:
@@ -136,7 +122,6 @@ def _is_whole(section: Section, sheet: Sheet[Any]) -> bool:
 
 
 def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
-    """Returns whether the full form leaves out columns or rows of a table."""
     if _is_whole(section, sheet):
         return False
     table = sheet.to_display()
@@ -165,19 +150,14 @@ def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
     for section in group.sections:
         if section.level == "answer":
             marks += section.marks
-    serious = [mark for mark in marks if mark.severity == "serious"]
-    marks = [*serious, *(mark for mark in marks if mark.severity != "serious")]
+    marks.sort(key=lambda mark: mark.severity != "serious")
     for mark in marks[:max_marks]:
         yield _shortened_mark(mark, width)
-    num_hidden = len(marks[max_marks:])
-    if num_hidden:
-        num_warnings = len(serious[max_marks:])
-        counts = []
-        if num_warnings:
-            counts.append(counted(num_warnings, "more warning"))
-        if num_hidden > num_warnings:
-            counts.append(counted(num_hidden - num_warnings, "more note"))
-        yield Block((f"... and {' and '.join(counts)}",))
+    hidden = [mark.severity for mark in marks[max_marks:]]
+    num_warnings = hidden.count("serious")
+    numbers = {"more warning": num_warnings, "more note": len(hidden) - num_warnings}
+    if hidden:
+        yield Block((f"... and {' and '.join(counted(number, noun) for noun, number in numbers.items() if number)}",))
 
 
 def _shortened_mark(mark: Mark, width: int) -> Block:
@@ -266,19 +246,15 @@ def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
     if len(table.header) == 2:
         return _wrapped("; ".join(f"{row.cells[0]}: {row.cells[1]}" for row in table.rows) + ".", width)
     rows = table.rows[:MAX_LOOKED_UP]
-    texts = [table.header, *(tuple(map(str, row.cells)) for row in rows)]
-    while _width(texts) > width and len(texts[0]) > 1:
-        texts = [row[:-1] for row in texts]
-    lines = aligned(texts)
+    lines = aligned(_without_last([table.header, *(tuple(map(str, row.cells)) for row in rows)], width))
     if len(rows) < len(table.rows):
         lines.append(f"... and {counted(len(table.rows) - len(rows), 'more row')}")
     return lines
 
 
 def _last_column(table: TextTable, width: int) -> int:
-    """Returns the end of the columns of evidence that are printed: those of the first `MAX_PARTS` parts of a table."""
-    ranges = _column_ranges(_widths(_texts(table, len(table.header))), width)
-    _, end = ranges[:MAX_PARTS][-1]
+    """Returns the end of the columns that the first `MAX_PARTS` parts of a split table hold."""
+    _, end = _column_ranges(_widths(_texts(table, len(table.header))), width)[:MAX_PARTS][-1]
     return end
 
 
@@ -288,13 +264,13 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
         yield from _sentences([f"- {name}: {first_sentence}"], width)
     num_others = len(section.facts[MAX_METHODS:])
     text = f"{section.docs_page} and the HTML page have the whole definitions"
-    if num_others > 0:
+    if num_others:
         text += f", and {num_others} more"
     yield from _sentences([f"{text}."], width)
 
 
 def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
-    """Yields what a section marks as brief: words under tables of at most `max_rows` rows; in a group, above them."""
+    """Yields the brief words of a section under its tables; in a group, above them."""
     tables = list(_brief_tables(section, width, max_rows))
     texts = section.brief
     if texts is None and tables:
@@ -302,9 +278,8 @@ def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterato
     sentences = list(_sentences(texts or (), width))
     if section.is_group:
         yield from sentences
-        yield from tables
-    else:
-        yield from tables
+    yield from tables
+    if not section.is_group:
         yield from sentences
 
 
@@ -324,17 +299,15 @@ def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterato
             # The first row, which others are measured against, and the last ones.
             num_between = len(rows) - max_rows
             rows = (rows[0], *rows[1 - max_rows :])
-        table_lines = fitted(TextTable(table.header, rows), width)
+        lines += fitted(TextTable(table.header, rows), width)
         if num_between:
-            table_lines.insert(2, f"... {num_between} rows left out")
-        lines += table_lines
+            lines.insert(len(lines) - len(rows) + 1, f"... {num_between} rows left out")
         if num_further:
             lines.append(f"... and {num_further} more rows")
         yield Block(tuple(lines))
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Returns names and values, a line each; further lines of a value are indented."""
     size = min(max((len(name) for name, _ in pairs), default=0), width // 4)
     lines = []
     for name, text in pairs:
@@ -366,35 +339,29 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def fitted(table: TextTable, width: int) -> list[str]:
-    """Returns a table as lines, header first; if it is too wide, intervals are left out, from the right.
-
-    If that is not enough, long cells are shortened, and then columns are dropped from the right until one is left:
-    headers stay whole, and every other format prints all columns.
-    """
-    count = len(table.header)
-    rows = _texts(table, count)
-    for num_intervals in reversed(range(count)):
+    """Returns a table as lines that fit: without intervals, then with short cells, then with fewer columns."""
+    for num_intervals in range(len(table.header), -1, -1):
+        rows = _texts(table, num_intervals)
         if _width(rows) <= width:
             return aligned(rows)
-        rows = _texts(table, num_intervals)
-    short = rows
     for longest in (width, LONG_CELL):
-        short = [rows[0], *(_shortened_row(row, longest) for row in rows[1:])]
-        if _width(short) <= width:
-            return aligned(short)
-    while _width(short) > width and len(short[0]) > 1:
-        short = [row[:-1] for row in short]
-    if len(short[0]) == 1:
-        short = [(shorten(cell, width),) for (cell,) in short]
-    return aligned(short)
+        rows[1:] = [tuple(map(partial(shorten, width=longest), row)) for row in rows[1:]]
+        if _width(rows) <= width:
+            return aligned(rows)
+    rows = _without_last(rows, width)
+    if len(rows[0]) == 1:
+        rows = [(shorten(cell, width),) for (cell,) in rows]
+    return aligned(rows)
 
 
-def _shortened_row(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
-    return tuple(shorten(cell, longest) for cell in row)
+def _without_last(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Returns rows without the columns from the right that do not fit; the first one stays."""
+    while _width(rows) > width and len(rows[0]) > 1:
+        rows = [row[:-1] for row in rows]
+    return rows
 
 
 def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
-    """Returns header and cells, the first `num_intervals` columns with their intervals."""
     rows = [table.header]
     for row in table.rows:
         texts = [str(cell) for cell in row.cells[:num_intervals]]
@@ -404,37 +371,25 @@ def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
 
 
 def whole_table(table: TextTable, width: int) -> list[str]:
-    """Returns a table as lines of which nothing is left out.
-
-    A table that is too wide is printed with rows as columns, or as several tables below each other, each with the first
-    column, whichever takes fewer lines. If a single column does not fit next to the first one, cells are wrapped; if
-    these become too narrow, each row is printed as names and values, without missing ones.
-    """
+    """Returns a whole table as lines: if it is too wide, transposed, split, wrapped, or as names and values."""
     rows = _texts(table, len(table.header))
     first, *others = _widths(rows)
     if first + 2 + max(others, default=-2) > width:
         return _wrapped_table(rows, width) or _names_and_values(rows, width)
-    split = _split_table(rows, width)
-    transposed = list(zip(*rows, strict=True))
-    if len(transposed) < len(split) and _width(transposed) <= width:
-        return aligned(transposed)
-    return split
-
-
-def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     lines: list[str] = []
     for start, end in _column_ranges(_widths(rows), width):
-        if lines:
-            lines.append("")
-        lines += aligned([(row[0], *row[start:end]) for row in rows])
+        lines += ["", *aligned([(row[0], *row[start:end]) for row in rows])]
+    del lines[0]
+    transposed = list(zip(*rows, strict=True))
+    if len(transposed) < len(lines) and _width(transposed) <= width:
+        return aligned(transposed)
     return lines
 
 
 def _column_ranges(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Returns first and end of the columns that fit next to the first one, for each table of a split one."""
     ranges = []
-    start = 1
-    used = widths[0]
+    start, used = 1, widths[0]
     for index, size in enumerate(widths[1:], 1):
         if index > start and used + 2 + size > width:
             ranges.append((start, index))
@@ -464,10 +419,8 @@ def _names_and_values(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     header, *value_rows = rows
     lines: list[str] = []
     for row in value_rows:
-        if lines:
-            lines.append("")
-        lines += _named([(name, text) for name, text in zip(header, row, strict=True) if text != DASH], width)
-    return lines
+        lines += ["", *_named([(name, text) for name, text in zip(header, row, strict=True) if text != DASH], width)]
+    return lines[1:]
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
@@ -476,12 +429,9 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 def shorten(text: str, width: int) -> str:
     """Returns the text, cut if it is longer than a column may be."""
-    if len(text) <= width:
-        return text
-    return text[: width - 3] + "..."
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    if text[:2] in _SIGNS.values():
-        return _wrap(text, width, subsequent_indent="  ")
-    return _wrap(text, width)
+    indent = "  " if text[:2] in _SIGNS.values() else ""
+    return _wrap(text, width, subsequent_indent=indent)

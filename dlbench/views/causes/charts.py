@@ -29,8 +29,7 @@ CAUSE_COLOURS = {  # A cause that is also a phase of the step has that phase's c
     "rest": PART_COLOURS["imbalance"],
 }
 
-_IDEAL, _MEASURED = "#676d76", "#1769ab"
-"""Colours of whole bars: dark enough for white words in both colour schemes, which do not change these two."""
+_IDEAL, _MEASURED = "#676d76", "#1769ab"  # Dark enough for white words in both colour schemes.
 
 _ROW = 42  # Height of a row of a waterfall, a name and the bar below it, pixels.
 _ALONE = 1060  # Plot width of a waterfall without a chart next to it, pixels: as wide as a page of 1400.
@@ -68,7 +67,6 @@ def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
 
 
 def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
-    """Returns bars from 100 % down to the efficiency, and up for gains; all ends in percent."""
     rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, ("100 %", "100 %"), None)]
     level = 100.0
     for share in shares:
@@ -92,7 +90,6 @@ def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
 def _bar(
     name: str, start: float, end: float, colour: str, texts: tuple[str, str], interval_ends: tuple[float, float] | None
 ) -> dict[str, Any]:
-    """Returns a bar; `texts` are its label and its tooltip, `interval_ends` those of its interval."""
     low, high = sorted((start, end))
     bar_left, bar_right = low, high  # Of the bar with its interval.
     interval: dict[str, float | None] = {"low": None, "high": None}

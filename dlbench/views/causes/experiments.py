@@ -77,7 +77,6 @@ class CauseShare(Part):
 
     @property
     def reasons(self) -> str:
-        """Why it was not measured."""
         return " | ".join(self.not_measured)
 
     @property
@@ -101,12 +100,14 @@ class Case:
         return self.parts[CAUSES.index(name)]
 
     @property
+    def by_loss(self) -> list[CauseShare]:
+        """The causes, the largest loss first."""
+        return sorted(self.parts, key=attrgetter("lost.value"), reverse=True)
+
+    @property
     def run(self) -> Run:
         """A run of the point; one that recorded its exchange, if there is one."""
-        for run in self.runs:
-            if run.record is not None and run.record.exchange is not None:
-                return run
-        return self.runs[0]
+        return next((run for run in self.runs if run.record and run.record.exchange), self.runs[0])
 
     @property
     def exchange(self) -> ExchangeResult | None:
@@ -132,33 +133,32 @@ def throttling_remedy(*, on_gpu: bool) -> str:
     return "raise the CPU quota of the job or container (cpu.max of its control group)"
 
 
-def _for_exchange(case: Case) -> Iterator[Experiment]:
+def _for_exchange(case: Case) -> Iterator[str]:
     plan, result = case.run.plan, case.exchange
     every = plan.sync.average_every
     if every is not None:
-        yield Experiment(f"average less often (--set sync.average_every={2 * every}; check the loss too)")
+        yield f"average less often (--set sync.average_every={2 * every}; check the loss too)"
         yield from _larger_batch(case)
         return
 
-    is_flat = plan.sync.exchange == "flat"
-    if is_flat and case.point.nodes > 1 and _can_change(plan, "exchange", "hierarchical"):
-        yield Experiment("use the hierarchical exchange (--set sync.exchange=hierarchical)")
+    if plan.sync.exchange == "flat" and case.point.nodes > 1 and _can_change(plan, "exchange", "hierarchical"):
+        yield "use the hierarchical exchange (--set sync.exchange=hierarchical)"
     fusion = plan.sync.fusion_in_force if result is None else result.fusion_rule
     if fusion in (OWN_NONE, OWN_SINGLE) and _can_change(plan, "fusion", OWN_MGWFBP):
         option = "--set sync.fusion=own:mgwfbp"
         if plan.measure.warmup_steps < MGWFBP_STEPS:
             option += f" --set measure.warmup_steps={MGWFBP_STEPS}"
-        yield Experiment(f"merge messages by their costs ({option})")
+        yield f"merge messages by their costs ({option})"
     if fusion == OWN_NONE and _can_change(plan, "fusion", OWN_SINGLE):
-        yield Experiment("send one message (--set sync.fusion=own:single)")
+        yield "send one message (--set sync.fusion=own:single)"
     if fusion == UNFUSED:
-        yield Experiment("fuse gradients (--set sync.fusion=auto)")
+        yield "fuse gradients (--set sync.fusion=auto)"
     record = case.run.record
     on_cpu = record is None or record.ranks[0].device.startswith("cpu")
     # Gloo on a CPU adds half-precision numbers one by one and is slower with them.
     is_gloo = on_cpu and (result is None or "gloo" in result.carrier)
     if plan.sync.wire == "fp32" and _can_change(plan, "wire", "fp16") and not is_gloo:
-        yield Experiment("send half the bytes (--set sync.wire=fp16; check the loss too)")
+        yield "send half the bytes (--set sync.wire=fp16; check the loss too)"
     yield from _larger_batch(case)
 
 
@@ -170,15 +170,15 @@ def _can_change(plan: RunPlan, key: str, value: object) -> bool:
     return layout_problem(changed, engine=plan.engine.name, ranks=layout.ranks, nodes=layout.nodes) is None
 
 
-def _for_stragglers(case: Case) -> Iterator[Experiment]:
+def _for_stragglers(case: Case) -> Iterator[str]:
     if case.hosts and case.hosts[0].host in case.exclude:
         option = compressed(case.exclude)
         if case.run.plan.system.scheduler == "slurm":
             option = f"--exclude={option}"
-        yield Experiment(f"run without the slow nodes ({option})")
+        yield f"run without the slow nodes ({option})"
     late = case.main_straggler
     if late is None:
-        yield Experiment("look for jitter: ranks take turns at being last (other work on the cores, uneven samples)")
+        yield "look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
         return
     subject, whose, which_host = f"rank {late.rank} on {late.host}", "its", "its"
     if late.rank is None:
@@ -189,12 +189,12 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
         "host": f"{which_host} host between the steps (other processes, logging)",
         "unexplained": f"its link or other work on its cores, because nothing of {whose} own work explains it",
     }
-    yield Experiment(f"look at {subject}: {where[late.late_by]}")
+    yield f"look at {subject}: {where[late.late_by]}"
 
 
-def _for_input(case: Case) -> Iterator[Experiment]:
+def _for_input(case: Case) -> Iterator[str]:
     if case.run.plan.workload.data.is_synthetic:
-        yield Experiment("look at what else uses the ranks' cores: synthetic data is made in memory")
+        yield "look at what else uses the ranks' cores: synthetic data is made in memory"
         return
     plan = case.run.plan
     data, cores = plan.workload.data, plan.layout.cores_per_rank
@@ -207,68 +207,66 @@ def _for_input(case: Case) -> Iterator[Experiment]:
     if share is not None and is_fetch_bound:
         reason = f"; readers spend {figure_text(share)} of their time fetching samples"
     elif share is not None:
-        spent = figure_text(complement(share))
-        reason = f"; readers spend {spent} of their time preparing samples (decode, augment)"
+        reason = f"; readers spend {figure_text(complement(share))} of their time preparing samples (decode, augment)"
     # Samples that are read in place and, as far as is known, not from the page cache.
     stored = storage_share(list(chain.from_iterable(reading.epochs for reading in readings)))
     if is_fetch_bound and data.staging == "none" and (stored is None or stored > WARM_SHARE):
         strategy = "replicate" if data.shuffle == "global" else "shard"
-        yield Experiment(f"stage samples near the node (--set data.staging={strategy}{reason})")
+        yield f"stage samples near the node (--set data.staging={strategy}{reason})"
     if data.loader_workers != "auto" and plan.most_loader_workers < cores:
         text = f"--set data.loader_workers=auto measures how many of those that {cores} cores per rank allow"
         if not is_fetch_bound:
             text += reason
-        yield Experiment(f"use more readers ({text})")
+        yield f"use more readers ({text})"
     limited = next((reading for reading in readings if reading.limited_by_cores), None)
     if limited is not None:
         why = f"training keeps {limited.training_cores} of {cores}, which left {limited.loader_workers} to readers"
-        yield Experiment(f"give each rank more cores (--set layout.cores_per_rank={2 * cores}; {why})")
+        yield f"give each rank more cores (--set layout.cores_per_rank={2 * cores}; {why})"
     record = case.run.record
     if record is not None and record.data.get("kind") in _PACKED_BY:
-        yield Experiment(f"prepare the data once ({_PACKED_BY[str(record.data['kind'])]})")
+        yield f"prepare the data once ({_PACKED_BY[str(record.data['kind'])]})"
     name, preset, source = map(shlex.quote, (plan.workload.name, plan.workload.preset, data.source))
     tiers = f"--data {source} --ranks {case.point.ranks} --tiers --repeats {MIN_RUNS}"
     command = f"dlbench io {name} --preset {preset} {tiers}"
-    yield Experiment(f"separate storage from preparing with synthetic, cached and cold data: {command}")
+    yield f"separate storage from preparing with synthetic, cached and cold data: {command}"
 
 
-def _larger_batch(case: Case) -> Iterator[Experiment]:
+def _larger_batch(case: Case) -> Iterator[str]:
     # Under strong scaling all points share the global batch; another one answers another question.
     if case.run.plan.series.scaling == "weak":
         option = f"--set train.batch_per_rank={2 * case.batch}"
-        yield Experiment(f"use a larger batch per rank ({option}): fewer steps for the same samples")
+        yield f"use a larger batch per rank ({option}): fewer steps for the same samples"
 
 
-def _for_gathering(case: Case) -> Iterator[Experiment]:
+def _for_gathering(case: Case) -> Iterator[str]:
     fsdp = case.run.plan.engine.fsdp
     if fsdp.shard == "parameters":
-        text = "keep parameters from the forward to the backward pass, if they fit (--set engine.fsdp.shard=gradients)"
-        yield Experiment(text)
+        yield "keep parameters from the forward to the backward pass, if they fit (--set engine.fsdp.shard=gradients)"
     if fsdp.shard_ranks == "all" and case.point.nodes > 1:
-        yield Experiment("gather within nodes alone, if a node holds the state (--set engine.fsdp.shard_ranks=node)")
+        yield "gather within nodes alone, if a node holds the state (--set engine.fsdp.shard_ranks=node)"
     record = case.run.record
     if record is not None and record.clock != "monotonic":
-        yield Experiment(f"gather further ahead (--set engine.fsdp.prefetch={fsdp.prefetch + 1})")
+        yield f"gather further ahead (--set engine.fsdp.prefetch={fsdp.prefetch + 1})"
     yield from _larger_batch(case)
-    yield Experiment("replicate the state, if a rank holds it (--engine ddp): nothing is gathered then")
+    yield "replicate the state, if a rank holds it (--engine ddp): nothing is gathered then"
 
 
-def _for_launches(case: Case) -> Iterator[Experiment]:
+def _for_launches(case: Case) -> Iterator[str]:
     yield from _larger_batch(case)
     train = case.run.plan.workload.train
     # Otherwise the host does not launch each kernel separately.
     if train.cuda_graphs == "none" and train.compile not in ("reduce-overhead", "max-autotune"):
         options = "--set train.compile=reduce-overhead, or --set train.cuda_graphs=network"
-        yield Experiment(f"launch fewer kernels, or a whole step at once ({options})")
+        yield f"launch fewer kernels, or a whole step at once ({options})"
 
 
-def _for_throttling(case: Case) -> Iterator[Experiment]:
+def _for_throttling(case: Case) -> Iterator[str]:
     record = case.run.record
     on_gpu = record is not None and record.ranks[0].device.startswith("cuda")
-    yield Experiment(throttling_remedy(on_gpu=on_gpu))
+    yield throttling_remedy(on_gpu=on_gpu)
 
 
-def _for_memory(case: Case) -> Iterator[Experiment]:
+def _for_memory(case: Case) -> Iterator[str]:
     train = case.run.plan.workload.train
     memory = next((run.record.memory for run in case.runs if run.record and run.record.memory), None)
     if memory is not None:
@@ -277,21 +275,21 @@ def _for_memory(case: Case) -> Iterator[Experiment]:
             # A plan for the memory of the present method.
             capacity = bytes_option(capacity_bytes or memory.plan.predicted.peak_bytes)
             options = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity="
-            yield Experiment(f"plan keeping, swapping and recomputing ({options}{capacity})")
+            yield f"plan keeping, swapping and recomputing ({options}{capacity})"
         if capacity_bytes is not None and 0 < capacity_bytes < in_core_bytes:
             larger = bytes_option(min(in_core_bytes, round(1.25 * capacity_bytes)))
             option = f"--set train.memory.capacity={larger}; in core training holds {format_bytes(in_core_bytes)}"
-            yield Experiment(f"use a larger capacity, if the device has it ({option})")
+            yield f"use a larger capacity, if the device has it ({option})"
     if case.batch > 1:
         parts = train.gradient_accumulation
         if case.batch % (2 * parts) == 0:
-            yield Experiment(f"split the batch into smaller passes (--set train.gradient_accumulation={2 * parts})")
+            yield f"split the batch into smaller passes (--set train.gradient_accumulation={2 * parts})"
         else:
             smaller = max(parts, case.batch // 2 // parts * parts)
-            yield Experiment(f"use a smaller batch per rank (--set train.batch_per_rank={smaller})")
+            yield f"use a smaller batch per rank (--set train.batch_per_rank={smaller})"
 
 
-def _for_compute(case: Case) -> Iterator[Experiment]:
+def _for_compute(case: Case) -> Iterator[str]:
     plan, record = case.run.plan, case.run.record
     if plan.series.scaling != "weak":
         # A rank's batch shrinks, and the work that does not depend on it (the optimizer) stays.
@@ -303,25 +301,25 @@ def _for_compute(case: Case) -> Iterator[Experiment]:
         largest = max(case.part("compute").parts, key=attrgetter("lost.value"))
         if largest.lost.value > 0:
             text += f": the largest part is {_COMPUTE_PARTS[largest.name]}"
-        yield Experiment(text)
+        yield text
     elif plan.layout.ranks_per_node > 1 and (plan.layout.nodes > 1 or plan.system.scheduler != "none"):
         # The same ranks fit on more nodes.
-        yield Experiment("place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)")
+        yield "place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)"
     if record is not None and record.clock == "monotonic" and case.exchange is not None and case.exchange.hidden_s:
         # On CPUs threads of the exchange run on the cores that compute, while the backward pass goes on.
-        yield Experiment(
+        yield (
             "measure how much the exchange slows the backward pass, since both share the ranks' cores "
             "(--decompose runs pairs without exchange)"
         )
-    yield Experiment("look at clocks and memory of these nodes, and at other work on their cores")
+    yield "look at clocks and memory of these nodes, and at other work on their cores"
 
 
-def _for_the_rest(case: Case) -> Iterator[Experiment]:
+def _for_the_rest(case: Case) -> Iterator[str]:
     option = f"--set measure.measured_steps={2 * case.run.plan.measure.measured_steps}"
-    yield Experiment(f"measure longer, so that ends weigh less ({option})")
+    yield f"measure longer, so that ends weigh less ({option})"
 
 
-RULES: Mapping[str, tuple[str, Callable[[Case], Iterator[Experiment]]]] = {
+RULES: Mapping[str, tuple[str, Callable[[Case], Iterator[str]]]] = {
     "exchange": ("network-bound", _for_exchange),
     "straggler": ("straggler-bound", _for_stragglers),
     "gather": ("gather-bound", _for_gathering),

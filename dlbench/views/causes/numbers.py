@@ -1,7 +1,4 @@
-"""The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, and experiments.
-
-All tables, charts and sentences on lost points are made of these figures.
-"""
+"""The account of lost efficiency: the loss of each part, late ranks, the diagnosis with its certainty, experiments."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
-from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS
 from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
+from dlbench.report.table import Cell, column
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
 from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
@@ -48,6 +46,10 @@ _LATE_TITLES = {
 }
 
 
+def _bound_cell(bound: float) -> Cell:
+    return Cell(f"at most +{percent(bound, 0)}", number=bound)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The diagnosis of a point."""
@@ -62,16 +64,13 @@ class Diagnosis:
     cause: str
     """The cause that costs most; if only smaller ones are certain, the largest of these. At the baseline, the cause
     that takes most of the step besides computing. Empty if none costs anything worth explaining."""
-    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, not a forecast.
+    bound: float | None = field(metadata=column("Upper bound", "limit_throughput_gain_fraction", text=_bound_cell))
+    """Growth of the throughput if that cause took no time, a fraction: a limit, not a forecast."""
     experiments: tuple[Experiment, ...]  # In order; empty unless found or likely.
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
-    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups.
-
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points` are the measured
-    causes of each rank count of a group, the baseline's too, which gets no values; `num_groups` have several counts.
-    """
+    """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups."""
     tested = []
     for index, parts in enumerate(points):
         tested += [(index, part) for part in parts if part.p is not None and (part.seconds.value or part.ideal_seconds)]
@@ -90,8 +89,7 @@ def stands_out(part: Part, adjusted: float) -> bool:
 def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
-    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
-    certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
+    certain = [part for part in case.by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
     cause_part = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
@@ -103,7 +101,7 @@ def diagnose(case: Case) -> Diagnosis:
             bound = 1 / (1 - share) - 1
         if finding in ("found", "likely"):
             bound_by, make_experiments = RULES[cause]
-            experiments = tuple(make_experiments(case))
+            experiments = tuple(map(Experiment, make_experiments(case)))
             if cause_part.lost.value >= BOUND_SHARE * case.whole.lost.value:
                 name = bound_by
     return Diagnosis(
@@ -117,17 +115,12 @@ def diagnose(case: Case) -> Diagnosis:
     )
 
 
-def _lost_points(part: Part) -> float:
-    return part.lost.value
-
-
 def _largest(case: Case) -> Part | None:
     """Returns the part that loses most, at the baseline the part besides computing that takes longest; None for 0."""
     if case.point.is_baseline:
-        longest = max((part for part in case.parts if part.name != "compute"), key=lambda part: part.seconds.value)
-        return longest if longest.seconds.value > 0 else None
-    largest = max(case.parts, key=_lost_points)
-    return largest if largest.lost.value > 0 else None
+        others = [part for part in case.parts if part.name != "compute" and part.seconds.value > 0]
+        return max(others, key=attrgetter("seconds.value"), default=None)
+    return next((part for part in case.by_loss if part.lost.value > 0), None)
 
 
 def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
@@ -136,8 +129,9 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
     lost = case.whole.lost
     outcome = judge(lost, WORTH_EXPLAINING, higher_is_worse=True).outcome
     if outcome == "insufficient":
-        is_likely = largest is not None and _is_likely(case.whole, largest)
-        return "likely" if is_likely else "too few runs"
+        if largest is not None and _is_likely(case.whole, largest):
+            return "likely"
+        return "too few runs"
     if outcome == "better":
         return "above ideal"
     if outcome == "equal":
@@ -167,14 +161,11 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
             return ""
         _, make_experiments = RULES["launch"]
-        return next((experiment.text for experiment in make_experiments(case)), "")
+        return next(make_experiments(case), "")
     steps = [experiment.text for experiment in experiments[:1]]
     if finding == "likely":
         steps.insert(0, repeat_text(case.whole.lost))
     return "; then ".join(steps)
-
-
-# The line
 
 
 def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
@@ -239,8 +230,7 @@ def _lost(case: Case) -> str:
 
 
 def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Part]) -> str:
-    by_loss = sorted(case.parts, key=_lost_points, reverse=True)
-    others = [part for part in by_loss if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    others = [part for part in case.by_loss if part is not cause and part.lost.value >= WORTH_EXPLAINING]
     late = _late(case, cause)
     if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED:
         lost = f"{late}; {_lost(case)}"
@@ -285,16 +275,7 @@ def _late(case: Case, largest: Part) -> str:
     return f", {percent(late.waited_share, 0)} for {subject}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
-def bound_text(bound: float) -> str:
-    """Returns the growth of the throughput if a cause took no time: a limit, not a forecast."""
-    return f"at most +{percent(bound, 0)}"
-
-
-# The account
-
-
-Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
-"""The causes of a point, the exchange after the backward pass (the sum of two causes), and the sum of all."""
+Account = tuple[tuple[CauseShare, ...], Part, CauseShare]  # Causes, exchange phase, sum.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,8 +293,7 @@ class CausePoint:
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
-    planted: tuple[tuple[int, float], ...]
-    """Ranks slowed on purpose, and the added seconds per step, mean over runs."""
+    planted: tuple[tuple[int, float], ...]  # Ranks slowed on purpose, and the added seconds per step, mean over runs.
 
     def cause(self, name: str) -> CauseShare:
         return self.causes[CAUSES.index(name)]
@@ -348,19 +328,12 @@ class LostPercent:
     nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
-        """Returns the account of a rank and node count; None if it has none."""
-        for cause_point in self.diagnosed.points:
-            if (cause_point.ranks, cause_point.nodes) == (point.ranks, point.nodes):
-                return cause_point
-        return None
+        by_place = {(cause_point.ranks, cause_point.nodes): cause_point for cause_point in self.diagnosed.points}
+        return by_place.get((point.ranks, point.nodes))
 
 
 def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
-    """Returns the account of a group.
-
-    None if the table was made without causes, and for runs with something taken away on purpose: a run without exchange
-    has no exchange to blame, and is compared with the plain runs.
-    """
+    """Returns the account of a group; None without causes, and for runs with something taken away on purpose."""
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
@@ -383,9 +356,8 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
             high=max(cost.high for cost in costs),
             num_runs=len(costs),
         )
-    points = []
-    for point, account, by_name in zip(group.points, accounts, adjusted, strict=True):
-        points.append(_point(point, account, by_name, table, history.exclude))
+    accounted = zip(group.points, accounts, adjusted, strict=True)
+    points = [_point(point, account, by_name, table, history.exclude) for point, account, by_name in accounted]
     described = describe(group.sample)
     return LostPercent(
         diagnosed=Diagnosed(
@@ -442,18 +414,16 @@ def _point(
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     run_causes = [table.causes[run_id] for run_id in point.run_ids]
     all_causes = [*run_causes, *(table.causes[run_id] for run_id in baseline.run_ids)]
-    unmeasured: dict[str, tuple[str, ...]] = {}  # Reasons, each once, by cause that some of these runs do not report.
-    for name in CAUSES:
-        reasons = dict.fromkeys(causes.not_measured[name] for causes in all_causes if name in causes.not_measured)
-        if reasons:
-            unmeasured[name] = tuple(reasons)
+    unmeasured: dict[str, dict[str, None]] = {}  # Reasons, each once, by cause that some of these runs do not report.
+    for causes in all_causes:
+        for name, reason in causes.not_measured.items():
+            unmeasured.setdefault(name, {})[reason] = None
     inputs = INPUT_PARTS if all(causes.knows_readers for causes in all_causes) else WAIT_PARTS
 
     def seconds(run_ids: Sequence[str]) -> dict[RunKey, dict[str, float]]:
         return {table.keys[run_id]: table.causes[run_id].seconds_without(unmeasured) for run_id in run_ids}
 
     def samples(run_ids: Sequence[str]) -> dict[RunKey, float]:
-        """Returns samples per rank and step."""
         rows = {table.keys[run_id]: table.figures[run_id] for run_id in run_ids}
         return {key: float(row["samples"] / (row["ranks"] * row["steps"])) for key, row in rows.items()}
 
@@ -469,12 +439,15 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     part_names = {"compute": COMPUTE_PARTS, "input": inputs}
 
     def share(part: Part) -> CauseShare:
+        notes = [causes.evidence[part.name] for causes in run_causes if causes.evidence.get(part.name)]
+        if part.name == "input" and any(causes.knows_readers for causes in run_causes):
+            notes = ["fetching and preparing share the wait for batches as they share the readers' time"]
         return CauseShare(
             **vars(part),
             parts=tuple(attribution.more[name] for name in part_names.get(part.name, ())),
             is_measured=part.name not in unmeasured,
-            not_measured=unmeasured.get(part.name, ()),
-            notes=_notes(part.name, run_causes),
+            not_measured=tuple(unmeasured.get(part.name, ())),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     # To the last bit the loss of the printed efficiency.
@@ -483,12 +456,6 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
         lost = by_definition(0.0, len(run_causes), "fraction")
     whole = dataclasses.replace(share(attribution.whole), lost=lost)
     return tuple(map(share, attribution.parts)), attribution.more[EXCHANGE_PHASE], whole
-
-
-def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
-    if name == "input" and any(causes.knows_readers for causes in runs):
-        return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    return tuple(dict.fromkeys(filter(None, (causes.evidence.get(name) for causes in runs))))
 
 
 def _limits(sample: Run) -> Iterator[str]:
@@ -505,7 +472,7 @@ def _limits(sample: Run) -> Iterator[str]:
     if record.clock == "cuda-events":
         yield "Phases are times of the training stream: work that overlaps on other streams is not charged."
     elif len(record.ranks) > 1:
-        yield ("On a CPU the exchange shares the ranks' cores: its slowing of the backward pass counts as compute.")
+        yield "On a CPU the exchange shares the ranks' cores: its slowing of the backward pass counts as compute."
     if any(rank.waits is not None for rank in record.ranks):
         yield (
             "Of collectives within passes and update only sums over the steps are known: a rank whose computing "

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import EXCHANGE_PHASE
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of, drop_empty_columns
 from dlbench.report.wording import POINTS, basis_text, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES, CauseShare
-from dlbench.views.causes.numbers import CausePoint, bound_text
+from dlbench.views.causes.numbers import CausePoint, Diagnosis
 from dlbench.views.view import place_of
 
 
@@ -22,11 +24,6 @@ class Trial:
 
     point: CausePoint
     text: str
-
-    @property
-    def bound_cell(self) -> Cell | None:
-        bound = self.point.verdict.bound
-        return None if bound is None else Cell(bound_text(bound), number=bound)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class AccountRow:
 
     @property
     def measured(self) -> Part | None:
-        """The part; None if it was not measured."""
         return self.part if self.is_measured else None
 
     @property
@@ -59,16 +55,11 @@ class AccountRow:
 
     @property
     def heading(self) -> str:
-        """The column of the table for people."""
         return f"Lost at {self.place}" if self.is_lost else self.place
 
     @property
     def lost_text(self) -> Cell | str:
         return lost_cell(self.part.lost) if self.is_measured else NOT_MEASURED
-
-
-def _kind(row: AccountRow) -> RowKind:
-    return row.kind
 
 
 _COLUMNS: tuple[Column[AccountRow], ...] = (
@@ -85,9 +76,7 @@ _COLUMNS: tuple[Column[AccountRow], ...] = (
 
 def account_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
     """Returns seconds per step of each part at each rank count, and points lost to it at the largest."""
-    rows: list[AccountRow] = []
-    for point in points:
-        rows += _rows(point)
+    rows = list(itertools.chain.from_iterable(map(_rows, points)))
     titles = _titles_shown(rows)
     has_loss = bool(points) and not points[-1].is_baseline
     if has_loss:
@@ -109,7 +98,7 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
         pivot=Pivot(corner="Part", down="title", across="heading", cell=cell),
         is_shown=lambda row: row.title in titles,
         is_data=lambda row: not row.is_lost,
-        kind=_kind,
+        kind=attrgetter("kind"),
         caption=_caption(points) if points else "",
     )
 
@@ -118,20 +107,17 @@ def _rows(point: CausePoint) -> Iterator[AccountRow]:
     for share in point.causes:
         if share.name == "exchange":
             yield AccountRow(point, point.exchange_phase, ROW_TITLES[EXCHANGE_PHASE])
+        row = AccountRow(point, share, ROW_TITLES[share.name])
         if share.name in ("exchange", "straggler"):
-            yield AccountRow(point, share, ROW_TITLES[share.name], EXCHANGE_PHASE, kind="part")
-        else:
-            yield AccountRow(point, share, ROW_TITLES[share.name])
+            row = dataclasses.replace(row, part_of=EXCHANGE_PHASE, kind="part")
+        yield row
         for part in share.parts:
             yield AccountRow(point, part, ROW_TITLES[part.name], share.name, kind="part")
     yield AccountRow(point, point.whole, "sum: mean step", kind="sum")
 
 
 def _titles_shown(rows: Sequence[AccountRow]) -> set[str]:
-    """Returns the lines that take time anywhere, without those that are the only part of another line.
-
-    Waiting for stragglers and the wire have names of their own in every sentence, and are shown in any case.
-    """
+    """Returns the lines that take time anywhere, without those that are the only part of another line."""
     titles = set()
     children: dict[str, set[str]] = {}
     unmeasured = {row.title for row in rows if not row.is_measured}
@@ -173,19 +159,19 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
     for share in sorted(points[-1].causes, key=lambda share: -share.lost.value):
         rows += [AccountRow(point, point.cause(share.name), CAUSE_TITLES[share.name]) for point in points]
     rows += [AccountRow(point, point.whole, "in all", kind="sum") for point in points]
+
+    def is_shown(row: AccountRow) -> bool:
+        return row.kind == "sum" or not row.is_measured or bool(row.part.seconds.value or row.part.lost.value)
+
     return Sheet(
         name="lost",
         title="Points lost",
         columns=(),
         rows=rows,
         pivot=Pivot(corner="Part", down="title", across="place", cell="lost_text"),
-        is_shown=_is_lost_row_shown,
-        kind=_kind,
+        is_shown=is_shown,
+        kind=attrgetter("kind"),
     )
-
-
-def _is_lost_row_shown(row: AccountRow) -> bool:
-    return row.kind == "sum" or not row.is_measured or bool(row.part.seconds.value or row.part.lost.value)
 
 
 def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[Trial]:
@@ -193,23 +179,18 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[Trial]:
     rows = []
     for point in points:
         rows += [Trial(point, experiment.text) for experiment in point.verdict.experiments]
-    has_bound = any(row.point.verdict.bound is not None for row in rows)
     columns: tuple[Column[Trial], ...] = (
         *columns_of(CausePoint, Column("", "At", place_of), "ranks", "nodes", "is_baseline", of="point"),
         Column("finding", "Found", "point.verdict.name"),
         Column("cause", "", "point.verdict.cause"),
         Column("experiment", "To try", "text"),
-        Column(
-            "limit_throughput_gain_fraction", "Upper bound" if has_bound else "", "point.verdict.bound", "bound_cell"
-        ),
+        *columns_of(Diagnosis, "bound", of="point.verdict"),
     )
     return Sheet(
         name="experiments",
         title="What to try next",
-        columns=columns,
+        columns=drop_empty_columns(columns, rows, keep=("ranks", "nodes", "is_baseline", "finding")),
         rows=rows,
-        caption=(
-            "Suggestions. Upper bound (computed): throughput gained if this part lost nothing. "
-            "dlbench project runs RUNS --set sync.KEY=VALUE forecasts another exchange."
-        ),
+        caption="Suggestions. Upper bound (computed): throughput gained if this part lost nothing. "
+        "dlbench project runs RUNS --set sync.KEY=VALUE forecasts another exchange.",
     )

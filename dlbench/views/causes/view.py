@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Sheet
 from dlbench.report.wording import figure_text, number_text, runs_text
 from dlbench.stats.estimates import Estimate
@@ -72,7 +72,6 @@ def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoin
 
 
 def _first(texts: Iterable[str]) -> str:
-    """Returns the first of several texts, and how many others there are."""
     first, *others = dict.fromkeys(texts)
     if not others:
         return first
@@ -96,13 +95,12 @@ class CausesView(GroupView):
 
     def shown(self, group: ReportGroup, lost: LostPercent) -> Section:
         points = lost.diagnosed.points
-        sheets: tuple[Sheet[Any], ...] = (account_sheet(points), experiment_sheet(points))
         return Section(
             caption=MEANS,
             words=tuple(findings(lost.diagnosed, group.next_step)),
             charts=partial(account_charts, group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(account_sheet(points), experiment_sheet(points)),
             notes=tuple(remarks(lost.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )

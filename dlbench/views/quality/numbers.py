@@ -1,27 +1,19 @@
-"""Runs trained to a quality: how many reached it, how soon, and whether steps or their number made the difference.
-
-With T the time to quality, N the samples trained until then and Thr the measured throughput of a run, 1/T splits
-into (Thr) (1/N) (N / (Thr T)), so that the speed-up against the baseline (0) is a product:
-
-    T0/T = Thr/Thr0 x N0/N x rest,   rest = (T0 Thr0 / N0) / (T Thr / N)
-
-Thr/Thr0 says by how much steps became faster, N0/N whether as few samples did (statistical efficiency; Keskar et al.
-2017 and Shallue et al. 2019 on larger batches), and T Thr / N is by how much a run took longer than its measured steps
-alone: evaluation, checkpoints, warm-up steps, waits. Ratios of geometric means over runs keep the product exact; those
-of medians do not. There are no factors unless all runs on both sides met the target: the time of a run that did not is
-unknown, and leaving it out would favour the side that fails more often.
-
-Large batches are compared across groups, and with the law of `dlbench.views.noise`, which assumes a rate tuned to each
-batch: of several rates the one that needed fewest samples represents its batch.
+"""Runs trained to a quality: how many reached it, how soon, and whether steps or their number made the difference. With
+T the time to quality, N the samples trained until then and Thr the measured throughput, the speed-up over the baseline
+(0) is T0/T = Thr/Thr0 x N0/N x rest, rest = (T0 Thr0 / N0) / (T Thr / N): faster steps, fewer samples (statistical
+efficiency; Keskar et al. 2017, Shallue et al. 2019), and evaluation, checkpoints, warm-up steps and waits. Ratios of
+geometric means keep the product exact. There are no factors unless all runs on both sides met the target: leaving runs
+out would favour the side that fails more often.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 
 from dlbench.analysis.comparability import planned_id
@@ -57,8 +49,7 @@ Keys = Mapping[str, RunKey]
 
 _mean = partial(of_known, mean_estimate)
 _median = partial(of_known, median_estimate)
-_typical = partial(of_known, typical_estimate)
-"""For figures with a ratio next to them, which is one of geometric means."""
+_typical = partial(of_known, typical_estimate)  # For figures next to ratios of geometric means.
 _Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
@@ -96,9 +87,8 @@ def resolution(result: QualityResult) -> float | None:
     evaluations = until_target(result)
     if not (evaluations and meets_target(result, evaluations[-1])):
         return None
-    if len(evaluations) == 1:
-        return evaluations[-1].wall_s
-    return evaluations[-1].wall_s - evaluations[-2].wall_s
+    before_s = sum(evaluation.wall_s for evaluation in evaluations[-2:-1])
+    return evaluations[-1].wall_s - before_s
 
 
 def account(result: QualityResult) -> tuple[float, float, float]:
@@ -111,10 +101,8 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 
 def fit(run: Run, throughput: float) -> TimeVerdict | None:
-    """Returns whether throughput, epochs and time in training steps of a run can all be true; None if one is unknown.
-
-    `throughput` is in samples per second of its measured steps, all ranks together. Time that warm-up steps may have
-    taken is no contradiction if later steps fit: of a short run they are a large part.
+    """Returns whether throughput (samples/s), epochs and training time of a run can all be true; None if one is
+    unknown. Time that warm-up steps may have taken is no contradiction if later steps fit.
     """
     assert run.record is not None
     evaluations, epoch_samples = quality_of(run).evaluations, run.epoch_samples
@@ -155,41 +143,32 @@ class Factors:
     """Factors of the speed-up of the time to quality over the baseline: the other three multiply to it exactly."""
 
     speedup: Estimate = field(metadata=column())
-    throughput: Estimate = field(metadata=column(name="throughput_factor"))
-    """Throughput over the baseline's: above 1, samples are processed faster."""
-    samples: Estimate = field(metadata=column(name="samples_factor"))
-    """The baseline's samples to quality over those here: below 1, more samples were needed."""
-    rest: Estimate = field(metadata=column(name="rest_factor"))
-    """Evaluation, checkpoints, warm-up steps and waits: above 1, they take less time than at the baseline."""
+    throughput: Estimate = field(metadata=column(name="throughput_factor"))  # Above 1: faster.
+    samples: Estimate = field(metadata=column(name="samples_factor"))  # Below 1: more samples were needed.
+    rest: Estimate = field(metadata=column(name="rest_factor"))  # Evaluation, checkpoints, waits; above 1: less time.
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityPoint:
-    """All comparable runs to one quality with one rank and node count.
-
-    Figures are over the runs that reached the target, unless a field says otherwise: times, samples and epochs to
-    accuracy are geometric means, the others medians.
+    """All comparable runs to one quality with one rank and node count. Unless a field says otherwise, times, samples
+    and epochs to accuracy are geometric means over the runs that reached the target, the other figures medians.
     """
 
     ranks: int
     nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
-    num_runs: int = field(metadata=column("Runs", "runs"))
-    """Runs that ended: those with figures, and those whose sanity checks failed."""
+    num_runs: int = field(metadata=column("Runs", "runs"))  # That ended, with failed checks too.
     num_reached: int = field(metadata=column("Reached", "reached", is_brief=True))  # Valid runs that met the target.
     num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
     num_lost: int  # Further runs that were killed or failed; whether they would have met the target is unknown.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
-    """Seconds to quality, staging included."""
     unstaged: Estimate | None = field(metadata=column("Without staging", "unstaged_s", is_brief=True))
-    """Seconds to quality without the staging of samples; None if no run staged any."""
     resolution: Estimate | None = field(metadata=column("Of it, last interval", "last_interval_s"))
     """Seconds between the evaluation that met the target and the one before (or the start), by which the time to
     quality may be too long."""
     epochs: Estimate | None = field(metadata=column("Epochs", "epochs_to_quality", is_brief=True))
     samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
-    best: Estimate | None = field(metadata=column("Best", is_brief=True))
-    """Best value of each run, median over runs with figures."""
+    best: Estimate | None = field(metadata=column("Best", is_brief=True))  # Median over the runs' best values.
     final: Estimate | None = field(metadata=column("Final"))  # Last value of each run, median over runs with figures.
     whole: Estimate | None = field(metadata=column(name="mean_s"))
     """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
@@ -202,7 +181,6 @@ class QualityPoint:
 
     @property
     def all_reached(self) -> bool:
-        """True if every run that ended met the target."""
         return self.num_reached == self.num_runs > 0
 
     @property
@@ -258,12 +236,10 @@ class GroupQuality:
 
     @property
     def num_reached(self) -> int:
-        """Number of valid runs of all points that met the target."""
         return sum(point.num_reached for point in self.points)
 
     @property
     def num_runs(self) -> int:
-        """Number of runs of all points that ended."""
         return sum(point.num_runs for point in self.points)
 
 
@@ -291,13 +267,13 @@ def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
         predictor_value=result.predictor_value,
         headline=("", ""),
         points=tuple(points),
-        curves=_curves(group),
+        curves=tuple(_curves(group)),
     )
     return replace(quality, headline=_headline(quality))
 
 
 def _unit(result: QualityResult) -> str:
-    return "error" if result.metric == "mae" else "fraction"
+    return {"mae": "error"}.get(result.metric, "fraction")
 
 
 def _headline(quality: GroupQuality) -> tuple[str, str]:
@@ -313,25 +289,19 @@ def _headline(quality: GroupQuality) -> tuple[str, str]:
     return times_value(factor), f"as soon at {quality.goal} with {place} as with {before}; {basis_text(factor)}"
 
 
-def _curves(group: Group) -> tuple[QualityCurve, ...]:
-    names = [evaluation_field.name for evaluation_field in fields(QualityEvaluation)]
-    curves = []
+def _curves(group: Group) -> Iterator[QualityCurve]:
+    names = {evaluation_field.name for evaluation_field in fields(QualityEvaluation)}
     for run in group.runs:
         if not run.record or not run.record.quality:
             continue
-        evaluations = []
-        for evaluation in run.record.quality.evaluations:
-            values = {name: getattr(evaluation, name) for name in names}
-            evaluations.append(QualityEvaluation(**values))
-        curve = QualityCurve(
+        evaluations = (evaluation.model_dump(include=names) for evaluation in run.record.quality.evaluations)
+        yield QualityCurve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
-            evaluations=tuple(evaluations),
+            evaluations=tuple(QualityEvaluation(**values) for values in evaluations),
         )
-        curves.append(curve)
-    return tuple(curves)
 
 
 @dataclass
@@ -381,7 +351,6 @@ def _point(
     rates: Mapping[str, float],
     unit: str,
 ) -> QualityPoint:
-    """Returns a point; `base` is the baseline of several points, `unit` that of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
     reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
     seconds: dict[str, dict[RunKey, float]] = {name: {} for name in ("whole", "training", "evaluation", "other")}
@@ -389,10 +358,9 @@ def _point(
     final: dict[RunKey, float] = {}
     for key, result in results.items():
         whole_s, training_s, evaluation_s = account(result)
-        seconds["whole"][key] = whole_s
-        seconds["training"][key] = training_s
-        seconds["evaluation"][key] = evaluation_s
-        seconds["other"][key] = max(0.0, whole_s - training_s - evaluation_s)
+        other_s = max(0.0, whole_s - training_s - evaluation_s)
+        for name, part_s in zip(seconds, (whole_s, training_s, evaluation_s, other_s), strict=True):
+            seconds[name][key] = part_s
         values = [evaluation.value for evaluation in result.evaluations if evaluation.value is not None]
         if values:
             best[key] = max(values) if result.higher_is_better else min(values)
@@ -456,9 +424,6 @@ def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[s
     return figures
 
 
-# Large batches
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchPoint(QualityPoint):
     """A batch with one optimizer and rate, against the best rate of the smallest batch."""
@@ -467,13 +432,10 @@ class BatchPoint(QualityPoint):
     optimizer: str = field(metadata=column("Optimizer"))
     learning_rate: float = field(metadata=column("Learning rate", text="{:.3g}".format, is_brief=True))
     num_diverged: int = field(metadata=column("Diverged", "diverged", is_brief=True))  # Runs with a loss not finite.
-    is_best: bool = field(
-        metadata=column(name="best")
-    )  # Whether all met the target, after fewest samples of all rates.
+    is_best: bool = field(metadata=column(name="best"))  # Whether all met the target, with fewest samples of all rates.
     ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
     """None unless all runs of both met the target."""
-    adjusted_p: float | None = field(metadata=column())
-    """The p value of the ratio, after Holm over all pairs of rates: the same runs chose the best of each batch."""
+    adjusted_p: float | None = field(metadata=column())  # After Holm over all pairs of rates.
     expected: Estimate | None = field(metadata=column("By the noise scale", "expected_ratio", text=times_cell))
 
 
@@ -536,7 +498,7 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
         figures = _by_run(cell, keys, table.rates)
         if figures:
             logs[recipe] = {key: math.log(samples) for key, samples in figures["samples"].items()}
-    by_batch = list(alike(logs, _without_rate).values())
+    by_batch = list(alike(logs, itemgetter(0, 1, 2, 3)).values())
     best = [min(recipes, key=lambda recipe: fmean(logs[recipe].values())) for recipes in by_batch]
     larger = list(itertools.chain.from_iterable(by_batch[1:]))
     pairs = list(itertools.product(larger, *by_batch[:1]))
@@ -575,7 +537,3 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
         critical = share.inverted("samples")
     label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
     return LargeBatch(id=name, label=label, critical=critical, points=tuple(points))
-
-
-def _without_rate(recipe: _Recipe) -> tuple[int, str, int, int]:
-    return recipe[:4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -13,7 +14,7 @@ from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, constant, drop_empty_columns, never, times_cell
 from dlbench.report.wording import (
     basis_text,
@@ -48,10 +49,7 @@ WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
 def quality_verdict(subject: str, quality: GroupQuality) -> str:
-    """Returns how many runs reached the target, how soon, and why; no speed-up unless all did.
-
-    `subject` is the workload in words, with preset, engine, precision, batch and data source.
-    """
+    """Returns how many runs reached the target, how soon, and why; no speed-up unless all did."""
     base, last = quality.points[0], quality.points[-1]
     if quality.num_reached < quality.num_runs:
         return f"{subject}: {_not_reached(quality)}"
@@ -148,16 +146,13 @@ def _noise(factor: Estimate) -> str:
 
 def quality_charts(group: ReportGroup, quality: GroupQuality, table: Sheet[QualityPoint]) -> list[Chart]:
     """Returns the metric over samples (statistical efficiency) and over time (both); `table` has the times reached."""
-    rows = _rows(quality)
+    rows = list(_rows(quality))
     if not rows:
         return []
     metric = quality.metric_title[0].upper() + quality.metric_title[1:]
-    charts = []
-    for axis, name, axis_title in (
-        ("samples", "samples", f"{group.sample_unit} trained"),
-        ("wall_s", "time", "time since the start of training, s"),
-    ):
-        chart = finish(
+
+    def chart(axis: str, name: str, axis_title: str) -> Chart:
+        return finish(
             alt.layer(*_rules(quality), *_lines(quality, rows, axis, axis_title).layer),
             group,
             name=f"quality-{name}",
@@ -166,13 +161,13 @@ def quality_charts(group: ReportGroup, quality: GroupQuality, table: Sheet[Quali
             table=table,
             size=(WIDE, HEIGHT),
         )
-        charts.append(chart)
-    return charts
+
+    over_samples = chart("samples", "samples", f"{group.sample_unit} trained")
+    return [over_samples, chart("wall_s", "time", "time since the start of training, s")]
 
 
-def _rows(quality: GroupQuality) -> Rows:
+def _rows(quality: GroupQuality) -> Iterator[dict[str, Any]]:
     num_drawn: Counter[tuple[int, int]] = Counter()
-    rows: Rows = []
     for curve in quality.curves:
         place = (curve.ranks, curve.nodes)
         num_drawn[place] += 1
@@ -182,7 +177,7 @@ def _rows(quality: GroupQuality) -> Rows:
         stride = max(1, -(-len(evaluations) // MAX_MARKS))
         # From the end, so that the last one is drawn.
         for evaluation in reversed(evaluations[::-stride]):
-            row = {
+            yield {
                 "run": curve.run_id,
                 "place": place_text(*place),
                 "samples": evaluation.samples,
@@ -191,8 +186,6 @@ def _rows(quality: GroupQuality) -> Rows:
                 "shown": number_text(evaluation.value or 0.0, quality.unit),
                 "epoch": evaluation.epoch,
             }
-            rows.append(row)
-    return rows
 
 
 def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any:
@@ -224,16 +217,14 @@ def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any
     )
 
 
-def _rules(quality: GroupQuality) -> list[Any]:
-    layers: list[Any] = []
+def _rules(quality: GroupQuality) -> Iterator[Any]:
     marks = ((quality.target, "target", INK, [6, 3]), (quality.predictor_value, "no skill", IDEAL, [2, 3]))
     for number, name, colour, dash in marks:
         mark = {"value": number, "label": f"{name} {number_text(number, quality.unit)}"}
         data = alt.Chart(alt.InlineData(values=[mark])).encode(y=alt.Y("value:Q"))
-        layers.append(data.mark_rule(color=colour, strokeDash=dash, strokeWidth=1.5))
+        yield data.mark_rule(color=colour, strokeDash=dash, strokeWidth=1.5)
         words = data.mark_text(color=MUTED, align="left", baseline="bottom", dx=4, dy=-2, fontSize=11)
-        layers.append(words.encode(x=alt.value(0), text=alt.Text("label:N")))
-    return layers
+        yield words.encode(x=alt.value(0), text=alt.Text("label:N"))
 
 
 def _words(quality: GroupQuality, axis: str) -> str:
@@ -263,19 +254,17 @@ class QualityView(GroupView):
 
     def shown(self, group: ReportGroup, quality: GroupQuality) -> Section:
         reached = reached_sheet(group, quality)
-        sheets: tuple[Sheet[Any], ...] = (reached, _factors_sheet(quality), _evaluations_sheet(quality))
         skill = f"{quality.predictor}: {number_text(quality.predictor_value, quality.unit)}"
         return Section(
             headline=quality_headline(quality),
             words=(f"Target: {quality.goal} within {quality.limit} ({skill}).",),
             charts=partial(quality_charts, group, quality, reached),
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(reached, _factors_sheet(quality), _evaluations_sheet(quality)),
         )
 
     def remedy(self, group: ReportGroup) -> str:
-        return (
-            "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
-        )
+        how = "To train to the workload's target, run it on real data with --to-accuracy."
+        return f"these runs measure throughput. {how}"
 
 
 def reached_sheet(group: ReportGroup, quality: GroupQuality) -> Sheet[QualityPoint]:
@@ -316,24 +305,16 @@ def reached_sheet(group: ReportGroup, quality: GroupQuality) -> Sheet[QualityPoi
         *columns_of(QualityPoint, "factor_interval=factors.speedup.kind"),
         constant("caption", group.caption),
     )
-    return Sheet(
-        name="quality",
-        title="Time to accuracy",
-        columns=columns,
-        rows=quality.points,
-        caption=caption,
-        in_terminal=True,
-    )
+    title, points = "Time to accuracy", quality.points
+    return Sheet(name="quality", title=title, columns=columns, rows=points, caption=caption, in_terminal=True)
 
 
 def _factors_sheet(quality: GroupQuality) -> Sheet[QualityPoint]:
-    """Returns why the time to quality differs from the baseline's; no rows unless all runs reached the target."""
 
     def factor(title: str, name: str) -> Column[QualityPoint]:
-        def cell(point: QualityPoint) -> Cell:
-            return times_cell(getattr(point.factors, name))
-
-        return Column("", title, f"factors.{name}", cell, is_brief=True)
+        return Column(
+            "", title, f"factors.{name}", lambda point: times_cell(getattr(point.factors, name)), is_brief=True
+        )
 
     def interval(point: QualityPoint) -> str:
         assert point.factors is not None
@@ -361,16 +342,9 @@ def _evaluations_sheet(quality: GroupQuality) -> Sheet[tuple[QualityCurve, Quali
         constant("target", quality.target),
         *columns_of(QualityEvaluation, *(field.name for field in fields(QualityEvaluation)), of=itemgetter(1)),
     )
-    rows = []
-    for curve in quality.curves:
-        rows += [(curve, evaluation) for evaluation in curve.evaluations]
-    return Sheet(
-        name="evaluations",
-        title="Evaluations",
-        columns=columns,
-        rows=rows,
-        is_shown=never,  # people see the charts
-    )
+    rows = [(curve, evaluation) for curve in quality.curves for evaluation in curve.evaluations]
+    # People see the charts.
+    return Sheet(name="evaluations", title="Evaluations", columns=columns, rows=rows, is_shown=never)
 
 
 class LargeBatchView(ReportView):

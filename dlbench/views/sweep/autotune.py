@@ -33,10 +33,7 @@ class Autotune:
 def autotuned(
     runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
 ) -> Autotune | None:
-    """Returns the search of Horovod's autotuner in the runs of a setting; None if it was off or nothing is recorded.
-
-    `ratio` is the setting's throughput over the baseline's (`rate_base`, samples per second).
-    """
+    """Returns the search in the runs of a setting, None if there was none; `rate_base` is in samples per second."""
     by_run = {}
     for run in runs:
         if run.record is not None and run.record.exchange and run.record.exchange.autotune:
@@ -86,14 +83,11 @@ def _words(autotune: Autotune, *, is_faster: bool) -> str:
         parts.append(f"had not settled before the measured steps in {num_late} of {autotune.num_runs} runs")
     parts.append(f"chose {' or '.join(autotune.chosen)}")
     if autotune.cost is None:
-        parts.append("cost of the search unknown")
-    else:
-        parts.append(f"the search cost {figure_text(autotune.cost)}")
-        if autotune.break_even_steps is None:
-            parts.append("never paid back: a step is no faster than at the baseline")
-        else:
-            gain = f"{format_seconds(autotune.gain_s or 0.0)} per step"
-            if not is_faster:
-                gain += ", a gain that is not certain"
-            parts.append(f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})")
-    return "; ".join(parts)
+        return "; ".join((*parts, "cost of the search unknown"))
+    parts.append(f"the search cost {figure_text(autotune.cost)}")
+    if autotune.break_even_steps is None:
+        return "; ".join((*parts, "never paid back: a step is no faster than at the baseline"))
+    gain = f"{format_seconds(autotune.gain_s or 0.0)} per step"
+    if not is_faster:
+        gain += ", a gain that is not certain"
+    return "; ".join((*parts, f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -43,13 +43,13 @@ def _chart(
     quantity: str,
     figure: Callable[[SweptSetting], Estimate | None],
 ) -> list[Chart]:
-    rows = _rows(sweep, cell, figure)
+    rows: Rows = list(_rows(sweep, cell, figure))
     if len(rows) < 2:
         return []
     width, row_height, order = WIDE, 24, "fastest first"
     if cell.steps:
         width, row_height, order = _LADDER_WIDTH, 38, "each step on top of those before it"
-        rows = _all_steps(rows, cell)
+        rows = list(_all_steps(rows, cell))
     else:
         rows = sorted(rows, key=itemgetter("value"), reverse=True)[:MAX_SETTINGS]
     chart = alt.layer(*_ratio_layers(sweep, cell, rows, quantity, width))
@@ -72,8 +72,7 @@ def _chart(
     return [drawn]
 
 
-def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estimate | None]) -> Rows:
-    rows: Rows = []
+def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estimate | None]) -> Iterator[dict[str, Any]]:
     for setting in cell.settings:
         ratio = figure(setting)
         if ratio is None:
@@ -85,16 +84,10 @@ def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estima
             name += " !"
         elif setting.verdict in _COLOURS:
             colour = setting.verdict
-        row: dict[str, Any] = {
-            "setting": name,
-            **figure_row(ratio),
-            "shown": times_text(ratio),
-            "verdict": setting.verdict_title,
-        }
+        row = {"setting": name, **figure_row(ratio), "shown": times_text(ratio), "verdict": setting.verdict_title}
         if cell.steps:
             row["text"] = _step_text(setting, sweep.sample_unit)
-        rows.append({**row, "colour": colour})
-    return rows
+        yield {**row, "colour": colour}
 
 
 def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[Any]:
@@ -126,21 +119,19 @@ def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple
         x = Axis(f"efficiency, of {ranks_text(sweep.cells[0].ranks)}", "value", "", ".0%", scale, ticks)
         width += 160
         share_rows = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
-        colours = Series("colour", _COLOURS, columns=0)
-        panels.append(intervals(share_rows, x, colours, _TOOLTIP, y="setting", names={}))
+        panels.append(intervals(share_rows, x, Series("colour", _COLOURS, columns=0), _TOOLTIP, y="setting", names={}))
     text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
     y = alt.Y("setting:N", sort=[row["setting"] for row in rows])
     panels.append(text.encode(x=alt.value(width + 14), y=y, text="text:N"))
     return panels, width
 
 
-def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
+def _all_steps(rows: Rows, cell: SweepCell) -> Iterator[dict[str, Any]]:
     by_name = {row["setting"].removesuffix(" !"): row for row in rows}
     for step in cell.steps:
         why = "cannot act here" if step.skipped else "no figure"
-        row = {**_NO_FIGURE, "setting": step.name, "verdict": why, "text": [why], "colour": ""}
-        by_name.setdefault(step.name, row)
-    return [by_name[step.name] for step in cell.steps]
+        lone = {**_NO_FIGURE, "setting": step.name, "verdict": why, "text": [why], "colour": ""}
+        yield by_name.get(step.name, lone)
 
 
 def _step_text(setting: SweptSetting, unit: str) -> list[str]:

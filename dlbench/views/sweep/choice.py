@@ -20,8 +20,7 @@ from dlbench.views.sweep.drafts import Draft, Rates
 from dlbench.views.sweep.settings import SweptSetting
 
 OVER = {False: "the throughput of", True: "as fast to the target as"}  # By whether runs train to a target.
-MANY_REPEATS = 100
-"""Ten hours of runs of a minute for six settings: beyond it the scatter is the problem, not the number of runs."""
+MANY_REPEATS = 100  # More: the scatter is the problem, not the number of runs.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 
 
@@ -31,10 +30,8 @@ class SettingChoice:
     def __init__(self, draft: Draft, settings: tuple[SweptSetting, ...], family_size: int) -> None:
         self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
         self.base_name = f"the default ({self.baseline.label})" if draft.has_default else self.baseline.label
-        self.compared = []
-        for setting in settings:
-            if not setting.is_baseline and (setting.decides is not None or setting.outcome == "target missed"):
-                self.compared.append(setting)
+        others = [setting for setting in settings if not setting.is_baseline]
+        self.compared = [setting for setting in others if setting.decides or setting.outcome == "target missed"]
         self.is_missed = draft.to_target and self.baseline.decides is None
         # The fastest of those that are faster for certain and are what their name says; of all, and of those that
         # compute what the baseline computes.
@@ -51,9 +48,7 @@ class SettingChoice:
         best_runs = self.draft.settings[self.settings.index(self.best)]
         setting_runs = self.draft.settings[self.settings.index(setting)]
         logs = paired_logs(best_runs.speeds, setting_runs.speeds)
-        if not logs:
-            return False
-        return not judge(ratio_of_logs(logs), SETTING_MARGIN, centre=1.0, none_at=1.0).is_difference
+        return bool(logs) and not judge(ratio_of_logs(logs), SETTING_MARGIN, centre=1.0, none_at=1.0).is_difference
 
     def _needed_repeats(self, family_size: int) -> int | None:
         samples = []  # Means by session of the log ratios of undecided settings.
@@ -75,12 +70,9 @@ class SettingChoice:
         others = [index for index in range(len(self.settings)) if index != self.draft.base]
         samples = [_means(self.draft.settings[index].logs) for index in others]
         gain, ratio = gain_of_best(samples, others.index(self.settings.index(best))), best.decides
-        if ratio is None:
-            return gain
-        return replace(gain, n=ratio.n, sessions=ratio.sessions)
+        return gain if ratio is None else replace(gain, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
-        """Returns the result of the sweep, in sentences."""
         best, ratio = self.best, self.gain_of(self.best)
         if self.is_missed:
             met = reached_text(self.baseline.num_reached or 0, self.baseline.num_runs)
@@ -108,7 +100,6 @@ class SettingChoice:
         return parts
 
     def advice(self) -> str:
-        """Returns what to do next, in one sentence."""
         if self.is_missed:
             return "Let the baseline meet the target first: quality.max_epochs or max_samples, or quality.target."
         if self.best is not None:

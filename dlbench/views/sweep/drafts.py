@@ -21,20 +21,17 @@ class SettingRuns:
     measured: tuple[Run, ...]  # Those with figures.
     rates: Rates  # Throughput, samples per second.
     num_reached: int | None  # Runs that met their target; None if runs measure speed.
-    speeds: Rates
-    """Figure that decides: with a target the reciprocal of the time to it (empty if a run missed it), else rates."""
+    speeds: Rates  # The figure that decides: 1 / time to the target (empty if a run missed it), else rates.
     rate_logs: Rates  # Logarithms of the rates over the baseline's, of the repeats that both have.
     logs: Rates  # Logarithms of the speeds over the baseline's.
     gain_logs: Rates  # Logarithms of the rates of a ladder's step over those of the step before; else empty.
 
     @property
     def plan(self) -> RunPlan:
-        """Returns the plan of its first run."""
         return self.runs[0].plan
 
     @property
     def inert(self) -> tuple[str, ...]:
-        """Returns the settings of its runs that had no effect."""
         records = [run.record for run in self.measured if run.record]
         return tuple(sorted(set().union(*(record.inert for record in records))))
 
@@ -54,7 +51,6 @@ class Draft:
 
     @property
     def comparisons(self) -> list[Rates]:
-        """Returns the log ratios of all comparisons: settings but the baseline, and pairs of values."""
         others = [setting for index, setting in enumerate(self.settings) if index != self.base]
         if self.is_ladder:
             return [setting.gain_logs for setting in others]

@@ -16,20 +16,15 @@ from dlbench.views.sweep.settings import SweptSetting
 
 def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
     """Returns log ratios of each step over the last one before it that shares a repeat with it, by common repeat."""
-    gains = []
+    gains: list[dict[RunKey, float]] = []
     for index, step_rates in enumerate(rates):
-        logs: dict[RunKey, float] = {}
-        for rates_before in reversed(rates[:index]):
-            logs = logs or paired_logs(step_rates, rates_before)
-        gains.append(logs)
+        logs = (paired_logs(step_rates, rates_before) for rates_before in reversed(rates[:index]))
+        gains.append(next(filter(None, logs), {}))
     return gains
 
 
 def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
-    """Returns the share of linear scaling of a step, from the same step at the smallest rank count; None there.
-
-    `first` are the steps at that count, in order; if the step could not act there, the last one before it counts.
-    """
+    """Returns the share of linear scaling, from the same step or the last before it at the smallest rank count."""
     ranks, fewest = step.plan.layout.ranks, first[0].plan.layout.ranks
     order = [rung.name for rung in step.plan.series.ladder]
     names = order[: order.index(step.plan.series.step) + 1]
@@ -37,9 +32,7 @@ def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | No
     if not base_rates or fewest >= ranks:
         return None
     logs = paired_logs(step.rates, base_rates[-1])
-    if not logs:
-        return None
-    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction")
+    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction") if logs else None
 
 
 def published_text(published: Published) -> str:

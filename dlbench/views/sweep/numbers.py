@@ -1,13 +1,13 @@
 """Verdicts on the settings of a series with swept keys, at each rank count, against the default, in pairs of repeats.
-
-Settings of a sweep are in different groups, and are compared on purpose. The series makes that fair: one request, so
-that all but the swept keys is equal, and repeats interleaved over the settings, so that drift affects all alike.
+Settings are in different groups; interleaved repeats of one request make their comparison fair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Literal, cast
 
 from dlbench.analysis.comparability import run_facts
@@ -54,8 +54,7 @@ class SettingLevel:
     """One value of an axis."""
 
     value: str
-    effect: Estimate | None
-    """Throughput over that of the axis' first value, all else equal (ratio); None if no combination ran with both."""
+    effect: Estimate | None  # Throughput over that of the first value, all else equal; None if unknown.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +81,8 @@ class SweepCell:
     settings: tuple[SweptSetting, ...]
     axes: tuple[SweptAxis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
-    best: str
-    """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
-    if there is none."""
-    best_ratio: Estimate | None
-    """Its throughput, or speed to the target, over the baseline's, corrected for having been chosen from all."""
+    best: str  # Label of the fastest certain setting; empty if there is none.
+    best_ratio: Estimate | None  # Its ratio to the baseline, corrected for having been chosen.
     verdict: str
     advice: str
     needed_repeats: int | None  # Repeats that show a difference of the margin at the measured scatter; None: unknown.
@@ -94,10 +90,7 @@ class SweepCell:
 
     @property
     def best_setting(self) -> SweptSetting | None:
-        """The setting that `best` names."""
-        if not self.best:
-            return None
-        return next(setting for setting in self.settings if setting.label == self.best)
+        return next((setting for setting in self.settings if self.best and setting.label == self.best), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +105,7 @@ class Sweep:
     headline: tuple[str, str]  # The card's number and its meaning, at the largest rank count.
     verdict: str
     cells: tuple[SweepCell, ...]  # By rank count; only where a swept key acts.
-    idle: tuple[str, ...]
-    """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
-    scatter, not effect; steps of a ladder that cannot act somewhere, and why."""
+    idle: tuple[str, ...]  # Sentences on rank counts and steps at which nothing swept acts.
     caption: str
 
 
@@ -122,7 +113,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """Returns all series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    series = alike([run for run in planned if run.plan.series.named], _series)
+    series = alike([run for run in planned if run.plan.series.named], attrgetter("plan.created", "plan.series.id"))
     drafted = []
     comparisons = []
     for _, runs in sorted(series.items()):
@@ -137,10 +128,6 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
         cells = [cell_of(draft, family, table) for draft in drafts]
         swept_series.append(_sweep(runs, cells, idle, table, f"sweep-{number}"))
     return tuple(swept_series)
-
-
-def _series(run: Run) -> tuple[str, str]:
-    return run.plan.created, run.plan.series.id
 
 
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
@@ -210,7 +197,6 @@ def _headline(cell: SweepCell) -> tuple[str, str]:
 
 
 def _order(run: Run) -> tuple[int, int]:
-    """Returns the order of the request: every second repeat runs it backwards."""
     series = run.plan.series
     if series.repeat % 2:
         return series.repeat, -series.position
@@ -218,7 +204,6 @@ def _order(run: Run) -> tuple[int, int]:
 
 
 def _conditions(run: Run) -> tuple[int, int, str, str, str]:
-    """Returns ranks, nodes, preset, precision and data, which settings must share to be compared."""
     plan = run.plan
     precision, data = str(plan.workload.train.precision), data_source(run)
     if plan.series.step:  # which may set both
@@ -227,11 +212,10 @@ def _conditions(run: Run) -> tuple[int, int, str, str, str]:
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    return list(alike(runs, _setting_key).values())
+    def values(run: Run) -> tuple[str, ...]:
+        return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
 
-
-def _setting_key(run: Run) -> tuple[str, ...]:
-    return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
+    return list(alike(runs, values).values())
 
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
@@ -239,7 +223,6 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
 
 
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[SettingRuns]) -> Draft:
-    """Returns the settings at a rank count; `first` are those at the smallest one, empty there."""
     groups = _by_setting(runs)
     order = [step.name for step in runs[0].plan.series.ladder]
     if order:  # a ladder, whose steps keep their order even if the first run of one is missing
@@ -306,7 +289,6 @@ def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float
 
 
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
-    """Returns the number of runs that trained to their limit or to the target; it is unknown of others."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
 
 
@@ -315,15 +297,11 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     settings = tuple(_setting(index, draft, family, table) for index in range(len(draft.settings)))
     choice = SettingChoice(draft, settings, family.size)
     effects = tuple(_axis(key, draft, family) for key in draft.levels)
-    runs: list[Run] = []
-    for setting in draft.settings:
-        runs += setting.runs
+    runs = list(chain.from_iterable(setting.runs for setting in draft.settings))
     ranks, nodes, preset, precision, data = _conditions(runs[0])
     if data == "synthetic":
         data = "synthetic data"
-    doubts = list(load_doubts(loads_of(runs)))
-    for run in runs:
-        doubts += run_doubts(run)
+    doubts = [*load_doubts(loads_of(runs)), *chain.from_iterable(map(run_doubts, runs))]
     plan, baseline = runs[0].plan, choice.base_name
     if draft.is_ladder:
         verdict = step_words(plan, settings)
@@ -397,9 +375,8 @@ def _setting(index: int, draft: Draft, family: Family, table: RunTable) -> Swept
     """Returns a setting with its verdict: a difference must leave 1 out, hold after Holm, and exceed the margin."""
     runs, base = draft.settings[index], draft.settings[draft.base]
     plan = runs.plan
-    by_rate, by_speed, by_gain = (
-        family.judge(logs, SETTING_MARGIN) for logs in (runs.rate_logs, runs.logs, runs.gain_logs)
-    )
+    all_logs = (runs.rate_logs, runs.logs, runs.gain_logs)
+    by_rate, by_speed, by_gain = (family.judge(logs, SETTING_MARGIN) for logs in all_logs)
     deciding_logs, judged = runs.logs, by_speed
     if draft.is_ladder:
         deciding_logs, judged = runs.gain_logs, by_gain
@@ -458,7 +435,6 @@ def _estimate(verdict: Verdict | None) -> Estimate | None:
 
 
 def _outcome(runs: SettingRuns, judged: Verdict | None, draft: Draft, *, num_ended: int) -> str:
-    """Returns the outcome of a setting that is not the baseline, or the state for which it has none."""
     if draft.to_target and not runs.speeds and num_ended:
         return "target missed"
     if judged is None:
@@ -475,13 +451,9 @@ def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> I
             f"In {num_inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be "
             "the best, and are left out of the axes."
         )
-    measured: list[Run] = []
-    devices: set[str] = set()
-    for setting in draft.settings:
-        measured += setting.measured
-    for run in measured:
-        if run.record:
-            devices.update(rank.device.split(":")[0] for rank in run.record.ranks)
+    measured = list(chain.from_iterable(setting.measured for setting in draft.settings))
+    ranks = chain.from_iterable(run.record.ranks for run in measured if run.record)
+    devices = {rank.device.split(":")[0] for rank in ranks}
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(sorted(devices))}): the ratios include that difference."
     facts = {}
@@ -495,14 +467,10 @@ def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> I
         swept.add("data.num_samples")  # a pool of a few batches
     differences = [difference for difference in compared_unlike(facts) if difference.key not in swept]
     if differences:
-        yield (
-            f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios include this "
-            "difference."
-        )
+        unless = "unless the swept keys set that, the ratios include this difference"
+        yield f"Settings differ in {named(differences)}; {unless}."
     repeats = [set(setting.rates) for setting in draft.settings if setting.rates]
     num_common, num_all = len(set.intersection(*repeats)), len(set.union(*repeats))
     if draft.is_ladder and num_common < num_all:
-        yield (
-            f"Gains multiply exactly to the last ratio only over the {num_common} of {num_all} repeats that all steps "
-            "have."
-        )
+        repeats_text = f"the {num_common} of {num_all} repeats that all steps have"
+        yield f"Gains multiply exactly to the last ratio only over {repeats_text}."

@@ -25,9 +25,7 @@ _METHODS = ("no overlap", "wait-free", "merged")
 
 def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]:
     """Returns a step of each fusion on one axis, all else as in the baseline; none if fewer than two were recorded.
-
-    The methods are no overlap, wait-free (Zhang et al., USENIX ATC 2017) and merged gradients (MG-WFBP: Shi, Chu and
-    Li, INFOCOM 2019), by what ran; of several settings of one method that of the least exposed time is drawn.
+    Methods: wait-free (Zhang et al., USENIX ATC 2017), merged (MG-WFBP: Shi, Chu and Li, INFOCOM 2019).
     """
     by_method = _fusions(cell, report)
     points = [(name, point) for fusions in by_method.values() for name, point in fusions]
@@ -64,10 +62,7 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
 
 
 def _fusions(cell: SweepCell, report: Report) -> dict[int, list[tuple[str, ExchangePoint]]]:
-    """Returns names and points of the settings that differ from the baseline in fusion alone and have a timeline.
-
-    By index in `_METHODS`; of each method the least exposed time first.
-    """
+    """Returns names and points of settings with another fusion alone, by index in `_METHODS`, least exposed first."""
     points: dict[str, ExchangePoint] = {}
     for group in report.groups:
         for point in group.all_of(ExchangePoint):

@@ -20,11 +20,10 @@ from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Wording
 from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 from dlbench.views.sweep.autotune import Autotune
 
-_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
-"""Keys with a default of dlbench. Those of a workload or system are in files that a plan no longer names."""
+_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")  # Keys with a default of dlbench.
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
 _SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies whose loss is compared with replicas'.
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
@@ -44,12 +43,7 @@ SettingWord = Literal[
 """Against the baseline, in time to the target if runs train to one, else in throughput. faster per step: ranks train
 separately, so that their updates are not those of the baseline."""
 
-COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
-"""Fields of `SweptSetting` in which strategies differ besides time."""
-
-
-def _seconds_text(seconds: float) -> str:
-    return format_seconds(seconds) if seconds else "0 s"
+COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")  # In which strategies differ.
 
 
 def _before_colon(published: str) -> str:
@@ -62,8 +56,7 @@ class Losses:
 
     own: Estimate | None = field(metadata=column("Loss after equal samples", "loss", missing="not finite"))
     """None if it is not finite in some run."""
-    reference: Estimate | None
-    """Loss of the same setting with plain arithmetic and replicas, or else of the baseline; None if there is none."""
+    reference: Estimate | None  # With plain arithmetic and replicas, or else of the baseline.
     reference_label: str
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
     why: str  # Why there is no reference; empty if there is one.
@@ -76,33 +69,27 @@ class SweptSetting:
     values: tuple[tuple[str, str], ...]
     label: str = field(metadata=column(name="setting"))  # The values alone, in the order of the keys.
     is_baseline: bool
-    throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
-    """Samples per second, geometric mean over runs."""
+    throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))  # Per second.
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """Its throughput over the baseline's, over the repeats that both have."""
     gain: Estimate | None = field(metadata=column("Over step before", text=times_cell, is_brief=True))
     """Of a ladder: throughput over that of the last step before it that has figures. The verdict is on this."""
-    efficiency: Estimate | None = field(metadata=column("Efficiency"))
-    """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
-    published: str = field(metadata=column("Published", text=_before_colon))
-    """Of a ladder: a published gain of the step, with its source."""
+    efficiency: Estimate | None = field(metadata=column("Efficiency"))  # Of a ladder's step.
+    published: str = field(metadata=column("Published", text=_before_colon))  # Of a ladder's step, with source.
     num_reached: int | None  # Runs that met their target; None, as the next two, if runs measure speed.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
     sooner: Estimate | None = field(metadata=column("Sooner by", "time_speedup", text=times_cell, is_brief=True))
     """The baseline's time over this one's, over the repeats that both have."""
     is_faster_per_step: bool  # Whether its throughput is higher for certain.
-    adjusted_p: float | None
-    """The p value of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
+    adjusted_p: float | None  # Of the ratio that decides, after Holm over all comparisons; None at the baseline.
     verdict: SettingWord
-    outcome: str = field(metadata={HIDDEN: False})
-    """Key of `verdict` in the tables of `dlbench.stats.verdict_words`: an outcome, or a state without one."""
+    outcome: str = field(metadata={HIDDEN: False})  # Key of `verdict` in `dlbench.stats.verdict_words`.
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
     why: str  # Why the first run without a figure has none; empty if all have one.
     changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # Changes of the arithmetic, in words.
-    inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
-    """Settings of its runs that had no effect: it is not what its name says."""
+    inert: tuple[str, ...] = field(metadata=column(value=" | ".join))  # Its settings without effect.
     autotune: Autotune | None
     losses: Losses | None  # None if arithmetic and strategy are those of the reference.
     strategy: str  # How ranks share the work, e.g. data, fsdp.
@@ -110,11 +97,11 @@ class SweptSetting:
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes, is_brief=True))
     """Of the rank that held most: tensors at the peak of a step, else the memory of its GPU's allocator."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
-    packing_s: float | None = field(metadata=column("Selecting or casting", text=_seconds_text))
+    packing_s: float | None = field(metadata=column("Selecting or casting", unit="s"))
     """Seconds of a step's messages before the carrier has them, as the next two while it has them and afterwards."""
-    carried_s: float | None = field(metadata=column("On the wire", text=_seconds_text))
-    merging_s: float | None = field(metadata=column("Merging", text=_seconds_text))
-    gather_s: float | None = field(metadata=column("Waiting for parameters", text=_seconds_text))  # Per step.
+    carried_s: float | None = field(metadata=column("On the wire", unit="s"))
+    merging_s: float | None = field(metadata=column("Merging", unit="s"))
+    gather_s: float | None = field(metadata=column("Waiting for parameters", unit="s"))  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
@@ -125,7 +112,6 @@ class SweptSetting:
 
     @property
     def answer(self) -> Wording:
-        """The verdict in words; of a ladder's step on its gain."""
         if self.gain is not None:
             return LADDER_STEP[self.outcome]
         if self.num_reached is None:
@@ -165,16 +151,13 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     titles = [key.rpartition(".")[2] for key in keys]
     if "engine.name" in keys:
         titles[keys.index("engine.name")] = "engine"
-    if len(set(titles)) < len(titles):
-        return list(keys)
-    return titles
+    return list(keys) if len(set(titles)) < len(titles) else titles
 
 
 def options(plan: RunPlan) -> str:
     """Returns the options of `dlbench run` for a plan's setting; keys that do not act in it are left out."""
     axes = plan.series.axes
-    keys = sorted(acting_keys(plan))
-    return " ".join(f"--set {shlex.quote(f'{key}={as_option(key, axes[key])}')}" for key in keys)
+    return " ".join(f"--set {shlex.quote(f'{key}={as_option(key, axes[key])}')}" for key in sorted(acting_keys(plan)))
 
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
@@ -183,11 +166,7 @@ def acting_keys(plan: RunPlan) -> frozenset[str]:
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
-    """Returns whether every swept key that acts is at its default.
-
-    `firsts` has the first swept value of each key, which counts as default if dlbench has none (the engine, the
-    training, the system).
-    """
+    """Returns whether every swept key that acts is at its default, or at its first value if dlbench has no default."""
     for key, value in plan.series.axes.items():
         if not key.startswith(_DEFAULTS_KNOWN):
             if repr(value) != repr(firsts[key]):
@@ -209,10 +188,7 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """Returns in words how the arithmetic differs from a plain fp32 exchange of the workload as it is.
-
-    Empty for a ladder's step, whose name says it.
-    """
+    """Returns in words how the arithmetic differs from a plain fp32 exchange; empty for steps of a ladder."""
     if plan.series.step:
         return ()
     changes = []
@@ -249,20 +225,12 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a reference.
-
-    `all_runs` are the runs of all settings at the rank count.
-    """
+    """Returns the loss of a setting with changed arithmetic or a shared model, with a reference of `all_runs`."""
     if not runs or _is_plain(runs[0].plan):
         return None
     losses_by_key = {table.repeat_key(run): last_loss(run) for run in runs}
-    without_reference = Losses(
-        own=_median(losses_by_key),
-        reference=None,
-        reference_label="",
-        difference=None,
-        why="no run of replicas with fp32",
-    )
+    own, why = _median(losses_by_key), "no run of replicas with fp32"
+    without_reference = Losses(own=own, reference=None, reference_label="", difference=None, why=why)
     # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
     in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
     plain = [setting for setting in in_fp32 if _is_plain(setting[0].plan)]
@@ -284,7 +252,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
             base_loss = base[key]
             differences[key] = None if loss is None or base_loss is None else loss - base_loss
     return Losses(
-        own=without_reference.own,
+        own=own,
         reference=_median(base),
         reference_label=label(reference[0].plan.series.axes),
         difference=_median(differences),

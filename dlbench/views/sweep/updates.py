@@ -14,8 +14,10 @@ from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.sweep.settings import label
 
-KEYS = ("train.optimizer.name", "engine.ddp.shard_optimizer")
-"""A sweep over one of them has the table."""
+KEYS = ("train.optimizer.name", "engine.ddp.shard_optimizer")  # A sweep over one of them has the table.
+_STATE_COLUMN = column(
+    "State per rank, largest", text=format_bytes, missing="not measured: needs a warm-up step", is_brief=True
+)
 _SHARED_BY = {"zero-1": "sharded (ZeRO-1)", "fsdp": "sharded (FSDP)", "fsdp+tensor": "sharded (FSDP)"}
 
 
@@ -28,13 +30,8 @@ class Update:
     state: str = field(metadata=column("Its state", is_brief=True))
     update: Estimate = field(metadata=column("Update", "update_s", is_brief=True))
     share: Estimate = field(metadata=column("Of the step", "update_share", is_brief=True))
-    waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))
-    """Waiting for parameters that other ranks updated; None if ranks exchange nothing in the update."""
-    state_bytes: int | None = field(
-        metadata=column(
-            "State per rank, largest", text=format_bytes, missing="not measured: needs a warm-up step", is_brief=True
-        )
-    )
+    waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))  # Per step.
+    state_bytes: int | None = field(metadata=_STATE_COLUMN)
     imbalance: float | None = field(metadata=column("Largest over mean", unit="ratio"))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from dlbench.report.charts.chart import Chart
-from dlbench.report.document import Card, Level, Mark, Section
-from dlbench.report.table import Cell, Column, Sheet, always, columns_of, never, times_cell
+from dlbench.report.document import Card, Level, Mark, Section, with_rows
+from dlbench.report.table import Cell, Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
 from dlbench.units import first_of, format_seconds
@@ -60,6 +59,9 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
             return f"{setting.verdict_title}, best"
         return setting.verdict_title
 
+    def value(setting: SweptSetting, *, index: int) -> str:
+        return setting.values[index][1]
+
     def reached(setting: SweptSetting) -> str:
         return f"{setting.num_reached} of {setting.num_planned}"
 
@@ -67,13 +69,12 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
         return "; ".join(_remarks(setting))
 
     def of_steps(name: str) -> list[str]:
-        """Returns a column of ladders, if a setting has a value in it."""
         return [name] if any(getattr(setting, name) for setting in cell.settings) else []
 
     has_remarks = any(map(_remarks, cell.settings))
     value_columns = []
     for index, key in enumerate(short_keys(sweep.keys)):
-        value_columns.append(Column[SweptSetting]("", key, partial(_value, index=index), is_brief=True, limit=80))
+        value_columns.append(Column[SweptSetting]("", key, partial(value, index=index), is_brief=True, limit=80))
     columns = columns_of(
         SweptSetting,
         "label",
@@ -88,10 +89,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
     )
     if cell.steps:
         brief = ("gain", "verdict", "throughput_per_s", "ratio", "published")
-        columns = tuple(
-            replace(table_column, is_brief=table_column.name in brief or table_column.title == "step")
-            for table_column in columns
-        )
+        columns = tuple(replace(item, is_brief=item.name in brief or item.title == "step") for item in columns)
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
@@ -110,11 +108,6 @@ def _titles(sweep: Sweep, cell: SweepCell) -> dict[str, str]:
     return titles
 
 
-def _value(setting: SweptSetting, *, index: int) -> str:
-    _, text = setting.values[index]
-    return text
-
-
 def _remarks(setting: SweptSetting) -> list[str]:
     remarks = [f"a setting had no effect: {text}" for text in setting.inert]
     if setting.published:
@@ -124,10 +117,8 @@ def _remarks(setting: SweptSetting) -> list[str]:
     elif setting.losses is not None:
         remarks.append(strategy_words(setting))
     if setting.num_runs < setting.num_planned:
-        text = f"{setting.num_runs} of {setting.num_planned} runs have figures"
-        if setting.why:
-            text += f" ({setting.why})"
-        remarks.append(text)
+        why = f" ({setting.why})" if setting.why else ""
+        remarks.append(f"{setting.num_runs} of {setting.num_planned} runs have figures{why}")
     if setting.autotune is not None:
         remarks.append(f"autotuner: {setting.autotune.words}")
     return remarks
@@ -143,23 +134,18 @@ def remark_lines(cell: SweepCell) -> list[str]:
 
 
 def goal_lines(cell: SweepCell) -> list[str]:
-    """Returns the verdict on each setting and its messages, for terminals, whose table has no room for them.
-
-    Only for runs to a target.
-    """
+    """Returns the verdict on each setting of runs to a target, for terminals, whose table has no room for it."""
     if not cell.to_target:
         return []
     lines = []
     for setting in cell.settings:
         parts = [setting.verdict_title]
-        for title, name in (
-            ("selecting or casting", "packing_s"),
-            ("on the wire", "carried_s"),
-            ("merging", "merging_s"),
-        ):
-            seconds = getattr(setting, name)
-            if seconds is not None:
-                parts.append(f"{format_seconds(seconds)} of a step {title}")
+        times_s = {
+            "selecting or casting": setting.packing_s,
+            "on the wire": setting.carried_s,
+            "merging": setting.merging_s,
+        }
+        parts += [f"{format_seconds(time)} of a step {title}" for title, time in times_s.items() if time is not None]
         lines.append(f"{setting.label}: {'; '.join(parts)}.")
     return lines
 
@@ -182,17 +168,11 @@ class SweepView(ReportView):
         level: Level = "evidence"
         headline, advice = "no figures", ""
         if sweep.cells:
-            last = sweep.cells[-1]
-            headline, advice = _headline(sweep, last), last.advice
-            if last.steps:
+            headline, advice = _headline(sweep, sweep.cells[-1]), sweep.cells[-1].advice
+            if sweep.cells[-1].steps:
                 level = "answer"
-        card = Card(
-            title=sweep.label,
-            big=sweep.headline[0],
-            small=(sweep.headline[1],),
-            words=(sweep.verdict,),
-            next_step=advice,
-        )
+        big, small = sweep.headline
+        card = Card(title=sweep.label, big=big, small=(small,), words=(sweep.verdict,), next_step=advice)
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
@@ -232,11 +212,10 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         columns=AXIS_COLUMNS,
         rows=axis_rows,
         # Of a single axis the table of settings says the same.
-        is_shown=always if len(cell.axes) > 1 else never,
+        is_shown=lambda row: len(cell.axes) > 1,
         caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
     )
     settings = settings_sheet(sweep, cell)
-    sheets: tuple[Sheet[Any], ...] = (settings, axes, updates_sheet(cell.updates))
     advice = f"Next: {cell.advice}"
     brief = [cell.verdict, *goal_lines(cell), *remark_lines(cell), advice]
     notes: tuple[str, ...] = ()
@@ -258,7 +237,7 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         words=words,
         charts=charts,
         charts_per_row=1,
-        sheets=tuple(sheet for sheet in sheets if sheet.rows),
+        sheets=with_rows(settings, axes, updates_sheet(cell.updates)),
         notes=notes,
         brief=tuple(brief),
         where={"ranks": cell.ranks, "nodes": cell.nodes},
