@@ -37,10 +37,8 @@ GRANTED = "SLURM_GPUS_ON_NODE"  # Number of GPUs of its node that a job, or its 
 def device_for(
     plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, environment: Mapping[str, str] = os.environ
 ) -> torch.device:
-    """Returns the rank's GPU, or the CPU if the node has no GPU.
-
-    Raises EnvironmentLacksError if GPUs were requested and are missing, or are too few. If the launcher shows each rank
-    one GPU, only `require_own_gpu` can tell whether two ranks got the same one.
+    """Returns the rank's GPU, or the CPU if the node has no GPU; `require_own_gpu` tells whether two ranks share it.
+    Raises EnvironmentLacksError if GPUs were requested and are missing, or are too few.
     """
     if not torch.cuda.is_available():
         _require_no_gpu(plan, place, root)
@@ -60,9 +58,7 @@ def device_for(
             "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
             "node (slurm.gpu_count node)"
         )
-    device = torch.device("cuda", place.local_rank)
-    if visible == 1:
-        device = torch.device("cuda", 0)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device

@@ -31,10 +31,8 @@ class TrialPasses:
 
 
 class TrainingPart:
-    """One optional part of a rank's training. A hook does nothing unless a part overrides it.
-
-    Hooks are called on all ranks alike. Those within a step are looked up once (`hooks_of`), so that a step without
-    parts calls nothing.
+    """One optional part of a rank's training. A hook does nothing unless a part overrides it. Hooks are called on all
+    ranks alike; those within a step are looked up once (`hooks_of`).
     """
 
     peak_before: int = 0  # Peak of the device's memory that the part reset in the warm-up, bytes.

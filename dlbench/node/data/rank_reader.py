@@ -1,7 +1,5 @@
-"""Reader processes and page cache of one rank: chosen before training and reported in the record.
-
-One process of each node evicts the data set from the page cache or reads it in, as data.cache says, while the others
-wait, and all ranks get the result. Caches of file servers and disks cannot be controlled.
+"""Reader processes and page cache of one rank: chosen before training and reported in the record. Only the page cache
+of nodes is controlled, not the caches of file servers and disks.
 """
 
 from __future__ import annotations

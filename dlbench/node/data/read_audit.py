@@ -1,8 +1,7 @@
 """Audit of reading: rank 0 proves that all ranks together read every sample once per epoch.
 
-A rank keeps the number and a digest (`Digest`) of the samples that it read in an epoch. Digests of all ranks, and of
-the samples left out by rule, add up to that of the data set unless a sample was read twice or never. Only then lists
-are gathered, to name the samples.
+Digests of the samples that ranks read, and of those left out by rule, add up to that of the data set unless a sample
+was read twice or never. Only then lists are gathered, to name the samples.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class ReadAudit:
     ) -> None:
         self._order, self._num_samples, self._ranks, self._labels = order, num_samples, ranks, labels
         self._start = start or Position()
-        self._shares: NDArray[np.float64] | None = None  # share of each class in the data set
-        if labels is not None:
-            self._shares = _shares(labels, int(labels.max(initial=0)) + 1)
+        # Share of each class in the data set.
+        self._shares = None if labels is None else _shares(labels, int(labels.max(initial=0)) + 1)
         self._epoch = self._start.epoch
         self._batches: list[NDArray[np.int64]] = []
         self._failures = 0
@@ -51,7 +49,6 @@ class ReadAudit:
         self._cost_ns = 0
 
     def take(self, fetched: Fetched) -> None:
-        """Counts a batch that training gets now."""
         begun = time.perf_counter_ns()
         if fetched.visited:
             if fetched.visited[0][0] != self._epoch:
@@ -150,25 +147,15 @@ def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
     for epoch, ranks in _by_epoch(everyone).items():
         is_whole = all(rank["is_whole"] for rank in ranks)
         digests = [rank[key] for rank in ranks for key in ("visits", "left_out")]
-        total = Digest()
-        for count, *sums in digests:
-            total += Digest(count, (sums[0], sums[1]))
-        adds_up = total == expected
-        if not all(rank["as_planned"] for rank in ranks) or (is_whole and not adds_up):
+        total = sum((Digest(count, (first, second)) for count, first, second in digests), Digest())
+        if not all(rank["as_planned"] for rank in ranks) or (is_whole and total != expected):
             doubtful.append(epoch)
     return doubtful
 
 
 class Audited:
-    """The result of the audit of all ranks.
-
-    Args:
-        everyone: `ReadAudit.summary` of every rank.
-        lists: `ReadAudit.lists` of every rank, for the doubtful epochs.
-        num_samples: Samples of the data set.
-        exchanged: `SampleExchange.summary` of every rank; empty without an exchange.
-        name: Returns the name of a sample for messages.
-        may_replace: True if unreadable samples are replaced by others.
+    """The result of the audit of all ranks, from `ReadAudit.summary` and `SampleExchange.summary` of each. `lists` are
+    `ReadAudit.lists` for the doubtful epochs. `name` returns the name of a sample for messages.
     """
 
     def __init__(
@@ -181,7 +168,7 @@ class Audited:
         name: Callable[[int], str],
         may_replace: bool,
     ) -> None:
-        self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
+        self._lists, self._num_samples = lists, num_samples
         self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
         self.errors: list[str] = []  # samples read twice or never, by name
         self.replaced = 0  # unreadable samples that were replaced by others

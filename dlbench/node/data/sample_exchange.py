@@ -1,8 +1,8 @@
 """Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks.
 
 A thread of each rank sends and receives over a separate Gloo group, slot by slot in the order that all ranks draw
-(`dlbench.datasets.shuffling`). Before each few slots, all ranks compare how many slots their batches have released, and
-exchange up to the smallest number. A sample is sent as a header, (number, length, CRC-32) as int64, and its bytes.
+(`dlbench.datasets.shuffling`), as many as the batches of all ranks have released. A sample is sent as a header,
+(number, length, CRC-32) as int64, and its bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class AwaitingReader(WrappedReader):
         self._lost = lost_mark(store)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads the stored bytes of one sample after it has arrived."""
         if self._store.has(index):
             return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
@@ -153,7 +152,6 @@ class SampleExchange:
             self._changed.notify()
 
     def require_well(self) -> None:
-        """Raises the error of the exchange, if it has failed."""
         if self._error is not None:
             raise self._error
 

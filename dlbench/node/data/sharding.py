@@ -30,13 +30,11 @@ class Position(NamedTuple):
 
 
 class ShardedOrder:
-    """The order of one rank.
+    """The order of one rank: every epoch has another permutation, the same on all ranks.
 
-    Every epoch has another permutation, the same on all ranks. From each sequence of batch_size x world_size places,
-    rank r takes r, r + world_size, ... So no sample is used twice in an epoch, every rank has equally many batches of
-    equal sizes, and the samples of a step depend only on the global batch. Samples that do not fill a batch on every
-    rank are left out of that epoch and counted by `dropped_per_epoch`; without `drop_last`, only those that cannot be
-    divided evenly. `start` is the position of a resumed run, which may have had other ranks.
+    From each sequence of batch_size x world_size places, rank r takes r, r + world_size, ..., so that the samples of a
+    step depend only on the global batch. Samples that do not fill a batch on every rank are left out of that epoch;
+    without `drop_last`, only those that cannot be divided evenly. `start` is the position of a resumed run.
     """
 
     def __init__(
@@ -129,10 +127,8 @@ def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_si
 
 
 class HeldOrder(ShardedOrder):
-    """The order of one rank among the samples that it holds.
-
-    Each epoch has a permutation of each rank's own samples. Numbers of samples differ by one at most; samples that not
-    every rank has, or that fill no batch, come last and are left out, others in each epoch.
+    """The order of one rank among the samples that it holds, of which each epoch has a permutation. Samples that not
+    every rank has, or that fill no batch, come last and are left out.
     """
 
     def __init__(self, ownership: Ownership, *, batch_size: int, rank: int, start: Position | None = None) -> None:

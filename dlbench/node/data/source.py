@@ -81,11 +81,7 @@ def open_reader(
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
-    """Identifies the training data, for the record.
-
-    Returns `made_by` and `set_sha256` (of the manifest's list of files) if dlbench made the set and it is complete;
-    `public_set` if the counts are those of a public set; else nothing.
-    """
+    """Identifies the training data for the record: a set made by dlbench, or a public one by its counts; else empty."""
     if spec.is_synthetic:
         return {}
     source, manifest = Path(spec.source), None

@@ -95,7 +95,6 @@ class KeepingReader(_Staged):
         self._is_on = True
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads a sample from the store, or from the source, and then keeps it if possible."""
         may_be_kept = self._kept is None or bool(self._kept[index])
         if may_be_kept and (data := self._from(self._store, index)) is not None:
             return Raw(data, self._tier)
@@ -193,11 +192,7 @@ def _copied(root: Path, source: Path, name: str) -> Path:
 
 
 class NodeStaging:
-    """Stages one node in a thread.
-
-    `open_reader` opens the training data at its source. `parts` returns, for a number of samples, those that each rank
-    of this node holds first (shard).
-    """
+    """Stages one node in a thread. `parts` returns, for a number of samples, those of each rank of the node (shard)."""
 
     def __init__(
         self,
@@ -429,8 +424,7 @@ class NodeStaging:
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        room_in_memory = memory_room() if lies_in_memory(folder.path) else None
-        self._room = folder.room(room_in_memory)
+        self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
             is_kept = choose_kept(

@@ -18,15 +18,10 @@ POOL_BATCHES = 4  # Distinct batches of a rank; several, so that the loss does n
 
 
 class SyntheticSource(BatchSource):
-    """An endless cycle of `POOL_BATCHES` batches of random samples with random labels.
+    """An endless cycle of `POOL_BATCHES` batches of random samples with random labels, which are not to be changed.
 
-    Tensors are handed out repeatedly: the caller must not change them in place. A batch has `batch_size` samples for
-    each of `ranks`, those of a replica, whose random samples differ.
-
-    Args:
-        pin_memory: Keep the pool in page-locked memory (needs a GPU).
-        counts: Volumes are counts, whose logarithm the device computes.
-        device: Keep the pool on this device, so that steps copy no batch; by default in the host's memory.
+    A batch has `batch_size` samples for each of `ranks`, those of a replica, whose random samples differ. With `device`
+    the pool is there, so that steps copy no batch. With `counts` the device computes the logarithm of volumes.
     """
 
     def __init__(  # noqa: PLR0913  (each option of the data is an argument)

@@ -302,7 +302,6 @@ class ActivationMemory(TrainingPart):
         return settings_of(*rows)
 
     def close(self) -> None:
-        """Removes everything from the network and from the far tier; a second call does nothing."""
         self._blocks.close()
 
 

@@ -1,10 +1,7 @@
-"""The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
+"""The state of training as one safetensors file, with everything that is no tensor as JSON in its header.
 
-Rank 0 writes a file under a temporary name and renames it when it is complete. A file holds nothing of a single rank,
-so that a run may resume with other ranks, nodes or another engine; with the same ones it resumes bit for bit.
-
-Training waits only for a copy of the state on the host. A thread hashes and writes it; both release Python's lock
-(hashlib from 2,048 bytes on, and pwrite(2)), so that it takes one core and bandwidth from training.
+It holds nothing of a single rank, so that a run may resume with other ranks, nodes or engines, and with the same ones
+bit for bit. Training waits only for a copy on the host; a thread hashes and writes it, without Python's lock.
 """
 
 from __future__ import annotations
@@ -52,14 +49,12 @@ _APART = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host:
 _PIECE = 4 << 20  # Bytes that are hashed and written at a time.
 _BUCKET = 64 << 20  # Bytes of one broadcast between ranks.
 
+# Bytes after which the writer waits for the file system: one fsync(2) after gigabytes would look like a hang.
 _WRITE_BACK = 64 << 20
-"""Bytes after which the writer waits for the file system: with one fsync(2) after gigabytes, a slow file system would
-look for minutes like one that hangs."""
+_NICENESS = 10  # Nice value of the writing thread (sched(7)), since training on a CPU uses all cores of the rank.
 TURN_S = 1.0  # Seconds that ranks wait for a file before they compare its progress.
-
+# Key of a checkpoint's `trained`: the number of replicas that divided the samples. It may change at an epoch's end.
 SHARED_BY = "data.ranks"
-"""Key of a checkpoint's `trained`: the number of replicas that samples were divided among. It may change at an epoch's
-end."""
 
 
 class Progress(Spec):
@@ -185,11 +180,6 @@ def _write_at(opened: int, content: memoryview, place: int) -> None:
         content, place = content[num:], place + num
 
 
-_NICENESS = 10
-"""Nice value of the writing thread (Linux has one per thread, sched(7)): on a CPU training uses all cores of the rank,
-and its threads wait for each other."""
-
-
 class CheckpointWriter:
     """Writes the checkpoints of a run in a thread, one at a time."""
 
@@ -278,8 +268,7 @@ class CheckpointWriter:
         self._worker = None
         assert self._begun is not None
         if self._error is None:
-            times = {"waited_s": self._waited_s, "write_s": self._wrote_s}
-            self.writes.append(self._begun.model_copy(update=times))
+            self.writes.append(self._begun.model_copy(update={"waited_s": self._waited_s, "write_s": self._wrote_s}))
         return True
 
 

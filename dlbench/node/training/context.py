@@ -41,21 +41,20 @@ class Events:
         self._add_at(started, "init_start")
 
     def add(self, key: str, **fields: Any) -> None:
-        """Adds an event that happens now. `fields` are those of `Event`."""
         self._add_at(time.monotonic(), key, **fields)
 
     def _add_at(self, monotonic_s: float, key: str, **fields: Any) -> None:
         self.all.append(Event(key=key, time_ms=round((monotonic_s + self._offset) * 1000), **fields))
 
     def start_run(self) -> None:
-        """Notes that initialisation ends and the run begins: from here on data may be touched."""
+        """Ends initialisation; from here on data may be touched."""
         self.add("init_stop")
         self._run_start = time.monotonic()
         self.add("run_start")
 
     @property
     def wall_s(self) -> float:
-        """Wall time since run_start, with that of a resumed run before, seconds."""
+        """Wall time since run_start, with that before the run was resumed, seconds."""
         return time.monotonic() - self._run_start + self.resumed_s
 
 

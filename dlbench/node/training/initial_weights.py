@@ -1,7 +1,4 @@
-"""Initial weights, from a checkpoint of dlbench or from a file in BERT's public layout, read by rank 0.
-
-Only safetensors are read: a pickle can run code of its author.
-"""
+"""Initial weights from safetensors: a checkpoint of dlbench, or a file in BERT's public layout, read by rank 0."""
 
 from __future__ import annotations
 

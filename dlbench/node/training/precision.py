@@ -1,8 +1,8 @@
 """Precision of a step (fp32, tf32, or autocast to bf16 or fp16) and choice of kernels (cuDNN's search, memory format).
 
-Under autocast weights, gradients and optimizer stay in fp32. With fp16 the loss is scaled up before the backward pass
-and gradients are scaled down after the exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
-A step whose gradients overflow is skipped on all ranks, because the exchange gives an infinity to all of them.
+With fp16 the loss is scaled up before the backward pass and gradients are scaled down after the exchange
+(Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is skipped on all
+ranks, because the exchange gives an infinity to all of them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Precision(TrainingPart):
                     "numerics"
                 )
             raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
-        self.is_emulated = bool(lacking)
-        """True if torch emulates the precision with fp32 arithmetic, which `train.allow_emulation` allows."""
+        self.is_emulated = bool(lacking)  # torch emulates the precision in fp32 (`train.allow_emulation`).
         self._doubts = []
         if lacking:
             self._doubts.append(f"{spec.precision} was emulated, so its speed is not meaningful: {lacking}")
@@ -139,7 +138,7 @@ class Precision(TrainingPart):
         return {name: float(number) for name, number in self._scaler.state_dict().items()}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restores the state of a checkpoint; one without loss scaling changes nothing."""
+        """Restores the state of loss scaling from a checkpoint, if both have it."""
         if self._scaler is not None and state:
             counts = {name: int(state[name]) for name in ("growth_interval", "_growth_tracker") if name in state}
             self._scaler.load_state_dict(state | counts)

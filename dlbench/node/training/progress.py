@@ -1,8 +1,7 @@
 """Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs.
 
-The first rank of each node collects the others' statuses at an abstract Unix socket and writes one file for the node,
-between stages and never in measured steps: a thousand ranks that each update a file would load the metadata server. If
-a rank ends without reporting, its supervisor writes its last status (`dlbench.final_status`).
+The first rank of each node writes one file for the node, never in measured steps: a thousand ranks that each update a
+file would load the metadata server. If a rank ends without reporting, its supervisor writes its last status.
 """
 
 from __future__ import annotations
@@ -45,21 +44,14 @@ _STEP_PLACEHOLDER = -9_007_199_254_740_991  # Replaced in the text by the step t
 LAST_RESORT_S = 30  # Seconds that the status of a stalled rank may take to write.
 _MESSAGE_BYTES = 1 << 16
 _POLL_S = 0.002
+# Seconds that a node's first rank waits for statuses of stages that all ranks enter together, outside of measured time.
 _MEET_S = {"measuring": 0.5, "done": 2.0}
-"""Seconds that the first rank waits for the statuses of the others in stages that all enter together. They are not
-measured: a barrier follows the one stage, and the other is the end."""
-ALONE_AFTER_S = 5.0
-"""Seconds after which a rank that cannot reach its node's first rank writes its own file; containers may have separate
-networks."""
+ALONE_AFTER_S = 5.0  # Seconds until a rank that cannot reach its node's first rank (containers) writes its own file.
 ENDED = ("done", "failed")
 
 
 class ProgressReporter:
-    """Reports the step of training, or the point of the collective benchmark.
-
-    One rank of the node writes a file at the begin of a stage; within a stage, each rank notes its step in memory
-    (`dlbench.final_status`).
-    """
+    """Reports the step of training, or the point of the collective benchmark, and the stage."""
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, place: RankPlace) -> None:
         self._run_id = plan.run_id
@@ -110,12 +102,8 @@ class ProgressReporter:
             if self.stage == "failed":
                 return
             self.stage = "failed"
-            failure: dict[str, Any] = {
-                "reason": reason,
-                "exit_code": exit_code,
-                "failed_at": failed_at,
-                "failure": kind,
-            }
+            failure: dict[str, Any] = {"reason": reason, "exit_code": exit_code, "failed_at": failed_at}
+            failure["failure"] = kind
             self._note(**failure)
             write_status(self._folder, self._status(**failure))
             if self._final is not None:
@@ -136,7 +124,7 @@ class ProgressReporter:
         self._log_periodically(self.stage)
 
     def on_staging(self, staged: int, total: int) -> None:
-        """Reports how many bytes were staged of the total over all nodes; 0 of 0 at the start."""
+        """Reports the staged bytes and the total over all nodes; 0 of 0 at the start."""
         if self.stage != "staging":
             self.enter("staging")
             return
@@ -205,7 +193,7 @@ class ProgressReporter:
 
 
 class Watchdog:
-    """A thread that ends the process if `beat` was not called within `timeout_s`; it checks once a second."""
+    """Ends the process if `beat` was not called within `timeout_s`; checks once a second, in a thread."""
 
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
         """`on_stall` is called with the reason in one line, before the process ends with exit code 124."""
@@ -273,7 +261,7 @@ class NodeStatus:
                 self._write_alone()
 
     def tick(self) -> None:
-        """Writes or sends statuses that are still pending; called about once a second outside of measured steps."""
+        """Writes or sends pending statuses; called about once a second outside of measured steps."""
         if self._is_first:
             if self._collect():
                 self._write()

@@ -1,7 +1,4 @@
-"""The rank's side of the sampler of its node, and limits of the bytes that ranks may write.
-
-A failing sampler never fails a run or makes it wait without a limit; `problem` has the reason.
-"""
+"""The rank's side of the sampler of its node, and limits of the bytes that ranks may write."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
 
 
 class SamplerProcess:
-    """A sampler and the two pipes to it. `command` starts it."""
+    """A sampler and the two pipes to it; if it fails, the run continues, and `problem` has the reason."""
 
     def __init__(self, order: SamplerOrder, command: Sequence[str] = COMMAND) -> None:
         self._order = order

@@ -1,17 +1,12 @@
 """Spans of one rank: its stages, and layers and a profile in the window of watched steps.
 
-If spans cannot be written, the run continues without them and reports the reason.
+A module's backward pass begins with the gradient of its output, and ends when the last operation of the call has been
+differentiated: a node of autograd's graph, behind the output, with a sequence number from the time of the call. Hooks
+on nodes, unlike those of modules, allow operations in place, and are freed with the graph of their step. Recomputing
+and waits for swapped tensors count for the layer whose operation needed them first. On a GPU times are CUDA events.
 
-**Layers.** Hooks around a module's call see its forward pass. Its backward pass begins when the gradient of the
-module's output is there, and ends when the last operation of the call has been differentiated. These operations are the
-nodes of autograd's graph, behind the output, with sequence numbers from the time of the call. Unlike full backward
-hooks of modules, hooks on nodes allow operations in place, and they are freed with the graph of their step. A forward
-pass that is recomputed within the backward pass is marked; like waits for swapped tensors, it counts for the layer
-whose operation needed it first. On a GPU times are CUDA events, converted when the window closes.
-
-**torch.profiler** runs over the same window on rank 0. A `record_function` named `ANCHOR` in the profile and a span of
-this name tie its times to CLOCK_MONOTONIC: the former begins within the latter, whose length of about 20 microseconds
-bounds the error.
+A `record_function` named `ANCHOR` in torch.profiler's profile, of rank 0, and a span of this name tie its times to
+CLOCK_MONOTONIC: the former begins within the latter, whose length of about 20 microseconds bounds the error.
 """
 
 from __future__ import annotations
