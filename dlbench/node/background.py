@@ -32,7 +32,6 @@ class BackgroundWorker:
             return self.changed.wait_for(lambda: self._num_waiting == 0 or self.error is not None, seconds)
 
     def require_well(self) -> None:
-        """Raises the exception of the function that failed, if any."""
         if self.error is not None:
             raise self.error
 

@@ -168,9 +168,7 @@ class CoreSharing:
 
 def check_sharing(ranks: Sequence[RankCores]) -> CoreSharing:
     """Finds the ranks that share no cores with others, directly or through other ranks, and those that share too few.
-
-    Of several ranks, those whose masks do not overlap with others count as pinned, whatever their size: Slurm rounds up
-    to whole cores, or gives sockets. A rank alone on its node does if it was bound.
+    Masks of any size count as pinned if they do not overlap: Slurm rounds up to whole cores, or gives sockets.
     """
     pinned: set[int] = set()
     warnings: list[str] = []

@@ -37,9 +37,7 @@ GRANTED = "SLURM_GPUS_ON_NODE"  # Number of GPUs of its node that a job, or its 
 def device_for(
     plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, environment: Mapping[str, str] = os.environ
 ) -> torch.device:
-    """Returns the rank's GPU, or the CPU if the node has no GPU; `require_own_gpu` tells whether two ranks share it.
-    Raises EnvironmentLacksError if GPUs were requested and are missing, or are too few.
-    """
+    """Returns the rank's GPU, or the CPU; raises EnvironmentLacksError if requested GPUs are missing."""
     if not torch.cuda.is_available():
         _require_no_gpu(plan, place, root)
         return torch.device("cpu")
@@ -65,15 +63,10 @@ def device_for(
 
 
 def _require_no_gpu(plan: LaunchPlan, place: RankPlace, root: Path) -> None:
-    """Raises EnvironmentLacksError if torch sees no GPU although the node has one or one was requested."""
     if is_given_gpu(root):
+        lost = AMD_LOST if torch.version.hip else LOST
         problem = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
-        if problem is not None:
-            reason, remedy = problem
-        elif torch.version.hip:
-            reason, remedy = _no_cuda(root), AMD_LOST
-        else:
-            reason, remedy = _no_cuda(root), LOST
+        reason, remedy = problem or (_no_cuda(root), lost)
         raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
     requested = plan.system.slurm.gpu_request
     if plan.system.scheduler != "slurm" or requested == "none":

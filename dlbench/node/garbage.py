@@ -1,7 +1,6 @@
-"""Keeps Python's garbage collector out of measured steps; the loop collects between them, on all ranks together.
-
-It would start on each rank in another step; a full collection with torch loaded takes tens of milliseconds, and in a
-synchronous step all ranks wait for the one that collects.
+"""Keeps Python's garbage collector out of measured steps; the loop collects between them, on all ranks together. A full
+collection with torch loaded takes tens of milliseconds, and all ranks of a synchronous step wait for the one that
+collects.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class HeldGarbage:
             self._counts = counted
 
     def release(self) -> None:
-        """Restores the collector; a second call does nothing."""
         if self._count in gc.callbacks:
             gc.callbacks.remove(self._count)
         self._counts = False

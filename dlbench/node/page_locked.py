@@ -1,7 +1,6 @@
-"""Page-locked memory of the host, which a GPU can read and write while it computes, locked in pieces.
-
-torch's `pin_memory=True` rounds requests up to a power of two (`CachingHostAllocator.h` of torch 2.13), so that 33 GiB
-would lock 64, and locks in one call, which takes tens of seconds.
+"""Page-locked memory of the host, which a GPU can read and write while it computes, locked in pieces. torch's
+`pin_memory=True` locks in one call, which takes tens of seconds, and rounds up to a power of two
+(`CachingHostAllocator.h` of torch 2.13).
 """
 
 from __future__ import annotations
@@ -67,10 +66,8 @@ def locked_memory(
     lock: Callable[[int, int], int] = page_lock,
     unlock: Callable[[int], None] = page_unlock,
 ) -> torch.Tensor:
-    """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it.
-
-    `borders` are the offsets between pieces that are locked by separate calls, multiples of a page; no copy may cross
-    them. `purpose` begins the line of an error.
+    """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it. `borders` are the
+    offsets between pieces that are locked by separate calls, multiples of a page; no copy may cross them.
     """
     room = memory_room()
     if room is not None and num_bytes > room:

@@ -1,7 +1,6 @@
-"""Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder.
-
-A token per start keeps a requeued run from reading its predecessor's address; it is no secret. torch's FileStore is not
-used: it needs file locks between nodes, which Lustre and BeeGFS may not have.
+"""Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder. A token per start
+keeps a requeued run from reading its predecessor's address. torch's FileStore is not used: it needs file locks between
+nodes, which Lustre and BeeGFS may not have.
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ def scratch(storage: StorageSpec, key: StagingTier, variables: Mapping[str, str]
 
 
 def _trial(folder: Path, key: str) -> str:
-    """Returns the problem of writing to a folder; empty if there is none."""
     content = secrets.token_bytes(_TRIAL_BYTES)
     file = folder / f".dlbench-preflight-{os.getpid()}-{secrets.token_hex(4)}"
     try:

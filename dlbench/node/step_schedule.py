@@ -1,9 +1,6 @@
-"""The steps of a run: their number, which are warm-up, and after which the run evaluates or saves.
-
-Steps are counted over the whole training: a resumed run begins at `first`. If a plan gives seconds, ranks agree on the
-number of steps in the warm-up (`Pacing`), so that measured steps need no agreement: while it is too short, it is
-lengthened, at most by as many steps as were made, since first steps are slow. The median of the later steps of the
-fastest rank then fixes the number of measured steps.
+"""The steps of a run: their number, which are warm-up, and after which the run evaluates or saves. They are counted
+over the whole training: a resumed run begins at `first`. If a plan gives seconds, ranks agree on the number of steps in
+the warm-up (`Pacing`), so that measured steps need no agreement.
 """
 
 from __future__ import annotations
@@ -90,7 +87,6 @@ class StepSchedule:
 
     @property
     def shares_window(self) -> bool:
-        """True if layers are profiled in steps in which the engine also times its exchange."""
         return bool(self.window) and self.window.stop > self.watch_from
 
     @property
@@ -219,24 +215,18 @@ class Pacing:
         self._expect(schedule.steps, schedule.warmup)
 
     def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
-        """Returns the planned durations with the real ones; none if the plan gives only steps."""
         schedule = self._schedule
         if not schedule.is_timed:
             return []
-        warmup, measured = step_s[: schedule.warmup], step_s[schedule.warmup :]
+        warmup = self._evidence(step_s[: schedule.warmup], measure.warmup_steps)
+        measured = self._evidence(step_s[schedule.warmup :], measure.measured_steps)
+        rows = (
+            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, warmup),
+            ("measure.measured_s", measure.measured_s, schedule.measured_s, measured),
+        )
         return [
-            Setting(
-                key="measure.warmup_s",
-                requested=measure.warmup_s,
-                effective=schedule.warmup_s,
-                evidence=self._evidence(warmup, measure.warmup_steps),
-            ),
-            Setting(
-                key="measure.measured_s",
-                requested=measure.measured_s,
-                effective=schedule.measured_s,
-                evidence=self._evidence(measured, measure.measured_steps),
-            ),
+            Setting(key=key, requested=requested, effective=effective, evidence=evidence)
+            for key, requested, effective, evidence in rows
         ]
 
     def _evidence(self, step_s: Sequence[float], planned_steps: int) -> str:

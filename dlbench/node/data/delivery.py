@@ -17,10 +17,9 @@ _KEY = "data.device_prefetch"
 
 
 class Delivery(TrainingPart):
-    """Copies the batches of one rank to its GPU, while it computes.
-
-    The host's memory is released when its copy is done, so that a loader process may write to it again. `prefetch`
-    batches are copied ahead; with 0, each in its step, on the stream that computes. `decode` replaces copying.
+    """Copies the batches of one rank to its GPU while it computes, `prefetch` of them ahead, and keeps the host's
+    memory until its copy is done. With 0, each is copied in its step, on the stream that computes. `decode` replaces
+    copying.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
-"""Encoded images to crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop.
-
-Training uses Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): an area of
-8 % to 100 % of the image at an aspect ratio of 3/4 to 4/3, resized to a square, mirrored in half of the cases.
-Resizing is bilinear with anti-aliasing (equal to Pillow's within one level). With nvImageCodec the GPU decodes; its
-pixels may differ by rounding.
+"""Encoded images to crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop. Training
+uses Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): 8 % to 100 % of the
+area at an aspect ratio of 3/4 to 4/3. Resizing is bilinear with anti-aliasing, equal to Pillow's within one level.
 """
 
 from __future__ import annotations
@@ -90,10 +87,9 @@ def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 def training_image(
     data: bytes, size: int, generator: np.random.Generator, decoding: Decoding = "region"
 ) -> Callable[[NDArray[np.uint8] | None], tuple[NDArray[np.uint8], str | None]]:
-    """Reads the header of an encoded image and draws a random crop; the returned function decodes it.
-
-    That function fills an array (size, size, 3), or a new one for None, and returns it with a remark of `decode`. Both
-    raise ValueError if the image is empty, truncated, or no image.
+    """Reads the header of an encoded image and draws a random crop; the returned function decodes it into an array
+    (size, size, 3), a new one for None, and returns a remark of `decode`, too. Both raise ValueError if it is empty,
+    truncated, or no image.
     """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)

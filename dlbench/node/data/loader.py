@@ -1,6 +1,4 @@
-"""Batches read from files by the training process, or ahead of time by loader processes. Loader processes come from a
-fork server: forking a process that has started MPI, InfiniBand or CUDA is not safe.
-"""
+"""Batches read from files by the training process, or ahead of time by loader processes from a fork server."""
 
 from __future__ import annotations
 
@@ -72,10 +70,9 @@ def read_epochs(
     counts_storage: bool,
     cached_shares: Mapping[int, float | None],
 ) -> tuple[ReadEpoch, ...]:
-    """Combines the reads of all ranks, epoch by epoch. `ranks` holds the `EpochReads` of each rank, from JSON.
-
-    `step_s` has the seconds of each step of rank 0; steps use the batches in order. Without `counts_storage`, reads
-    from storage are known if any byte was counted. `cached_shares` are those of the page cache as epochs begin.
+    """Combines the reads of all ranks, epoch by epoch. `ranks` holds the `EpochReads` of each rank, from JSON, and
+    `step_s` the seconds of each step of rank 0. Without `counts_storage`, reads from storage are known if any byte was
+    counted.
     """
     epochs, first = [], 0
     has_counted = any(epoch["storage_bytes"] for epoch in itertools.chain.from_iterable(ranks))
@@ -161,10 +158,9 @@ def _identity(fetched: Any) -> Any:
 
 
 class LoaderCores:
-    """Divides the cores of a rank between its loader processes and its training process.
-
-    Training on a CPU computes on all cores. On a GPU it needs few, but at once: each loader process has its own core,
-    from the last one down, and training has the others, if there are more cores than loader processes.
+    """Divides the cores of a rank between its loader processes and its training process, which on a CPU computes on
+    all. On a GPU each loader process has its own core, from the last one down, and training has the others, if there
+    are enough.
     """
 
     _divided: ClassVar[list[int] | None] = None  # All cores of the rank, while its training process uses only some.
@@ -186,13 +182,11 @@ class LoaderCores:
             os.sched_setaffinity(0, self.all[:-workers])
 
     def pin_worker(self, worker: int, *, spares_first: bool) -> None:
-        """Gives the calling loader process one thread and one core."""
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {self.of_worker(worker, spares_first=spares_first)})
 
     @classmethod
     def release(cls) -> None:
-        """Allows the calling thread all cores of the rank again."""
         if cls._divided is not None:
             os.sched_setaffinity(0, cls._divided)
             cls._divided = None
@@ -271,7 +265,6 @@ class Ledger:
         self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
-        """Waits for the next batch and hands it out; None at the end of the pass."""
         return self.hand_out(self.read(fetched))
 
     def read(self, fetched: Iterator[Fetched]) -> Read:
@@ -396,7 +389,6 @@ class BatchSource:
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch; blocks until it is read."""
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:
@@ -412,11 +404,9 @@ class BatchSource:
 
 
 class LoadedSource(BatchSource):
-    """Endless batches of one rank from a DataReader.
-
-    `on_bad_sample` stops the run, or takes the next sample of the data set instead, or with `is_held` (the reader has
-    only samples of this rank) one of the same batch. The owner of `exchange` closes it. With `epoch_by_epoch` nothing
-    is prefetched across the border of epochs. `arrange` is the last step of making a batch.
+    """Endless batches of one rank from a DataReader. `on_bad_sample` stops the run, or takes the next sample of the
+    data set instead, or with `is_held` (the reader has only samples of this rank) one of the same batch. With
+    `epoch_by_epoch` nothing is prefetched across the border of epochs. `arrange` is the last step of making a batch.
     """
 
     def __init__(  # noqa: PLR0913  (each option of reading is an argument)
@@ -525,9 +515,7 @@ class LoadedSource(BatchSource):
 
 
 class EvaluationSource:
-    """One rank's share of the first `num_samples` of a validation set, pass by pass. Loader processes stay between
-    passes. `on_bad_sample` stops the run or leaves the sample out.
-    """
+    """One rank's share of the first `num_samples` of a validation set, pass by pass, by the same loader processes."""
 
     def __init__(  # noqa: PLR0913  (each option of reading is an argument)
         self,

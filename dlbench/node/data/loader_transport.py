@@ -73,9 +73,7 @@ class _Event:
 
 
 class LoaderQueue(_Queue):
-    """A queue of numbered batches between a process and its children, as torch's DataLoader uses it. Children write to
-    separate pipes. If a batch cannot be sent, the reason is sent instead.
-    """
+    """A queue between a process and its children, for torch's DataLoader, that never drops a batch silently."""
 
     _reader: Connection
     _writer: Connection
@@ -120,7 +118,6 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
     """A multiprocessing context with a fork server, and with the queues and events of this module."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """Returns an unbounded queue."""
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802

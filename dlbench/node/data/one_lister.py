@@ -1,7 +1,5 @@
-"""The first rank of a node scans a data set and sends its index to the others, to spare the file server.
-
-The index is in a sealed memfd, which the others receive over an abstract Unix socket and map: it is in the node's
-memory once, and leaves no file behind.
+"""The first rank of a node scans a data set and sends its index to the others, to spare the file server. They map the
+same sealed memfd, received over an abstract Unix socket: it is in memory once, and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ _RETRY_S = 0.02
 
 
 class IndexBroadcast:
-    """Gives the ranks of one node the same index; all of them must call it for the same indexes in the same order.
-    `name` must be unique on the machine. `timeout_s` is the time that one rank waits for another.
-    """
+    """Gives the ranks of a node the same indexes, requested in the same order; `name` must be unique."""
 
     def __init__(self, *, name: str, first_rank: int, local_rank: int, local_size: int, timeout_s: float) -> None:
         self._name, self._first_rank, self._timeout_s = name, first_rank, timeout_s

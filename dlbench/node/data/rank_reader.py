@@ -1,6 +1,4 @@
-"""Reader processes and page cache of one rank: chosen before training and reported in the record. Only the page cache
-of nodes is controlled, not the caches of file servers and disks.
-"""
+"""Reader processes and page cache of one rank: chosen before training and reported in the record."""
 
 from __future__ import annotations
 
@@ -203,7 +201,6 @@ class RankReading:
         self._states[max(self._states) + 1] = self._cache.settle()
 
     def settings(self) -> list[Setting]:
-        """Returns the settings of reading, requested and effective."""
         data = self._data
         settings = []
         if self._choice is not None and data.loader_workers == "auto":
@@ -219,16 +216,14 @@ class RankReading:
             evidence = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
             settings.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=evidence))
         if data.cache != "any":
-            settings.append(self._cache_setting())
+            states = list(self._states.values())
+            state = next((state for state in states if not state.in_force), states[0])
+            effective: str | None = data.cache
+            if not state.in_force:
+                effective = "any" if state.known else None
+            key, evidence = "data.cache", state.summary
+            settings.append(Setting(key=key, requested=data.cache, effective=effective, evidence=evidence))
         return settings
-
-    def _cache_setting(self) -> Setting:
-        states = list(self._states.values())
-        state = next((state for state in states if not state.in_force), states[0])
-        effective: str | None = self._data.cache
-        if not state.in_force:
-            effective = "any" if state.known else None
-        return Setting(key="data.cache", requested=self._data.cache, effective=effective, evidence=state.summary)
 
     def _measured(self, name: str, trials: Sequence[ReaderTrial], limit: str = "") -> Setting:
         """Returns a setting that was chosen by trials, with their results. `limit` explains the limit of trials."""
@@ -249,7 +244,6 @@ class RankReading:
         return Setting(key=f"data.{name}", requested="auto", effective=effective, evidence=evidence)
 
     def warnings(self) -> list[str]:
-        """Returns warnings about an unknown page cache, different decoders, and too few cores for training."""
         warnings = []
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:

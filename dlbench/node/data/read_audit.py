@@ -1,7 +1,5 @@
-"""Audit of reading: rank 0 proves that all ranks together read every sample once per epoch.
-
-Digests of the samples that ranks read, and of those left out by rule, add up to that of the data set unless a sample
-was read twice or never. Only then lists are gathered, to name the samples.
+"""Audit of reading: rank 0 proves that all ranks together read every sample once per epoch. Digests of the samples that
+ranks read or left out add up to that of the data set; if not, lists are gathered, to name the samples.
 """
 
 from __future__ import annotations
@@ -154,9 +152,7 @@ def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
 
 
 class Audited:
-    """The result of the audit of all ranks, from `ReadAudit.summary` and `SampleExchange.summary` of each. `lists` are
-    `ReadAudit.lists` for the doubtful epochs. `name` returns the name of a sample for messages.
-    """
+    """The audit of all ranks, from the summaries of each and `ReadAudit.lists` of doubtful epochs."""
 
     def __init__(
         self,

@@ -69,9 +69,7 @@ class DataReader(Protocol):
         return self.prepare(key, self.fetch(key[1]).data)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads the stored bytes of one sample for `prepare`, or arrays without conversion directly into `out`. Raises
-        BadSampleError if the sample cannot be read, or a checksum differs.
-        """
+        """Reads the stored bytes of a sample, or arrays directly into `out`. Raises BadSampleError if it cannot."""
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """Does the quick part of `prepare`; the returned function does the rest when called with `out`."""
@@ -182,10 +180,9 @@ class ReadSpan:
 
 
 class BatchReader:
-    """Reads batches by their keys, in the training process or a loader process.
-
-    If samples may be skipped, `replace` uses the next sample of the data set instead, or with `within_batch` of the
-    batch, because this rank may not hold others. `arrange` is the last step of making a batch.
+    """Reads batches by their keys. If samples may be skipped, `replace` uses the next sample of the data set instead,
+    or with `within_batch` of the batch, because this rank may not hold others. `arrange` is the last step of making a
+    batch.
     """
 
     def __init__(

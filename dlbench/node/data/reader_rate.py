@@ -1,8 +1,6 @@
-"""``python -P -m dlbench.node.data.reader_rate``: reads a data set like training, without training.
-
-Reads a `RateOrder` as JSON on stdin, and prints a `ReadingRate` of `dlbench.records.data_path` as one JSON line. If it
-fails, stdout is empty, and the exit code is that of the `DlbenchError` whose line is on stderr. It reads `source` with
-global shuffling. With cache `cold` the data set is evicted before each repeat, which ends with its first pass.
+"""``python -P -m dlbench.node.data.reader_rate``: reads a data set like training, without training. Reads a `RateOrder`
+as JSON on stdin, and prints a `ReadingRate` of `dlbench.records.data_path` as one JSON line, or an error on stderr.
+With cache `cold` the data set is evicted before each repeat, which ends with its first pass.
 """
 
 from __future__ import annotations
@@ -147,7 +145,6 @@ class ReadingProcess:
         self._cache = NodeCache(self._files, data.cache, acts=peers.place == 0, ranks=peers, beat=lambda _what: None)
 
     def run(self) -> dict[str, Any]:
-        """Runs all repeats; the result of the first process is the answer."""
         order, data = self._order, self._order.data
         state = self._cache.settle()
         choice = self._choice()

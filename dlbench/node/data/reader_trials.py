@@ -1,10 +1,6 @@
-"""Chooses the number of reader processes and of prefetched batches by trials before training.
-
-All ranks try the same at the same time, because they share cores, disks and the page cache, and the rate of the slowest
-rank counts. Trials alternate in rounds, so that a disturbance affects all of them, and read new samples if there are
-any. The smallest number of reader processes is chosen that is not clearly slower than the best. If that is 0, it is
-compared with 1 again, with a computation between batches, which only a separate process can overlap. Then the number
-of prefetched batches is chosen in the same way.
+"""Chooses the number of reader processes and of prefetched batches by trials before training, on all ranks at the same
+time. The smallest number is chosen that is not clearly slower than the best on the slowest rank; 0 readers are then
+compared with 1 while the training process computes, which only a separate process can overlap.
 """
 
 from __future__ import annotations
@@ -103,10 +99,9 @@ def throughput(
     ready: Callable[[], None] = lambda: None,
     longest: float | None = _LONGEST,
 ) -> Throughput:
-    """Takes batches for `seconds`, at least two of each reader, not counting those in the queues at the start.
-
-    `ready` is called when the queues are empty, before the clock starts, `beat` for each batch, and `compute` between
-    two. `longest` limits the duration, in multiples of `seconds`.
+    """Takes batches for `seconds`, at least two of each reader, not counting those in the queues at the start. `ready`
+    is called before the clock starts, `beat` for each batch, `compute` between two; `longest` is a multiple of
+    `seconds`.
     """
     measured = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):

@@ -1,8 +1,6 @@
-"""Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks.
-
-A thread of each rank sends and receives over a separate Gloo group, slot by slot in the order that all ranks draw
-(`dlbench.datasets.shuffling`), as many as the batches of all ranks have released. A sample is sent as a header,
-(number, length, CRC-32) as int64, and its bytes.
+"""Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks. A thread
+of each rank sends and receives over a separate Gloo group, in the order that all ranks draw
+(`dlbench.datasets.shuffling`): a header, (number, length, CRC-32) as int64, and the bytes of a sample.
 """
 
 from __future__ import annotations

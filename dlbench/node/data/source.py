@@ -22,7 +22,7 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]  # Shape of a sample of cosmoUniverse.
 
 def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> DataReader:
     """Opens the training data at its source."""
-    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
 
 
 def validation_path(data_spec: DataSpec) -> Path:

@@ -139,8 +139,10 @@ class StagedData:
         source = Path(self.plan.workload.data.source)
         if self.plan.workload.data.staging != "replicate":
             return train_folder(source)
-        parts = replicated_parts(self.plan)
-        return _copied(self.folder / "data", source, next(iter(parts)))
+        name = next(iter(replicated_parts(self.plan)))
+        if not name and source.is_file():
+            name = source.resolve().name
+        return self.folder / "data" / name
 
     def validation_source(self) -> Path | None:
         """Returns the folder of the copied validation data; None if it is read from the source."""
@@ -183,14 +185,6 @@ def replicated_parts(plan: RunPlan) -> dict[str, Path]:
     return parts
 
 
-def _copied(root: Path, source: Path, name: str) -> Path:
-    if name:
-        return root / name
-    if source.is_file():
-        return root / source.resolve().name
-    return root
-
-
 class NodeStaging:
     """Stages one node in a thread. `parts` returns, for a number of samples, those of each rank of the node (shard)."""
 
@@ -228,7 +222,6 @@ class NodeStaging:
 
     @property
     def error(self) -> BaseException | None:
-        """The error of staging; None if there is none."""
         return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
@@ -239,7 +232,6 @@ class NodeStaging:
             self.close()
 
     def status(self) -> dict[str, Any]:
-        """Returns the progress, ready for JSON."""
         tally = self.tally
         is_done = self.wait(0)
         error = node = None
@@ -348,7 +340,6 @@ class NodeStaging:
         self._room = folder.require(needed, files, self._tier.capacity_bytes, room_in_memory)
 
     def _require_stored(self, sizes: Collection[int]) -> None:
-        """Raises UserError if no sample of the data is read from files."""
         if sizes and not any(sizes):
             raise UserError(
                 f"data.staging {self._data.staging}: samples of this data are in the memory of each rank, so "

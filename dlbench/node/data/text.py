@@ -130,7 +130,6 @@ class TextReader(DataReader):
         return Raw(b"", "memory")
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Draws one sample; it cannot fail, because the corpus was checked when it was tokenised."""
         epoch, index = key
         if not self._training:
             epoch = 0

@@ -52,9 +52,7 @@ Keep = Tensor | Packing | None
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
-    """Returns attention within each sample of a packing, (T, heads, width) -> (T, heads, width). A CPU has no kernels
-    for jagged tensors, and computes it sample by sample.
-    """
+    """Returns attention within each sample of a packing, (T, heads, width) -> (T, heads, width)."""
     if query.device.type == "cuda":
         # The kernels need only bounds of the lengths; without these torch would wait for the device.
         starts, longest = packing.starts, packing.longest
@@ -136,10 +134,8 @@ def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM and the next-sentence head; arguments are the fields of `BertModel`.
-
-    BERT-large has 336,226,108 parameters. Weights start from N(0, 0.02) (the published initializer_range, here not
-    truncated), biases at 0, from torch's global generator.
+    """BERT with the masked-LM and the next-sentence head; BERT-large has 336,226,108 parameters. Weights start from
+    N(0, 0.02) (the published initializer_range, here not truncated), biases at 0, from torch's global generator.
     """
 
     def __init__(  # noqa: PLR0913  (each field of the model specification is an argument)

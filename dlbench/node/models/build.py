@@ -194,9 +194,8 @@ def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
 
 def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     """Counts the multiply-adds of each layer for one sample, in a forward pass of meta tensors, which needs no memory.
-
-    Convolutions, dense layers and the two products of attention count (a row each), also at unused places of BERT, but
-    no other layers, as in MLPerf and in Chowdhery et al., "PaLM" (2022), appendix B.
+    Only convolutions, dense layers and the two products of attention (a row each) count, as in MLPerf and in Chowdhery
+    et al., "PaLM" (2022), appendix B.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)

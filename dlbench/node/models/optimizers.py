@@ -285,9 +285,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
 
 def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Builds an optimizer over some parameters; updates do not depend on how a model's parameters are divided. Of its
-    two groups the first, tensors of two dimensions or more, is decayed, and adapted by LARS and LAMB.
-    """
+    """Builds an optimizer; tensors of two dimensions or more are decayed, and adapted by LARS and LAMB."""
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}

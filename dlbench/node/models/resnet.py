@@ -54,10 +54,8 @@ class GlobalMean(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
-
-    `base_width` is the number of channels of the stem and the width of the first stage. `zero_init_residual` starts the
-    last batch-norm scale of each block at 0. Convolutions start from He's normal distribution, fan-out, the classifier
+    """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters. `base_width` is the number of channels of
+    the stem and the width of the first stage. Convolutions start from He's normal distribution, fan-out, the classifier
     from N(0, 0.01) (Goyal et al. 2017, section 5.1), from torch's global generator.
     """
 
@@ -107,9 +105,7 @@ class ResNet(nn.Module):
 
 
 def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
-    """Normalises pixels by ImageNet's mean and deviation in one pass, (N, H, W, 3) uint8 -> (N, 3, H, W). On the
-    network's device: 8-bit pixels are a quarter of the bytes to copy. Under autocast, returns autocast's type.
-    """
+    """Normalises pixels by ImageNet's mean and deviation on the device, (N, H, W, 3) uint8 -> (N, 3, H, W)."""
     device = image.device
     kind = autocast_type(device) or torch.float32
     shift, scale = _pixel_constants(device)

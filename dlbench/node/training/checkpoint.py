@@ -1,7 +1,6 @@
-"""The state of training as one safetensors file, with everything that is no tensor as JSON in its header.
-
-It holds nothing of a single rank, so that a run may resume with other ranks, nodes or engines, and with the same ones
-bit for bit. Training waits only for a copy on the host; a thread hashes and writes it, without Python's lock.
+"""The state of training as one safetensors file, with everything that is no tensor as JSON in its header. It holds
+nothing of a single rank, so that a run may resume with other ranks, nodes or engines. Training waits only for a copy on
+the host, which a thread writes without Python's lock.
 """
 
 from __future__ import annotations
@@ -246,7 +245,8 @@ class CheckpointWriter:
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         write_snapshot(path, copied, moved)
-        prune(path.parent, self._keep)
+        for older in sorted(path.parent.glob(f"step-*{CHECKPOINT_SUFFIX}"))[: -self._keep]:
+            older.unlink(missing_ok=True)
         self._wrote_s = time.monotonic() - start
 
     def require_well(self) -> None:
@@ -273,21 +273,15 @@ class CheckpointWriter:
 
 
 def follow(
-    look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
+    poll: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """Makes all ranks wait for a file of rank 0, whose `look` returns whether it is done and how many pieces are."""
+    """Makes all ranks wait for a file of rank 0, whose `poll` returns whether it is done and how many pieces are."""
     pieces_before, is_done = -1, False
     while not is_done:
-        is_done, pieces = gather(look())[0]
+        is_done, pieces = gather(poll())[0]
         if pieces > pieces_before:
             beat()
         pieces_before = pieces
-
-
-def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest checkpoints of a folder."""
-    for path in sorted(folder.glob(f"step-*{CHECKPOINT_SUFFIX}"))[:-keep]:
-        path.unlink(missing_ok=True)
 
 
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
@@ -358,14 +352,14 @@ class Checkpoint:
         def read() -> Checkpoint:
             return cls(find_checkpoint(place), on_piece=moved)
 
-        def look() -> tuple[bool, int]:
+        def poll() -> tuple[bool, int]:
             if reading is None:
                 return False, 0
             wait([reading], TURN_S)
             return reading.done(), pieces
 
         reading = ThreadPoolExecutor(1).submit(read) if rank == 0 else None
-        follow(look, gather, partial(beat, "reading the checkpoint to resume from"))
+        follow(poll, gather, partial(beat, "reading the checkpoint to resume from"))
         checkpoint, description = None, None
         if reading is not None and reading.exception() is None:
             checkpoint = reading.result()

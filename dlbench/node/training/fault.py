@@ -56,7 +56,6 @@ class InjectedFault(TrainingPart):
         return slow
 
     def end_step(self) -> None:
-        """Sleeps `step_delay_s`; called at the end of every step, outside of its phases."""
         self._sleep(self._spec.step_delay_s)
 
     def _sleep(self, seconds: float) -> None:

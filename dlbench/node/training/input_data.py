@@ -1,6 +1,4 @@
-"""The training and the validation data of one rank: staged over all nodes, then opened as its plan says. While nodes
-stage, all ranks compare progress, so that the watchdog tells a long staging from a hung one.
-"""
+"""The training and the validation data of one rank: staged over all nodes, then opened as its plan says."""
 
 from __future__ import annotations
 
@@ -183,10 +181,8 @@ def reading_of(context: RankContext) -> RankReading | None:
 def open_training_data(
     context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None = None
 ) -> BatchSource:
-    """Opens the training data of this rank, at the position of a checkpoint's `progress`.
-
-    The ranks of a replica read the same samples, a batch for each of them. `reading` chooses readers and page cache
-    together with the other ranks; without it the plan must give the readers in numbers.
+    """Opens the training data of this rank, at the position of a checkpoint's `progress`. `reading` chooses readers and
+    page cache together with the other ranks; without it the plan must give the readers in numbers.
     """
     _require_device(context)
     plan, train, replica = context.plan, context.plan.workload.train, context.replica

@@ -1,6 +1,4 @@
-"""The instruments of one rank (spans, profiler, sampler, CPU load), and their part of the record on rank 0. Profiled
-windows lie in the warm-up, and the sampler is a separate process, so that measured steps are not disturbed.
-"""
+"""The instruments of one rank (spans, profiler, sampler, CPU load), none of which acts within measured steps."""
 
 from __future__ import annotations
 
@@ -133,7 +131,6 @@ class RankWatch:
             self._layers.close()
 
     def leave_step(self) -> None:
-        """Stops watching layers until the next step begins."""
         if self._layers is not None:
             self._layers.leave()
 
@@ -215,7 +212,6 @@ class RankWatch:
         )
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        """Returns the fields `load` and `watch` of `Record`, on rank 0."""
         ranks = [rank.result for rank in everyone]
         loads = [rank.watch.load for rank in everyone]
         fields: dict[str, Any] = {"load": node_loads(loads, ranks, [rank.node_rank for rank in ranks])}
@@ -248,10 +244,8 @@ class RankWatch:
 def accounted_overhead(
     watch: WatchSpec, nodes: Sequence[NodeWatch], ranks: Sequence[RankResult]
 ) -> WatchOverhead | None:
-    """Returns an upper limit of the share of time that sampling cost; None if it is not known.
-
-    For the worst node, it is the sampler's CPU time over the time of the measured steps, as if the slowest rank had
-    waited for all of it. The lower end is 0: a sampler on an idle core costs nothing.
+    """Returns an upper limit of the share of time that sampling cost; None if it is not known. For the worst node, it
+    is the sampler's CPU time over the time of the measured steps, as if the slowest rank had waited for all of it.
     """
     if not watch.is_on:
         return None

@@ -1,6 +1,4 @@
-"""The measured loop: plain training with time stamps between its phases, the same code in the warm-up. Within steps it
-synchronises a GPU only if the plan sets phases to synchronised.
-"""
+"""The measured loop: plain training with time stamps between its phases, the same code in the warm-up."""
 
 from __future__ import annotations
 
@@ -237,7 +235,7 @@ class TrainingLoop:
         return batch
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward passes over the parts of a batch; returns its mean loss."""
+        """Runs forward and backward passes over the parts of a batch; returns its mean loss."""
         state, timer = self._state, self._timer
         num_parts = self._train.gradient_accumulation
         losses: list[torch.Tensor] = []

@@ -1,8 +1,6 @@
-"""Work between steps: evaluations, checkpoints, epoch events and stop requests.
-
-A thread of rank 0 writes one checkpoint at a time. SIGUSR1, which Slurm sends before a time limit or a preemption
-(sbatch(1), --signal), asks a run to stop. `dlbench.supervisor` blocks it in every rank, and ranks check whether any of
-them has it pending, so that all stop after the same step.
+"""Work between steps: evaluations, checkpoints, epoch events and stop requests. Slurm sends SIGUSR1 before a time limit
+or a preemption (sbatch(1), --signal); `dlbench.supervisor` blocks it in every rank, and ranks check whether any of them
+has it pending, so that all stop after the same step.
 """
 
 from __future__ import annotations
@@ -207,7 +205,6 @@ class Pauses:
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields of `Record` about quality and checkpoints."""
         checkpoints = sorted(path.name for path in self._context.folder.checkpoints.glob("step-*"))
         writes = self.writer.writes
         return {"quality": self.result(), "checkpoints": checkpoints, "checkpoint_writes": writes}

@@ -1,13 +1,9 @@
-"""The network as programs: `train.compile` and `train.cuda_graphs`. Evaluations run the eager network.
-
-torch.compile compiles the network or, if a plan swaps or recomputes activations, each block in the first steps of the
-warm-up. A whole network is compiled before the first step, in place, so that its parameters keep their names, and
-within DDP's forward pass, which makes torch split the backward pass where a bucket of gradients is full. torch caches
-programs in files on the node (TORCHINDUCTOR_CACHE_DIR), so that later runs of a series load those of the first.
-
-CUDA graphs capture forward and backward pass before the engine wraps the network, as DDP's notes on CUDA graphs
-require, with autocast's casts but without its cache, which would not outlive the capture. Copy of the batch, loss,
-gradient synchronisation and update are not captured. Dropout draws new numbers in each replay.
+"""The network as programs: `train.compile` and `train.cuda_graphs`. Evaluations run the eager network. A whole network
+is compiled before the first step, in place and within DDP's forward pass, so that torch splits the backward pass where
+a bucket of gradients is full; torch caches programs in files on the node (TORCHINDUCTOR_CACHE_DIR), for later runs.
+CUDA graphs capture forward and backward pass before the engine wraps the network, as DDP's notes on them require; they
+do not capture copy of the batch, loss, gradient synchronisation and update. Dropout draws new numbers in each
+replay.
 """
 
 from __future__ import annotations
@@ -109,7 +105,6 @@ class Compilation(TrainingPart):
         model.compile(dynamic=False, mode=self._mode)
 
     def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function of one block, compiled at its first call."""
         compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
         return compiled
 

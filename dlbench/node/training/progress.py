@@ -1,7 +1,5 @@
-"""Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs.
-
-The first rank of each node writes one file for the node, never in measured steps: a thousand ranks that each update a
-file would load the metadata server. If a rank ends without reporting, its supervisor writes its last status.
+"""Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs. The first
+rank of each node writes one file for the node, to spare the metadata server, and never in measured steps.
 """
 
 from __future__ import annotations
@@ -96,7 +94,6 @@ class ProgressReporter:
         self._log(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
-        """Writes to disk that this rank failed; only the first call has an effect."""
         failed_at = utc_now()  # before the lock, which another thread may hold while it writes to a slow disk
         with self._lock:
             if self.stage == "failed":
@@ -134,7 +131,6 @@ class ProgressReporter:
         self._log_periodically(text)
 
     def on_point(self, number: int, total: int, text: str) -> None:
-        """Reports the begin of a point of the collective benchmark, by number from 0 and name."""
         self.step, self._total = number, total
         if self._final is not None:
             self._final.step(number)

@@ -1,6 +1,4 @@
-"""A rank from plan to record: `Rank.train` runs everything in order. Optional features of a plan are `TrainingPart`s;
-`TrainingLoop` runs the steps, and `Pauses` the work between them.
-"""
+"""A rank from plan to record: `Rank.train` runs everything in order; optional features are `TrainingPart`s."""
 
 from __future__ import annotations
 
@@ -266,7 +264,6 @@ class Rank(TrainedRank):
         )
 
     def run_steps(self) -> None:
-        """Runs all steps, and the pauses between them."""
         context, engine, schedule = self.context, self.context.engine, self.schedule
         if schedule.evaluate_every is not None:
             self.validation = open_validation_data(context, self.staging, self.reading)

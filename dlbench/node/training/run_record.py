@@ -202,7 +202,6 @@ class TrainedRank(TrainState):
         return {**fields, "warnings": tuple(warnings)}
 
     def rank_result(self) -> RankResult:
-        """Returns this rank's part of the record."""
         context, steps, device = self.context, self.steps, self.context.device
         place, binding, losses = context.place, context.binding, self.steps.losses
         failures = list(self.source.failures)
@@ -246,7 +245,6 @@ class TrainedRank(TrainState):
         )
 
     def settings(self, shuffle: Shuffled) -> list[Setting]:
-        """Returns the settings as requested and as effective; called by all ranks."""
         context, plan = self.context, self.context.plan
         settings = [*context.engine.settings(), *shuffle.settings]
         if isinstance(self.source, SyntheticSource):

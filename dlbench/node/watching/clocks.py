@@ -270,7 +270,6 @@ class ClockFollower:
             self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
 
     def _await_place(self) -> tuple[str, int] | None:
-        """Waits for node 0's address and port of this start of the run."""
         deadline = time.monotonic() + WAIT_S
         while True:
             # Polls once more after the end was requested, so that a run of seconds has at least one estimate.

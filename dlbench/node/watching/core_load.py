@@ -1,7 +1,6 @@
-"""CPU time of ranks and of other processes on the ranks' cores within the measured steps.
-
-The kernel counts CPU time by core (/proc/stat, proc(5)) and by process; the difference is that of others: another job,
-a daemon, a compiler. Interrupts are not counted, since ranks' messages cause some.
+"""CPU time of ranks and of other processes on the ranks' cores within the measured steps: the difference of the
+kernel's counters by core (/proc/stat, proc(5)) and by process. Interrupts are not counted, since ranks' messages cause
+some.
 """
 
 from __future__ import annotations

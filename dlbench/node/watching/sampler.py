@@ -1,9 +1,7 @@
-"""``python -m dlbench.node.watching.sampler``: the sampler process of one node.
-
-It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each: `measuring` at
-the edges of the measured steps, `finish` to end sampling and print a summary (`records.watch.NodeWatch`), `stop`. It
-writes all samples however it ends, except by SIGKILL. It imports neither torch nor numpy nor pandas, since it shares
-memory and cores with the ranks.
+"""``python -m dlbench.node.watching.sampler``: the sampler process of one node. It reads its order from standard input
+(`SamplerOrder`, one line) and then commands, a line of JSON each: `measuring`, `finish` (prints a
+`records.watch.NodeWatch`), `stop`. It imports neither torch nor numpy nor pandas, since it shares memory and cores with
+the ranks.
 """
 
 from __future__ import annotations
@@ -111,7 +109,6 @@ class Sampler:
         return self._summary
 
     def close(self) -> None:
-        """Writes the remaining samples, and the summary if there is one."""
         sampling, self._sampling = self._sampling, None
         if sampling is not None:
             try:

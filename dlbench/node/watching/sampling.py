@@ -223,7 +223,6 @@ class Sampling:
         return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
 
     def flush(self) -> None:
-        """Writes buffered rows. Raises OSError, e.g. if the disk is full."""
         self._writer.flush()
         self._num_buffered = 0
 
@@ -247,7 +246,6 @@ class Sampling:
         self._writer.note({"end": summary})
 
     def close(self) -> None:
-        """Closes file and source. Raises OSError, e.g. if the disk is full."""
         try:
             self._source.close()
         finally:

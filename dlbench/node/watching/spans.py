@@ -71,7 +71,6 @@ class RankSpans:
             self._give_up(error)
 
     def stage(self, name: str) -> None:
-        """Begins a stage, and writes all spans so far."""
         self._end_stage(name)
         self._flush()
 
@@ -195,7 +194,6 @@ class LayerWatch:
                 self._hooks.append(module.register_forward_hook(self._end))
 
     def enter(self, step: int) -> None:
-        """Begins to watch a step; called before its time begins."""
         if len(self._calls) > MAX_HELD_CALLS:
             self._write()
         self._running.clear()

@@ -257,7 +257,7 @@ def test_only_what_is_expected_is_built() -> None:
     data = memoryview(b"".join(packed(Inner("a", np.arange(2)))))
     with pytest.raises(KeyError, match="Inner"):
         unpacked(data, (JpegTree,))
-    with pytest.raises(TypeError, match="object is not of an index"):
+    with pytest.raises(TypeError, match="object cannot be packed into an index"):
         list(packed(object()))
     with pytest.raises(TypeError, match="is not of an index"):
         list(packed(np.array([object()])))
