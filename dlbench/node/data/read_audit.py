@@ -42,7 +42,7 @@ class ReadAudit:
         self._failures = 0
         self._before: NDArray[np.bool_] | None = None
         self._done: list[dict[str, Any]] = []
-        self._odd: dict[int, list[int]] = {}
+        self._unplanned: dict[int, list[int]] = {}
         self._waited_ns = 0
         self._cost_ns = 0
 
@@ -70,7 +70,7 @@ class ReadAudit:
         for summary in self._done:
             epoch = summary["epoch"]
             if epoch in epochs:
-                read = self._odd.get(epoch)
+                read = self._unplanned.get(epoch)
                 if read is None:
                     read = self._expected(epoch, summary["visits"][0]).tolist()
                 lists[str(epoch)] = [read, self._order.left_out(epoch).tolist()]
@@ -89,7 +89,7 @@ class ReadAudit:
         self._batches = []
         as_planned = np.array_equal(read, self._expected(self._epoch, len(read)))
         if not as_planned:
-            self._odd[self._epoch] = read.tolist()
+            self._unplanned[self._epoch] = read.tolist()
         is_whole = self._first_place(self._epoch) == 0 and len(read) >= len(self._order.epoch(self._epoch))
         label_distance = None
         if self._labels is not None and self._shares is not None:
@@ -100,16 +100,16 @@ class ReadAudit:
                 "epoch": self._epoch,
                 "is_whole": is_whole,
                 "as_planned": as_planned,
-                "visits": _plain(Digest.of(read)),
-                "left_out": _plain(Digest.of(self._order.left_out(self._epoch))),
+                "visits": _as_list(Digest.of(read)),
+                "left_out": _as_list(Digest.of(self._order.left_out(self._epoch))),
                 "failures": self._failures,
-                "new": self._new(read, is_whole=is_whole),
+                "new": self._novelty(read, is_whole=is_whole),
                 "label_distance": label_distance,
             }
         )
         self._failures = 0
 
-    def _new(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
+    def _novelty(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
         """Returns the share of samples that this rank did not read in the epoch before; None if not known."""
         if self._ranks == 1:
             return None
@@ -125,7 +125,7 @@ def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:
     return np.bincount(labels, minlength=classes) / max(1, len(labels))
 
 
-def _plain(digest: Digest) -> list[int]:
+def _as_list(digest: Digest) -> list[int]:
     return [digest.count, *digest.sums]
 
 
@@ -172,7 +172,7 @@ class Audited:
 
     def _epoch(self, epoch: int, ranks: Sequence[Summary]) -> ShuffleEpoch:
         is_whole = all(rank["is_whole"] for rank in ranks)
-        twice, never = self._odd(epoch, ranks, is_whole=is_whole)
+        twice, never = self._count_misread(epoch, ranks, is_whole=is_whole)
         moved = [summary["epochs"].get(str(epoch), {}) for summary in self._exchanged]
         new = [rank["new"] for rank in ranks]
         distances = [rank["label_distance"] for rank in ranks]
@@ -195,7 +195,7 @@ class Audited:
             label_distance=label_distance,
         )
 
-    def _odd(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
+    def _count_misread(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
         """Returns how many samples were read twice and never; adds errors that name them, unless they were replaced."""
         lists = [rank_lists[str(epoch)] for rank_lists in self._lists if str(epoch) in rank_lists]
         if not lists:

@@ -146,13 +146,13 @@ class ReadingProcess:
 
     def run(self) -> dict[str, Any]:
         order, data = self._order, self._order.data
-        state = self._cache.settle()
+        state = self._cache.prepare()
         choice = self._choice()
         readers = choice.readers
         repeats, states = [], []
         for number in range(order.repeats):
             if number or choice.trials:
-                state = self._cache.settle()
+                state = self._cache.prepare()
             states.append(state)
             self._peers.barrier()
             seed = number * order.processes + self._peers.place
@@ -205,7 +205,7 @@ class ReadingProcess:
             device=torch.device("cpu"),
             on_bad_sample=data.on_bad_sample,
             beat=lambda _what: None,
-            empty_cache=self._cache.settle if data.cache == "cold" else None,
+            empty_cache=self._cache.prepare if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
 

@@ -44,7 +44,7 @@ from dlbench.specs.problems import problem_of
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # The header's length is a multiple of these bytes, as safetensors recommends.
-_APART = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host: page-locked pieces end there.
+_PAGE_BYTES = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host: page-locked pieces end there.
 _PIECE = 4 << 20  # Bytes that are hashed and written at a time.
 _BUCKET = 64 << 20  # Bytes of one broadcast between ranks.
 
@@ -85,14 +85,14 @@ def snapshot(
     state: WholeState,
     progress: Progress,
     trained: Mapping[str, Any],
-    room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+    buffers_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     beat: Beat = lambda _what: None,
 ) -> Snapshot:
     """Returns a copy of the state; if it is sharded, the other ranks must call `give_shares` meanwhile."""
     sources = _tensors_of(state)
     # Each is copied: tied weights share memory, which safetensors refuses.
-    if room_for:
-        tensors = dict(room_for(sources))
+    if buffers_for:
+        tensors = dict(buffers_for(sources))
     else:
         tensors = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in sources.items()}
     for name, tensor in _gathered(sources, beat):
@@ -148,9 +148,9 @@ def write_snapshot(path: Path, snapshot: Snapshot, on_piece: Callable[[], object
         opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
 
-            def put(name: str, place: int, piece: memoryview) -> None:
+            def put(name: str, offset: int, piece: memoryview) -> None:
                 nonlocal unsafe
-                _write_at(opened, piece, first + entries[name]["data_offsets"][0] + place)
+                _write_at(opened, piece, first + entries[name]["data_offsets"][0] + offset)
                 unsafe += len(piece)
                 if unsafe >= _WRITE_BACK:
                     os.fdatasync(opened)
@@ -173,10 +173,10 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _write_at(opened: int, content: memoryview, place: int) -> None:
+def _write_at(opened: int, content: memoryview, offset: int) -> None:
     while content:
-        num = os.pwrite(opened, content, place)
-        content, place = content[num:], place + num
+        num = os.pwrite(opened, content, offset)
+        content, offset = content[num:], offset + num
 
 
 class CheckpointWriter:
@@ -184,7 +184,7 @@ class CheckpointWriter:
 
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
         self._keep, self._beat = keep, beat
-        self._rooms: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._memory = ""  # Kind of memory that the copies lie in, for the record.
         self._worker: BackgroundWorker | None = None
         self._error: BaseException | None = None
@@ -197,7 +197,7 @@ class CheckpointWriter:
         """Copies the state and starts to write it; the checkpoint before must have been written."""
         assert self._worker is None
         start = time.monotonic()
-        copied = snapshot(state, progress, trained, self._room_for, self._beat)
+        copied = snapshot(state, progress, trained, self._buffers_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
@@ -211,11 +211,11 @@ class CheckpointWriter:
         self._worker.put(partial(self._write, path, copied))
         self._worker.close(0)
 
-    def _room_for(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _buffers_for(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns memory for the state, reused by later checkpoints: new memory costs page faults, or page-locking."""
-        if _forms(tensors) == _forms(self._rooms):
-            return self._rooms
-        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in tensors.values()]
+        if _forms(tensors) == _forms(self._buffers):
+            return self._buffers
+        sizes = [-(-tensor.nbytes // _PAGE_BYTES) * _PAGE_BYTES for tensor in tensors.values()]
         firsts = [0, *itertools.accumulate(sizes)]
         memory, self._memory = torch.empty(0), "pageable: the state lies on the host"
         if any(tensor.device.type == "cuda" for tensor in tensors.values()):
@@ -230,11 +230,11 @@ class CheckpointWriter:
                 self._memory = f"pageable: {error}"
         if self._memory != "page-locked":
             memory = torch.empty(firsts[-1], dtype=torch.uint8)
-        self._rooms = {
+        self._buffers = {
             name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for first, (name, tensor) in zip(firsts, tensors.items(), strict=False)
         }
-        return self._rooms
+        return self._buffers
 
     def _write(self, path: Path, copied: Snapshot) -> None:
         start = time.monotonic()
@@ -455,7 +455,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _digest(
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
+    visit: Callable[[str, int, memoryview], object] = lambda _name, _offset, _piece: None,
 ) -> str:
     """Returns the SHA-256 over the header without its digest, and over name, type, shape and bytes of every tensor."""
     signed = {key: value for key, value in header.items() if key != "sha256"}
@@ -464,10 +464,10 @@ def _digest(
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         content = tensor.flatten().view(torch.uint8).numpy().data
-        for place in range(0, len(content), _PIECE):
-            piece = content[place : place + _PIECE]
+        for offset in range(0, len(content), _PIECE):
+            piece = content[offset : offset + _PIECE]
             digest.update(piece)
-            visit(name, place, piece)
+            visit(name, offset, piece)
     return digest.hexdigest()
 
 

@@ -146,7 +146,7 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
         if pieces != pieces_before:
             pieces_before = pieces
             context.beat("a step of staging")
-        context.status.on_staging(sum(status["copied"] for status in nodes), sum(one["needed"] for one in nodes))
+        context.status.on_staging(sum(status["copied"] for status in nodes), sum(status["needed"] for status in nodes))
 
 
 def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_samples: int) -> Parts:
@@ -214,7 +214,7 @@ def open_training_data(
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
-    readers = planned_readers(data) if reading is None else reading.settle(reader, order, batch_size)
+    readers = planned_readers(data) if reading is None else reading.prepare(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)

@@ -91,14 +91,14 @@ class RankWatch:
         """Surrounds an interruption of training between two steps, which does not count as measured."""
         was_measuring = self._is_measuring
         if was_measuring:
-            self._tell_measuring(measuring=False)
+            self._set_measuring(measuring=False)
         if self._spans is None:
             yield
         else:
             with self._spans.pause(name):
                 yield
         if was_measuring:
-            self._tell_measuring(measuring=True)
+            self._set_measuring(measuring=True)
 
     def before_warmup(self, step: int) -> None:
         """Opens or closes the window before a step of the warm-up; at its edges the device is idle."""
@@ -175,14 +175,14 @@ class RankWatch:
 
     def begin_measuring(self) -> None:
         self.stage("measuring")
-        self._tell_measuring(measuring=True)
+        self._set_measuring(measuring=True)
 
     def end_training(self) -> None:
         if self._is_measuring:
-            self._tell_measuring(measuring=False)
+            self._set_measuring(measuring=False)
         self.stage("finishing")
 
-    def _tell_measuring(self, *, measuring: bool) -> None:
+    def _set_measuring(self, *, measuring: bool) -> None:
         self._is_measuring = measuring
         self._load.measuring(measuring)
         if self._sampler is not None:

@@ -101,7 +101,7 @@ class TrainingLoop:
             timer.begin()
             samples, loss = self._step(schedule.first + step)
             timer.finish(samples, loss)
-            self._keep(timer.collect(wait=False))
+            self._record_steps(timer.collect(wait=False))
             if self._ends_after(schedule.first + step + 1):
                 break
         self._drain()
@@ -165,7 +165,7 @@ class TrainingLoop:
         for settle in self._settle:
             settle()
         self._timer.close()
-        self._keep(self._timer.collect(wait=True))
+        self._record_steps(self._timer.collect(wait=True))
         self._writer.flush()
 
     def _ends_after(self, done: int) -> bool:
@@ -281,7 +281,7 @@ class TrainingLoop:
         self._context.engine.step(state.precision.update)
         state.optimizer.zero_grad()
 
-    def _keep(self, done: list[StepTimes]) -> None:
+    def _record_steps(self, done: list[StepTimes]) -> None:
         result = self.result
         for step in done:
             samples, loss, step_ns = step.samples, step.loss, step.step_ns

@@ -86,7 +86,7 @@ class ProgressReporter:
         with self._lock:
             self.stage = stage
             self._note()
-            self._node.say(self._status(exit_code=exit_code))
+            self._node.report(self._status(exit_code=exit_code))
             if stage == "done":
                 self._node.close()
                 if self._final is not None:
@@ -238,7 +238,7 @@ class NodeStatus:
         if self._is_first and place.local_size > 1:
             self._listener = self._listen()
 
-    def say(self, status: RankStatus) -> None:
+    def report(self, status: RankStatus) -> None:
         """Writes the status of the node on its first rank; the others send theirs, or write their own file."""
         if self._is_first:
             self._statuses[status.rank] = status
@@ -251,7 +251,7 @@ class NodeStatus:
                 time.sleep(_POLL_S)
                 self._collect()
             self._write()
-        elif not self._sent(status):
+        elif not self._send(status):
             self._unsent = (time.monotonic(), status)
             if status.stage in _MEET_S:
                 self._write_alone()
@@ -263,7 +263,7 @@ class NodeStatus:
                 self._write()
         elif self._unsent is not None:
             since, status = self._unsent
-            if self._sent(status):
+            if self._send(status):
                 self._unsent = None
             elif time.monotonic() - since > ALONE_AFTER_S:
                 self._write_alone()
@@ -309,9 +309,9 @@ class NodeStatus:
                     self._others.append(connection)
                 else:
                     connection.close()
-        return sum(self._hear(connection) for connection in tuple(self._others)) > 0
+        return sum(self._receive(connection) for connection in tuple(self._others)) > 0
 
-    def _hear(self, connection: socket.socket) -> bool:
+    def _receive(self, connection: socket.socket) -> bool:
         is_new = False
         while True:
             try:
@@ -329,7 +329,7 @@ class NodeStatus:
                 self._statuses[status.rank] = status
                 is_new = True
 
-    def _sent(self, status: RankStatus) -> bool:
+    def _send(self, status: RankStatus) -> bool:
         message = json.dumps(status.model_dump(mode="json")).encode()
         if self._connection is None:
             self._connection = self._connect()

@@ -111,14 +111,14 @@ class SamplerProcess:
         self._send(self._order.to_line())
 
     def measuring(self, on: bool) -> None:
-        self._tell({"measuring": on})
+        self._send_command({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
         """Ends sampling and returns the sampler's summary, None if there is a `problem`."""
         process = self._process
         if process is None or self.problem:
             return None
-        self._tell({"finish": True})
+        self._send_command({"finish": True})
         line = self._answer(process, timeout_s)
         if not line:
             return None
@@ -157,12 +157,12 @@ class SamplerProcess:
                 return b""
             received = os.read(process.stdout.fileno(), 65536)
             if not received:
-                self._ended(process)
+                self._fail_ended(process)
                 return b""
             answer += received
         return answer
 
-    def _tell(self, command: dict[str, Any]) -> None:
+    def _send_command(self, command: dict[str, Any]) -> None:
         if self._process is not None and not self.problem:
             self._send(json.dumps(command).encode() + b"\n")
 
@@ -171,7 +171,7 @@ class SamplerProcess:
         assert process is not None
         written = _write(process, line)
         if written is None:
-            self._ended(process)
+            self._fail_ended(process)
         elif written < len(line):
             self._fail("does not read its commands, and was ignored from then on")
 
@@ -187,7 +187,7 @@ class SamplerProcess:
             self._fail(f"process {process.pid} could not be killed and still exists; it may hang in a driver")
             return None
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _fail_ended(self, process: subprocess.Popen[bytes]) -> None:
         code = self._wait(process)
         if code is None:
             return

@@ -54,7 +54,7 @@ class RankSpans:
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
         self.problem = ""  # Reason why spans are missing; empty without a problem.
         self._writer: SpanWriter | None = None
-        self._given = 0
+        self._num_added = 0
         self._names: set[str] = set()
         self._name_bytes = 0
         self._num_spans = self._num_bytes = 0
@@ -78,7 +78,7 @@ class RankSpans:
     def pause(self, name: str) -> Iterator[None]:
         """Interrupts the current stage by another; if there is no room, only counts the two spans."""
         if not self._has_room_for_pause():
-            self._given += 2
+            self._num_added += 2
             yield
             return
         before = self._stage
@@ -107,7 +107,7 @@ class RankSpans:
 
     def add(self, lane: int, name: str, start_ns: int, end_ns: int, **details: int) -> None:
         """Adds a span, CLOCK_MONOTONIC nanoseconds, with `details` of `SpanWriter.add`; only counts it if full."""
-        self._given += 1
+        self._num_added += 1
         writer = self._writer
         if writer is None:
             return
@@ -128,7 +128,7 @@ class RankSpans:
             self._end_stage(self._stage)
             self._is_closed = True
         self._end_file()
-        return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
+        return {"num": self._num_spans, "dropped": self._num_added - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
         if self._writer is not None:
