@@ -76,7 +76,7 @@ class IndexBroadcast:
     def _received(self, address: bytes) -> memoryview:
         deadline = time.monotonic() + self._timeout_s
         late = PeerLostError(
-            f"rank {self._first_rank}, which opens the data set for the ranks of this node, did not within "
+            f"rank {self._first_rank} did not open the data set for the ranks of this node within "
             f"{format_seconds(self._timeout_s)}"
         )
         while True:

@@ -163,7 +163,7 @@ class SampleExchange:
                 return PeerLostError(
                     f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
                 )
-        return RunError(f"sample {index} is not in {str(self._store.folder)!r}, although no rank is to send it")
+        return RunError(f"sample {index} is not in {str(self._store.folder)!r}, and no rank has to send it")
 
     def summary(self) -> dict[str, Any]:
         """Returns counts of each epoch and the most samples held at one time, ready for JSON."""

@@ -173,7 +173,7 @@ class SamplerProcess:
         if written is None:
             self._fail_ended(process)
         elif written < len(line):
-            self._fail("does not read its commands, and was ignored from then on")
+            self._fail("does not read its commands, and is not used any more")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Waits for the sampler's end and returns its exit code; None and a `problem` if it cannot be killed."""
