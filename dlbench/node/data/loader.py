@@ -214,7 +214,7 @@ def fetch_batches(
             return fetched
 
         return lambda: map(fetch, keys())
-    context = LoaderContext()
+    context = LoaderContext()  # a fork server: forking after MPI, InfiniBand or CUDA have started is not safe
     # The first module ends loaders with this process, whose main thread starts them; the second imports torch once.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])

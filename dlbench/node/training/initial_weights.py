@@ -1,4 +1,4 @@
-"""Initial weights from safetensors: a checkpoint of dlbench, or a file in BERT's public layout, read by rank 0."""
+"""Initial weights, read by rank 0 only from safetensors, since a pickle can run code of its author."""
 
 from __future__ import annotations
 
