@@ -1,7 +1,4 @@
-"""``python -m dlbench.node runs/<id>/plan.json``: one rank of one run; rank 0 writes its record.
-
-Nothing heavy is imported before the rank is bound to its cores, because thread pools are sized at import.
-"""
+"""``python -m dlbench.node runs/<id>/plan.json``: one rank of one run; rank 0 writes its record."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from typing import TYPE_CHECKING
 STARTED = time.monotonic()
 if __name__ == "__main__":
     gc.disable()  # Imported objects are never freed, and are frozen below: collecting would cost 0.3 s of CPU.
-
-from pydantic import ValidationError  # noqa: E402  (the clock must start first)
+# After the clock has started. Nothing heavy is imported before the rank is bound: thread pools are sized at import.
+from pydantic import ValidationError  # noqa: E402
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
@@ -103,8 +100,7 @@ def main(arguments: list[str]) -> int:
             sampler.stop()
             if sampler.problem and sampler.problem != recorded:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
-    reported_code = int(code) if code is ExitCode.REQUEUE else 0
-    progress.enter("done", exit_code=reported_code)
+    progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
     return int(code)
 
 

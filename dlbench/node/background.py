@@ -8,10 +8,8 @@ from queue import SimpleQueue
 
 
 class BackgroundWorker:
-    """Runs functions in a thread, one after another, and keeps the exception of the first that fails.
-
-    After a failure it runs no more functions. The thread is a daemon, so that a rank that fails elsewhere does not wait
-    for it, unless the process must not end before the work is done.
+    """Runs functions in a thread, one after another, and keeps the exception of the first that fails, which ends it. By
+    default the thread is a daemon, so that a rank that fails elsewhere does not wait for it.
     """
 
     def __init__(self, name: str, *, changed: threading.Condition | None = None, daemon: bool = True) -> None:
@@ -34,7 +32,6 @@ class BackgroundWorker:
             return self.changed.wait_for(lambda: self._num_waiting == 0 or self.error is not None, seconds)
 
     def require_well(self) -> None:
-        """Raises the exception of the function that failed, if any."""
         if self.error is not None:
             raise self.error
 

@@ -29,17 +29,13 @@ class CoreBinding:
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
     """Sorts processors so that hyper-threads of a core are neighbours and equal shares are whole physical cores.
-
-    In the order of their numbers, two ranks would often share physical cores. `siblings` returns the text of a
-    processor's `thread_siblings_list`, e.g. ``0,4`` or ``0-1``; by default it is read from /sys.
+    `siblings` returns the text of a processor's `thread_siblings_list`, e.g. ``0,4``; by default it is read from /sys.
     """
     read = siblings or _read_siblings
 
     def order(cpu: int) -> tuple[int, int]:
         first_sibling = re.match(r"\d+", read(cpu))
-        if first_sibling is None:
-            return cpu, cpu
-        return int(first_sibling[0]), cpu
+        return (cpu if first_sibling is None else int(first_sibling[0])), cpu
 
     return sorted(cpus, key=order)
 
@@ -53,9 +49,7 @@ def _read_siblings(cpu: int) -> str:
 
 def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBinding:
     """Pins this process as planned, close to its GPU, and sets environment variables for threads and order of GPUs.
-
-    Must run before numpy, torch or Horovod are imported, which read the variables. If the launcher has bound the rank,
-    only `check_sharing` can tell whether other ranks share its cores.
+    Must run before numpy, torch or Horovod are imported, which read the variables.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
     num_cores = plan.layout.cores_per_rank
@@ -86,10 +80,8 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
 
 
 def _gpus_of_ranks(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]:
-    """Returns the index of this rank's GPU, None if it is not known, and the GPUs of the ranks of its node.
-
-    If the launcher shows each rank one GPU, a rank does not see those of others: then all GPUs of the machine are
-    returned, also those that no rank uses.
+    """Returns the index of this rank's GPU, None if it is not known, and the GPUs of the ranks of its node. If the
+    launcher shows each rank one GPU, these are all GPUs of the machine, also those that no rank uses.
     """
     if not has_gpu(root):
         return None, []
@@ -137,8 +129,8 @@ def deal(cores: Sequence[int], num_cores: int, near: Sequence[Collection[int]]) 
     return [tuple(rank_cores) for rank_cores in dealt]
 
 
+# Kinds of srun's --cpu-bind that give no rank all cores of a node, unless it needs all.
 _BINDING = re.compile(r"(quiet,|verbose,|[qv],)?(cores|threads|rank|map_|mask_)")
-"""Kinds of srun's --cpu-bind that give no rank all cores of a node, unless it needs all."""
 
 
 def _unbound(plan: LaunchPlan, allowed: int, num_processors: int) -> list[str]:
@@ -175,11 +167,8 @@ class CoreSharing:
 
 
 def check_sharing(ranks: Sequence[RankCores]) -> CoreSharing:
-    """Finds the ranks that share no cores with others, and those that share too few.
-
-    A rank alone on its node counts as pinned if it was bound. Of several ranks those do whose masks do not overlap with
-    others, whatever their size: Slurm rounds up to whole cores, or gives sockets. Ranks whose masks overlap, directly
-    or through other ranks, share the cores of all of them.
+    """Finds the ranks that share no cores with others, directly or through other ranks, and those that share too few.
+    Masks of any size count as pinned if they do not overlap: Slurm rounds up to whole cores, or gives sockets.
     """
     pinned: set[int] = set()
     warnings: list[str] = []

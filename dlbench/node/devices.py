@@ -37,11 +37,7 @@ GRANTED = "SLURM_GPUS_ON_NODE"  # Number of GPUs of its node that a job, or its 
 def device_for(
     plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, environment: Mapping[str, str] = os.environ
 ) -> torch.device:
-    """Returns the rank's GPU, or the CPU if the node has no GPU.
-
-    Raises EnvironmentLacksError if GPUs were requested and are missing, or are too few. If the launcher shows each rank
-    one GPU, only `require_own_gpu` can tell whether two ranks got the same one.
-    """
+    """Returns the rank's GPU, or the CPU; raises EnvironmentLacksError if requested GPUs are missing."""
     if not torch.cuda.is_available():
         _require_no_gpu(plan, place, root)
         return torch.device("cpu")
@@ -60,24 +56,17 @@ def device_for(
             "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
             "node (slurm.gpu_count node)"
         )
-    device = torch.device("cuda", place.local_rank)
-    if visible == 1:
-        device = torch.device("cuda", 0)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device
 
 
 def _require_no_gpu(plan: LaunchPlan, place: RankPlace, root: Path) -> None:
-    """Raises EnvironmentLacksError if torch sees no GPU although the node has one or one was requested."""
     if is_given_gpu(root):
+        lost = AMD_LOST if torch.version.hip else LOST
         problem = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
-        if problem is not None:
-            reason, remedy = problem
-        elif torch.version.hip:
-            reason, remedy = _no_cuda(root), AMD_LOST
-        else:
-            reason, remedy = _no_cuda(root), LOST
+        reason, remedy = problem or (_no_cuda(root), lost)
         raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
     requested = plan.system.slurm.gpu_request
     if plan.system.scheduler != "slurm" or requested == "none":

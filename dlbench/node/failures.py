@@ -1,8 +1,4 @@
-"""Converts an exception that ends a rank into one line, an exit code, and whether the rank only lost another one.
-
-torch, Gloo, NCCL and Horovod wrap a cause into stack frames, source locations and advice. The line holds the cause; the
-full text goes to the rank's log.
-"""
+"""Converts an exception that ends a rank into one line, an exit code, and whether the rank only lost another one."""
 
 from __future__ import annotations
 
@@ -48,14 +44,13 @@ _DEVICE_FAULT = re.compile(
     r"CUDA (?:driver )?error: (?!out of memory)|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|ncclUnhandledCudaError|device-side assert|GPU is lost"
 )
-_BUSY = "busy or unavailable"
-"""Text of cudaErrorDevicesUnavailable: a GPU whose compute mode does not admit this process, or one that is lost."""
+_BUSY = "busy or unavailable"  # cudaErrorDevicesUnavailable: the compute mode does not admit this process.
+# Faults of a program or an installation; others are of the device, its driver or its bus.
 _OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned address|no kernel image|invalid ")
-"""Faults of a program or an installation; others are of the device, its driver or its bus."""
 _TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
 _NO_MEMORY = re.compile(r"can't allocate memory|^\[Errno 12\]")  # torch's allocator on the host; the kernel.
+# Not other resources that are temporarily unavailable, such as the lock of an HDF5 file.
 _NO_THREAD = re.compile(r"can't start new thread|(\[Errno 11\] |pthread_create.*: )?Resource temporarily unavailable$")
-"""Must not match other resources that are temporarily unavailable, such as the lock of an HDF5 file."""
 
 
 @dataclass(frozen=True, kw_only=True)

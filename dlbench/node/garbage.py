@@ -1,8 +1,6 @@
-"""Keeps Python's garbage collector out of measured steps; the loop collects between them, on all ranks together.
-
-By default it starts by counts of allocations, on each rank in another step; a full collection with torch loaded takes
-tens of milliseconds, and in a synchronous step all ranks wait for the one that collects. So objects of the set-up are
-frozen, automatic collection is off in measured steps, and the loop collects between steps. Only cycles are freed later.
+"""Keeps Python's garbage collector out of measured steps; the loop collects between them, on all ranks together. A full
+collection with torch loaded takes tens of milliseconds, and all ranks of a synchronous step wait for the one that
+collects.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 COLLECT_EVERY = 100
-"""Measured steps between two collections, unless something else interrupts the loop. Cycles may hold tensors, so they
-must not wait long; frozen objects are skipped, so that a collection takes less than a millisecond."""
+"""Measured steps between two collections, unless something else interrupts the loop: cycles may hold tensors. As
+objects of the set-up are frozen, a collection takes less than a millisecond."""
 
 
 class HeldGarbage:
@@ -61,7 +59,6 @@ class HeldGarbage:
             self._counts = counted
 
     def release(self) -> None:
-        """Restores the collector; a second call does nothing."""
         if self._count in gc.callbacks:
             gc.callbacks.remove(self._count)
         self._counts = False

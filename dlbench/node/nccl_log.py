@@ -1,8 +1,5 @@
-"""NCCL's log of one rank, which shows how it connected the GPUs.
-
-The log is read after all steps, since NCCL connects a ring or tree when it first uses it. Subsystem TUNING is left out:
-it writes a line for each collective of each step. Formats are those of NCCL 2.18 to 2.28 (init.cc, transport/*.cc,
-net.cc).
+"""NCCL's log of one rank, which shows how it connected the GPUs; in the formats of NCCL 2.18 to 2.28 (init.cc, net.cc).
+The log is read after all steps, since NCCL connects a ring or tree when it first uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from dlbench.machine.gpus import fabric_adapters
 from dlbench.opening import read_end
 from dlbench.records.exchange import NcclTransport
 
-SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
+SUBSYSTEMS = "INIT,ENV,NET,GRAPH"  # Without TUNING, which writes a line for each collective of each step.
 MAX_BYTES = 16 * 2**20  # Most bytes of a rank's log that are read, from its end.
 _MAX_WARNINGS = 5
 

@@ -1,10 +1,6 @@
 """``python -P -m dlbench.node.out_of_core_profile``: measures the memory and times of a network, without training.
-
-Reads the plan of a run of one rank (`plan.json`) on stdin and prints a `MemoryProfile` of `dlbench.records.out_of_core`
-as one JSON line; transfers are measured if `train.swap` needs them. If it fails, stdout is empty, and the exit code is
-that of the `DlbenchError` whose line is on stderr.
-
-Nothing heavy is imported before the process is bound to cores, because thread pools are sized at import.
+Reads the plan of a run of one rank on stdin, and prints a `MemoryProfile` of `dlbench.records.out_of_core` as one JSON
+line, or an error on stderr. Nothing heavy is imported before the process is bound to cores.
 """
 
 from __future__ import annotations

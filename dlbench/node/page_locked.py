@@ -1,8 +1,6 @@
-"""Page-locked memory of the host, which a GPU can read and write while it computes.
-
-torch's `pin_memory=True` rounds requests up to a power of two (`CachingHostAllocator.h` of torch 2.13), so that 33 GiB
-would lock 64, and locks in one call, which takes tens of seconds. This module locks the requested size in pieces, and
-frees it when no tensor uses it any more.
+"""Page-locked memory of the host, which a GPU can read and write while it computes, locked in pieces. torch's
+`pin_memory=True` locks in one call, which takes tens of seconds, and rounds up to a power of two
+(`CachingHostAllocator.h` of torch 2.13).
 """
 
 from __future__ import annotations
@@ -46,9 +44,7 @@ def page_unlock(address: int) -> None:
 
 def _last_error() -> Callable[[], int]:
     """Returns cudaGetLastError of the CUDA runtime that torch uses; it returns and clears the thread's last error.
-
-    torch's binding does not clear the error of a failed call (C10_CUDA_ERROR_HANDLED of torch 2.13), and the check
-    after torch's next kernel would raise it (C10_CUDA_KERNEL_LAUNCH_CHECK).
+    torch does not clear it (C10_CUDA_ERROR_HANDLED of torch 2.13), and the check after its next kernel would raise it.
     """
     try:
         # dlsym searches a library and all those it was linked with.
@@ -70,10 +66,8 @@ def locked_memory(
     lock: Callable[[int, int], int] = page_lock,
     unlock: Callable[[int], None] = page_unlock,
 ) -> torch.Tensor:
-    """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it.
-
-    `purpose` begins the line of an error. `borders` are the offsets between pieces that are locked by separate calls,
-    multiples of a page, by default of `PIECE_BYTES`; no copy may cross them. `beat` is called before each piece.
+    """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it. `borders` are the
+    offsets between pieces that are locked by separate calls, multiples of a page; no copy may cross them.
     """
     room = memory_room()
     if room is not None and num_bytes > room:

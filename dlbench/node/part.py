@@ -31,11 +31,7 @@ class TrialPasses:
 
 
 class TrainingPart:
-    """One optional part of a rank's training. A hook does nothing unless a part overrides it.
-
-    Hooks are called on all ranks alike. Those within a step are looked up once (`hooks_of`), so that a step without
-    parts calls nothing.
-    """
+    """One optional part of a rank's training, called on all ranks alike; hooks do nothing unless overridden."""
 
     peak_before: int = 0  # Peak of the device's memory that the part reset in the warm-up, bytes.
 
@@ -85,7 +81,6 @@ class TrainingPart:
         """Is called at the end of each step, outside of its phases."""
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """Surrounds an evaluation."""
         return nullcontext()
 
     def settings(self) -> list[Setting]:

@@ -17,7 +17,6 @@ from dlbench.units import counted, format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the C library uses it, and so does torch)
 
-
 _PAGE_BYTES = 4096
 _MAX_TENSORS = 7  # Most tensors of a batch; each occupies whole pages.
 _INDEX_ARRAYS = 3  # Additional index arrays of each part of a batch that is computed without padding.

@@ -1,7 +1,4 @@
-"""Rank, world size and node of this process, from the environment variables of the planned launcher.
-
-Variables of other launchers are not read: they could turn one job of N ranks into N jobs of one.
-"""
+"""Rank, world size and node of this process, from the environment variables of the planned launcher alone."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan
 from dlbench.units import utf8_text
 
-# Variables of rank, size and local rank; the first complete set is used.
+# Variables of rank, size and local rank; the first complete set is used. Those of other launchers may be left over.
 _VARIABLES: dict[LauncherName, tuple[tuple[str, str, str], ...]] = {
     "local": (("DLBENCH_RANK", "DLBENCH_WORLD_SIZE", "DLBENCH_LOCAL_RANK"),),
     "srun-mpi": (("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),),
@@ -58,11 +55,7 @@ class RankPlace:
 
 
 def switch_of(variables: Mapping[str, str]) -> str:
-    """Returns the path of switches to this process's node, ``root.leaf1``; empty if Slurm has no topology.
-
-    Slurm joins the names of switches and node with dots, and gives their kinds in a pattern (srun(1),
-    SLURM_TOPOLOGY_ADDR).
-    """
+    """Returns the path of switches to this process's node, ``root.leaf1`` (srun(1), SLURM_TOPOLOGY_ADDR), or ""."""
     address = variables.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     pattern = variables.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if "node" not in pattern:

@@ -1,8 +1,6 @@
-"""Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder.
-
-Neither ssh nor a fixed port is needed. A token per start keeps a requeued run from reading its predecessor's address;
-it is no secret (Slurm's is made from the job number). torch's FileStore is not used: it needs file locks between nodes,
-which Lustre and BeeGFS may not have, and each poll opens a file on their metadata server.
+"""Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder. A token per start
+keeps a requeued run from reading its predecessor's address. torch's FileStore is not used: it needs file locks between
+nodes, which Lustre and BeeGFS may not have.
 """
 
 from __future__ import annotations
@@ -25,20 +23,15 @@ if TYPE_CHECKING:
     from dlbench.node.ranks import RankPlace  # imports pydantic, which samplers must not load
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
-
 MAX_BYTES = 1 << 16  # Most bytes of the file, which holds an address.
-PATIENCE = 0.95
-"""Share of the run's stall timeout that ranks wait for each other, so that the error names the missing rank before the
-watchdog ends them."""
+PATIENCE = (
+    0.95  # Share of the stall timeout that ranks wait for each other, so that the error can name the missing one.
+)
 GRACE_S = 60.0  # Seconds added to the stall timeout for libraries: NCCL's watchdog ends a process without a message.
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-"""Seconds between two polls of the file, increasing, since 1,000 ranks would load the metadata server."""
-
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # Seconds between two polls of the file, increasing, for many ranks.
 LOOPBACK = "127.0.0.1"
-
+# Interfaces of containers and virtual machines on this node, which other nodes cannot reach.
 _INNER = re.compile(r"^(lo|docker|br-|virbr|veth|vnet|cni|flannel|cali|podman|lxc|lxd|tap|dummy)")
-"""Interfaces of containers and virtual machines on this node, which other nodes cannot reach."""
 _UNUSED_ADDRESS = ("192.0.2.1", 9)  # A documentation address (RFC 5737), to query the route of outgoing packets.
 
 

@@ -1,7 +1,4 @@
-"""``python -m dlbench.node.site_check FOLDER/plan.json``: one rank of a pre-flight; writes `seen/rank-NNNN.json`.
-
-Runs all checks, also after a problem. Nothing heavy is imported before the rank is bound to its cores.
-"""
+"""``python -m dlbench.node.site_check FOLDER/plan.json``: one rank of a pre-flight; writes `seen/rank-NNNN.json`."""
 
 from __future__ import annotations
 
@@ -37,6 +34,7 @@ REQUIRED = ("torch", "numpy", "safetensors")
 _OPTIONAL = ("horovod", "mpi4py", "pynvml")
 _MODULES = {"horovod": "horovod.torch"}  # Module whose import shows that a package works, if it is not the package.
 _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}  # Name on PyPI, if it is not that of the package.
+_TRIAL_BYTES = 1 << 20  # Bytes that are written to try a storage tier.
 
 
 def libraries() -> tuple[dict[str, str], dict[str, str]]:
@@ -59,9 +57,6 @@ def libraries() -> tuple[dict[str, str], dict[str, str]]:
     return versions, broken
 
 
-_TRIAL_BYTES = 1 << 20
-
-
 def scratch(storage: StorageSpec, key: StagingTier, variables: Mapping[str, str], host: str) -> SeenScratch:
     """Tries a storage tier: writes a MiB, syncs it, reads it back and deletes it."""
     try:
@@ -78,7 +73,6 @@ def scratch(storage: StorageSpec, key: StagingTier, variables: Mapping[str, str]
 
 
 def _trial(folder: Path, key: str) -> str:
-    """Returns the problem of writing to a folder; empty if there is none."""
     content = secrets.token_bytes(_TRIAL_BYTES)
     file = folder / f".dlbench-preflight-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -167,9 +161,7 @@ def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | 
         return None, str(error)
     except Exception as error:  # torch passes on errors of the driver
         return None, f"{type(error).__name__}: {str(error).strip()}"[:300]
-    if gpu is None:
-        return None, ""
-    return gpu.uuid, ""
+    return (None, "") if gpu is None else (gpu.uuid, "")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,6 @@
-"""The steps of a run: their number, which are warm-up, and after which the run evaluates or saves.
-
-`StepSchedule` is pure arithmetic, the same on every rank. Steps are counted over the whole training: a resumed run
-begins at `first`.
-
-If a plan gives seconds instead of steps, ranks agree on the number of steps in the warm-up (`Pacing`), so that measured
-steps need no agreement. Before the watched steps of the warm-up, all ranks compare the times of their steps. While the
-warm-up is too short, it is lengthened by the missing steps, but at most by as many as were made, since first steps are
-slow. Then the number of measured steps is fixed, by the median of the later steps of the fastest rank.
+"""The steps of a run: their number, which are warm-up, and after which the run evaluates or saves. They are counted
+over the whole training: a resumed run begins at `first`. If a plan gives seconds, ranks agree on the number of steps in
+the warm-up (`Pacing`), so that measured steps need no agreement.
 """
 
 from __future__ import annotations
@@ -24,13 +18,9 @@ from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3  # Last steps of the warm-up, in which the exchange is timed message by message.
 HELD_STEPS = 3  # Steps of the warm-up in which a GPU is held back, to time its kernels; odd, for the median.
-_TIMED_STEPS = 4
-"""Least number of warm-up steps before the watched ones if a plan gives seconds; the later half gives the time of a
-step."""
+_TIMED_STEPS = 4  # Least number of warm-up steps before the watched ones if a plan gives seconds.
+# Seconds below which a run warns: a GPU's power is read once a second, and clocks still follow the temperature.
 SHORT_WINDOW_S = 20.0
-"""Seconds below which a run warns: a GPU's power is read once a second (`dlbench.machine`), and twenty readings say
-little about energy while clocks still follow the temperature."""
-
 _LATE_STEPS = 50  # Number of last warm-up steps whose median counts.
 _SHORT = 0.9  # Share of the planned seconds below which a run warns.
 
@@ -75,12 +65,10 @@ class StepSchedule:
 
     @property
     def window(self) -> range:
-        """Steps of this run, from 0, in which layers are profiled.
+        """Steps of this run, from 0, in which layers are profiled: before those in which the exchange is watched.
 
-        They come before those in which the engine watches its exchange, which hooks would slow down. If the warm-up is
-        too short for both, they are its last steps, shared with the engine; the first step, which sets things up, is
-        left out unless it is the only one. If first steps choose the exchange, none is shared: the window may be
-        shorter than requested, or empty.
+        A warm-up that is too short for both shares its last steps, except the first one of all; if first steps choose
+        the exchange, none is shared, and the window may be shorter than requested, or empty.
         """
         empty = range(self.warmup, self.warmup)
         if not self.window_steps:
@@ -99,7 +87,6 @@ class StepSchedule:
 
     @property
     def shares_window(self) -> bool:
-        """True if layers are profiled in steps in which the engine also times its exchange."""
         return bool(self.window) and self.window.stop > self.watch_from
 
     @property
@@ -228,24 +215,18 @@ class Pacing:
         self._expect(schedule.steps, schedule.warmup)
 
     def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
-        """Returns the planned durations with the real ones; none if the plan gives only steps."""
         schedule = self._schedule
         if not schedule.is_timed:
             return []
-        warmup, measured = step_s[: schedule.warmup], step_s[schedule.warmup :]
+        warmup = self._evidence(step_s[: schedule.warmup], measure.warmup_steps)
+        measured = self._evidence(step_s[schedule.warmup :], measure.measured_steps)
+        rows = (
+            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, warmup),
+            ("measure.measured_s", measure.measured_s, schedule.measured_s, measured),
+        )
         return [
-            Setting(
-                key="measure.warmup_s",
-                requested=measure.warmup_s,
-                effective=schedule.warmup_s,
-                evidence=self._evidence(warmup, measure.warmup_steps),
-            ),
-            Setting(
-                key="measure.measured_s",
-                requested=measure.measured_s,
-                effective=schedule.measured_s,
-                evidence=self._evidence(measured, measure.measured_steps),
-            ),
+            Setting(key=key, requested=requested, effective=effective, evidence=evidence)
+            for key, requested, effective, evidence in rows
         ]
 
     def _evidence(self, step_s: Sequence[float], planned_steps: int) -> str:

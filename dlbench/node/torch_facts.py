@@ -1,8 +1,4 @@
-"""Versions of torch's libraries in this process, and switches that decide which kernels run.
-
-For TF32 torch has two interfaces, `allow_tf32` and newer `fp32_precision`, and reading one raises if only the other was
-set. Both are set here, the old one first, because torch's compiler still reads the old one.
-"""
+"""Versions of torch's libraries in this process, and switches that decide which kernels run."""
 
 from __future__ import annotations
 
@@ -17,10 +13,13 @@ from dlbench.machine.arithmetic import TF32_NEEDS
 
 _CAPABILITY = (8, 0)  # Ampere: NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions".
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries never use TF32, whatever is set (cuBLAS documentation).
+_SWITCH = {True: "on", False: "off"}
 
 
 def set_tf32(is_on: bool) -> None:
-    """Lets this process's GPU compute fp32 products in TF32, or keeps them in fp32."""
+    """Lets this process's GPU compute fp32 products in TF32, or not, by torch's old interface and then by the new one.
+    Reading one raises if only the other was set, and torch's compiler reads the old one.
+    """
     cuda.matmul.allow_tf32 = cudnn.allow_tf32 = is_on
     convolutions: Any = cudnn
     precision = "tf32" if is_on else "ieee"
@@ -54,24 +53,14 @@ def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
         facts["torch.cudnn.benchmark"] = _SWITCH[cudnn.benchmark]
         facts["torch.deterministic"] = _SWITCH[cudnn.deterministic or torch.are_deterministic_algorithms_enabled()]
         readers |= {"torch.cudnn": cudnn.version, "torch.nccl": _nccl, "torch.sdpa": _attention}
-        readers |= {"torch.tf32.matmul": _matmul_tf32, "torch.tf32.cudnn": _cudnn_tf32}
+        readers |= {"torch.tf32.matmul": lambda: _SWITCH[tf32_products()["matmul"]]}
+        readers |= {"torch.tf32.cudnn": lambda: _SWITCH[tf32_products()["cudnn"]]}
     for name, read in readers.items():
         try:
             facts[name] = read()
         except Exception as error:
             problems.append(f"environment: {name} is not known: {type(error).__name__}: {error}"[:300])
     return {name: str(value) for name, value in facts.items() if value is not None}
-
-
-_SWITCH = {True: "on", False: "off"}
-
-
-def _matmul_tf32() -> str:
-    return _SWITCH[tf32_products()["matmul"]]
-
-
-def _cudnn_tf32() -> str:
-    return _SWITCH[tf32_products()["cudnn"]]
 
 
 def _nccl() -> str | None:

@@ -43,9 +43,9 @@ def names(folder: RunFolder) -> list[str]:
 def test_the_first_rank_of_a_node_writes_for_all(tmp_path: Path, said: Callable[..., NodeStatus]) -> None:
     folder = RunFolder(tmp_path)
     first, second = (said(rank) for rank in (2, 3))
-    second.say(status(3, "n1", "measuring"))
+    second.report(status(3, "n1", "measuring"))
     assert names(folder) == []
-    first.say(status(2, "n1", "measuring"))
+    first.report(status(2, "n1", "measuring"))
     assert names(folder) == ["node-0001.status.json"]
     assert stages(folder) == [(2, "measuring"), (3, "measuring")]
 
@@ -53,9 +53,9 @@ def test_the_first_rank_of_a_node_writes_for_all(tmp_path: Path, said: Callable[
 def test_a_rank_that_begins_before_the_first_is_heard_later(tmp_path: Path, said: Callable[..., NodeStatus]) -> None:
     folder = RunFolder(tmp_path)
     second = said(1)
-    second.say(status(1, "n0", "starting"))
+    second.report(status(1, "n0", "starting"))
     first = said(0)
-    first.say(status(0, "n0", "starting"))
+    first.report(status(0, "n0", "starting"))
     assert stages(folder) == [(0, "starting")]
     second.tick()
     first.tick()
@@ -68,21 +68,21 @@ def test_a_rank_without_its_first_one_writes_a_file_of_its_own(
 ) -> None:
     folder = RunFolder(tmp_path)
     second = said(1)
-    second.say(status(1, "n0", "starting"))
+    second.report(status(1, "n0", "starting"))
     second.tick()
     assert names(folder) == []
     monkeypatch.setattr(node_status, "ALONE_AFTER_S", -1.0)
     second.tick()
     assert stages(folder) == [(1, "starting")]
-    second.say(status(1, "n0", "done"))
+    second.report(status(1, "n0", "done"))
     assert stages(folder) == [(1, "done")]
 
 
 def test_the_newest_word_of_a_rank_counts(tmp_path: Path, said: Callable[..., NodeStatus]) -> None:
     folder = RunFolder(tmp_path)
     only = said(0, 1)
-    only.say(status(0, "n0", "measuring", updated="2026-03-01T12:00:00Z"))
+    only.report(status(0, "n0", "measuring", updated="2026-03-01T12:00:00Z"))
     write_status(folder, status(0, "n0", "failed", updated="2026-03-01T12:00:01Z"))
     assert stages(folder) == [(0, "failed")]
-    only.say(status(0, "n0", "starting", updated="2026-03-01T12:00:02Z"))  # another attempt in the same folder
+    only.report(status(0, "n0", "starting", updated="2026-03-01T12:00:02Z"))  # another attempt in the same folder
     assert stages(folder) == [(0, "starting")]

@@ -11,22 +11,24 @@ from dlbench.node.part import TrainingPart
 from dlbench.records.record import Setting
 
 Batch = dict[str, torch.Tensor]
-Ahead = Callable[[], Batch | None]  # `BatchSource.ahead`.
 Decode = Callable[[Batch], tuple[Batch, object]]
 """Decodes a batch on the device's current stream; also returns objects that must live until that is done."""
 _KEY = "data.device_prefetch"
 
 
 class Delivery(TrainingPart):
-    """Copies the batches of one rank to its GPU.
-
-    Copies run concurrently with computing, which waits for them on the device. The host's memory is released when its
-    copy is done, so that a loader process may write to it again. `prefetch` batches are copied ahead; with 0, each is
-    copied in its step, on the stream that computes. `decode` decodes batches instead of copying them.
+    """Copies the batches of one rank to its GPU while it computes, `prefetch` of them ahead, and keeps the host's
+    memory until its copy is done. With 0, each is copied in its step, on the stream that computes. `decode` replaces
+    copying.
     """
 
     def __init__(
-        self, batches: Iterator[Batch], ahead: Ahead, device: torch.device, prefetch: int, decode: Decode | None = None
+        self,
+        batches: Iterator[Batch],
+        ahead: Callable[[], Batch | None],
+        device: torch.device,
+        prefetch: int,
+        decode: Decode | None = None,
     ) -> None:
         self._batches, self._ahead, self._device, self._prefetch = batches, ahead, device, prefetch
         self._decode = decode
@@ -91,7 +93,6 @@ class Delivery(TrainingPart):
         self._copies += 1
 
     def settings(self) -> list[Setting]:
-        """Returns how many batches are copied ahead."""
         if not self._copies:
             effective, evidence = None, "samples are on the GPU, so that nothing is copied"
         else:

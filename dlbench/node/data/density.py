@@ -1,7 +1,4 @@
-"""Density volumes to network input: log(counts + 1), channels first, without augmentation, as in the reference.
-
-For a GPU, counts of two bytes are not converted here: they are half as many bytes to copy (`models.cosmoflow`).
-"""
+"""Density volumes to network input: log(counts + 1), channels first, without augmentation, as in the reference."""
 
 from __future__ import annotations
 
@@ -74,7 +71,6 @@ class VolumeReader(DataReader):
         return Raw(room.data)  # type: ignore[arg-type]  # only read, like bytes
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Returns one volume, the same in every epoch."""
         if isinstance(data, _Targets):
             assert out is not None  # the same as in `fetch`
             end, counts = 0, out["volume"]

@@ -1,8 +1,5 @@
 """Makes loader processes and their fork server end with their rank; the fork server imports this module first.
-
-Otherwise both would stay when the rank is killed: loader processes keep open the pipe whose end tells the fork server
-to stop, and watch only the fork server. The kernel kills the fork server with the rank, and each loader with the fork
-server (prctl(2), PR_SET_PDEATHSIG).
+Otherwise both would stay when the rank is killed: loader processes watch only the fork server, and keep its pipe open.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
-"""Encoded images to crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop.
-
-Training uses Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): an area of
-8 % to 100 % of the image at an aspect ratio of 3/4 to 4/3, resized to a square, mirrored in half of the cases.
-Validation uses a centre crop after resizing the shorter edge to 256/224 of the crop. Resizing is bilinear with
-anti-aliasing (equal to Pillow's within one level). Pixels stay 8-bit, channels last; the device normalises them.
-
-A training crop that is at least halved is decoded at a half, a quarter or an eighth of its size (see jpeg_decode), and
-other parts of the image are not decoded if the decoder supports that. `full` does neither.
-
-With nvImageCodec, dlbench reads files and draws crops and flips as usual, and the GPU decodes the regions, with its
-JPEG engines, CUDA or the CPU. Pixels may differ by rounding: the decoder is another, and resizing is in floating point.
+"""Encoded images to crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop. Training
+uses Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): 8 % to 100 % of the
+area at an aspect ratio of 3/4 to 4/3. Resizing is bilinear with anti-aliasing, equal to Pillow's within one level.
 """
 
 from __future__ import annotations
@@ -39,8 +30,7 @@ from dlbench.specs.workload import ResNetModel
 
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
-EVALUATION_EDGE = 256 / 224
-"""Shorter edge of a validation image over that of its centre crop (Krizhevsky et al. 2012: 256 and 224)."""
+EVALUATION_EDGE = 256 / 224  # Shorter edge of a validation image over its centre crop's (Krizhevsky et al. 2012).
 Batch = dict[str, torch.Tensor]
 NAME = "nvImageCodec"
 
@@ -97,10 +87,9 @@ def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 def training_image(
     data: bytes, size: int, generator: np.random.Generator, decoding: Decoding = "region"
 ) -> Callable[[NDArray[np.uint8] | None], tuple[NDArray[np.uint8], str | None]]:
-    """Reads the header of an encoded image and draws a random crop; the returned function decodes it.
-
-    That function fills an array (size, size, 3), or a new one for None, and returns it with a remark of `decode`. Both
-    raise ValueError if the image is empty, truncated, or no image. `dlbench.specs.workload` explains `decoding`.
+    """Reads the header of an encoded image and draws a random crop; the returned function decodes it into an array
+    (size, size, 3), a new one for None, and returns a remark of `decode`, too. Both raise ValueError if it is empty,
+    truncated, or no image.
     """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
@@ -128,11 +117,8 @@ def training_image(
 
 
 def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | None]:
-    """Returns the centre crop of an encoded image, (size, size, 3), and a remark of `decode`.
-
-    The shorter edge is resized to round(size * 256 / 224) pixels, the longer one in proportion, rounded down. The image
-    is decoded at full size, so that accuracies are comparable with others. Raises ValueError if the image is empty,
-    truncated, or no image.
+    """Returns the centre crop of an encoded image, (size, size, 3), and a remark of `decode`; ValueError if it is none.
+    It is decoded at full size, so that accuracies are comparable with others.
     """
     pixels, remark = decode(data)
     height, width = pixels.shape[:2]
@@ -144,10 +130,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
 
 
 class JpegReader(DataReader):
-    """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
-
-    `image_size` is S in pixels. `labels` maps the classes of the set to labels; by default a class is its label.
-    """
+    """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64, from `labels` by class if given."""
 
     def __init__(
         self,
@@ -165,7 +148,6 @@ class JpegReader(DataReader):
         self.num_samples = images.num_samples
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads the encoded image."""
         try:
             return Raw(self._images.read(index))
         except (OSError, ValueError) as error:
@@ -196,7 +178,6 @@ class JpegReader(DataReader):
         return finish
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Returns one image, augmented in training."""
         return self.begin(key, data)(out)
 
     def _generator(self, key: Key) -> np.random.Generator:
@@ -252,14 +233,9 @@ class JpegReader(DataReader):
 
 
 class EncodedReader(JpegReader):
-    """Encoded samples of an image set, with crop and flip for training.
-
-    encoded (L,) uint8, of different lengths; box (4,) int64: left, top, right, bottom; is_mirrored () bool; index ()
-    int64; label () int64.
-    """
+    """Encoded samples: encoded (L,) uint8, box (4,) int64, is_mirrored () bool, index () int64, label () int64."""
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
-        """Draws crop and flip like `JpegReader`."""
         index = key[1]
         try:
             encoded = inspect(data)
@@ -299,10 +275,8 @@ def nvimagecodec() -> Any:
 
 
 class RegionDecoder:
-    """Decodes batches of `EncodedReader` to image (N, S, S, 3) uint8, and label (N,) int64.
-
-    `device` decodes (the CPU only in tests). With `is_whole`, images are decoded completely and then cropped. `name`
-    returns the file of a sample for messages.
+    """Decodes batches of `EncodedReader` to image (N, S, S, 3) uint8, and label (N,) int64. With `is_whole`, images are
+    decoded completely and then cropped. `name` returns the file of a sample for messages.
     """
 
     def __init__(self, device: torch.device, image_size: int, *, is_whole: bool, name: Callable[[int], str]) -> None:
@@ -377,10 +351,8 @@ def open_images(  # noqa: PLR0913  (each option of the data is an argument)
     decoding: Decoding = "region",
     by_gpu: bool = False,
 ) -> DataReader:
-    """Opens the training or validation split of a tree of JPEGs, or of tar or TFRecord shards.
-
-    `classes` are the names of all labels, for a validation set that may lack some classes; by default those of the set.
-    With `by_gpu` images are decoded by the GPU.
+    """Opens the training or validation split of a tree of JPEGs, or of tar or TFRecord shards. `classes` are the names
+    of all labels, for a validation set that may lack some classes.
     """
     split: Split = "train" if training else "validation"
     images = _listed(source, split, lister)

@@ -1,15 +1,11 @@
-"""Batches read from files by the training process, or ahead of time by loader processes.
-
-Loader processes come from a fork server: forking a process that has started MPI, InfiniBand or CUDA is not safe
-(Horovod's examples do the same). They prefetch across the border of epochs.
-"""
+"""Batches read from files by the training process, or ahead of time by loader processes from a fork server."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,11 +25,9 @@ from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
-_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
-"""Environment variable with the process id of the rank, for `dlbench.node.data.end_with_rank` in the fork server."""
+_RANK_VARIABLE = "DLBENCH_LOADERS_OF"  # Process id of the rank, for `dlbench.node.data.end_with_rank`.
 _NAMED_CONVERSIONS = 20  # Most samples that are named because they were converted.
-RECENT_READS = 2 * MAX_WINDOW_STEPS
-"""Number of last batches whose times are kept, enough for the largest window and the rest of the warm-up."""
+RECENT_READS = 2 * MAX_WINDOW_STEPS  # Last batches whose times are kept: largest window and rest of the warm-up.
 
 
 @dataclass(kw_only=True)
@@ -76,23 +70,17 @@ def read_epochs(
     counts_storage: bool,
     cached_shares: Mapping[int, float | None],
 ) -> tuple[ReadEpoch, ...]:
-    """Combines the reads of all ranks, epoch by epoch.
-
-    Args:
-        ranks: `EpochReads` of each rank, from JSON.
-        step_s: Duration of each step of rank 0, seconds; steps use the batches in order.
-        batches_per_epoch: Batches of a rank in a complete epoch.
-        counts_storage: True if the kernel counts reads from storage; else it is assumed to if any byte was counted.
-        cached_shares: Share of the data set's pages in the page cache at the begin of epochs, if known.
+    """Combines the reads of all ranks, epoch by epoch. `ranks` holds the `EpochReads` of each rank, from JSON, and
+    `step_s` the seconds of each step of rank 0. Without `counts_storage`, reads from storage are known if any byte was
+    counted.
     """
     epochs, first = [], 0
     has_counted = any(epoch["storage_bytes"] for epoch in itertools.chain.from_iterable(ranks))
     for number, reads in enumerate(ranks[0]):
         everyone = [rank[number] for rank in ranks if number < len(rank)]
-        tiers: dict[Tier, int] = {}
+        tiers: Counter[Tier] = Counter()
         for rank_reads in everyone:
-            for tier, num in rank_reads["tier_bytes"].items():
-                tiers[tier] = tiers.get(tier, 0) + num
+            tiers.update(rank_reads["tier_bytes"])
         storage = [rank_reads["storage_bytes"] for rank_reads in everyone]
         storage_bytes = None
         if (counts_storage or has_counted) and None not in storage:
@@ -170,11 +158,9 @@ def _identity(fetched: Any) -> Any:
 
 
 class LoaderCores:
-    """Divides the cores of a rank between its loader processes and its training process.
-
-    On a CPU training computes on all cores. The training process of a GPU needs few, but at once: if there are more
-    cores than loader processes, each of these has its own, from the last core down, and training has the others.
-    Hyper-threads of a physical core are neighbours, so that at most one is shared between a loader and training.
+    """Divides the cores of a rank between its loader processes and its training process, which on a CPU computes on
+    all. On a GPU each loader process has its own core, from the last one down, and training has the others, if there
+    are enough.
     """
 
     _divided: ClassVar[list[int] | None] = None  # All cores of the rank, while its training process uses only some.
@@ -196,13 +182,11 @@ class LoaderCores:
             os.sched_setaffinity(0, self.all[:-workers])
 
     def pin_worker(self, worker: int, *, spares_first: bool) -> None:
-        """Gives the calling loader process one thread and one core."""
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {self.of_worker(worker, spares_first=spares_first)})
 
     @classmethod
     def release(cls) -> None:
-        """Allows the calling thread all cores of the rank again."""
         if cls._divided is not None:
             os.sched_setaffinity(0, cls._divided)
             cls._divided = None
@@ -218,10 +202,8 @@ def fetch_batches(
     persistent: bool,
     in_slots: bool = True,
 ) -> Callable[[], Iterator[Fetched]]:
-    """Returns a function that begins a pass over `keys`, read by loader processes or, without them, on demand.
-
-    With `in_slots`, the memory of a batch is reused when its last tensor is freed, so that tensors must be kept until
-    their copy to a GPU is done; otherwise torch ensures that.
+    """Returns a function that begins a pass over `keys`, read by loader processes or, without them, on demand. With
+    `in_slots`, tensors must be kept until their copy to a GPU is done: their memory is used again when freed.
     """
     if not loader_workers:
 
@@ -232,7 +214,7 @@ def fetch_batches(
             return fetched
 
         return lambda: map(fetch, keys())
-    context = LoaderContext()
+    context = LoaderContext()  # a fork server: forking after MPI, InfiniBand or CUDA have started is not safe
     # The first module ends loaders with this process, whose main thread starts them; the second imports torch once.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
@@ -274,17 +256,15 @@ class Ledger:
     """Records failures, conversions and times of reading."""
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
-        self._on_taken = on_taken
+        self._loader_workers, self._on_taken = loader_workers, on_taken
         self.failures: list[str] = []
         self.num_converted = 0
         self.converted: dict[str, None] = {}
-        self._loader_workers = loader_workers
         self.recent: deque[ReadSpan] = deque(maxlen=RECENT_READS)
         self.num_taken = 0  # batches that were handed out
         self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
-        """Waits for the next batch and hands it out; None at the end of the pass."""
         return self.hand_out(self.read(fetched))
 
     def read(self, fetched: Iterator[Fetched]) -> Read:
@@ -343,8 +323,7 @@ class _OneEpochEach:
         self._batches = batches
         self._next: list[Key] | None = None
         self._given = 0
-        self.ends_after: int | None = None
-        """Number of batches, in all passes, after which the current pass ends; None until it is known."""
+        self.ends_after: int | None = None  # Batches of all passes after which this one ends; None until it is known.
 
     def __call__(self) -> Iterator[list[Key]]:
         self.ends_after = None
@@ -410,7 +389,6 @@ class BatchSource:
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch; blocks until it is read."""
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:
@@ -426,16 +404,9 @@ class BatchSource:
 
 
 class LoadedSource(BatchSource):
-    """Endless batches of one rank from a DataReader.
-
-    Args:
-        on_bad_sample: Stop the run, or use the next sample of the data set instead.
-        in_slots: See `fetch_batches`.
-        is_held: True if the reader has only this rank's samples: then a bad one is replaced by one of the same batch.
-        audit: Gets everything that is handed out.
-        exchange: Exchange of samples between ranks, which needs the progress of training; its owner closes it.
-        epoch_by_epoch: Do not prefetch across the border of epochs, where `is_between_epochs` is true.
-        arrange: Last step of making a batch, where it is read.
+    """Endless batches of one rank from a DataReader. `on_bad_sample` stops the run, or takes the next sample of the
+    data set instead, or with `is_held` (the reader has only samples of this rank) one of the same batch. With
+    `epoch_by_epoch` nothing is prefetched across the border of epochs. `arrange` is the last step of making a batch.
     """
 
     def __init__(  # noqa: PLR0913  (each option of reading is an argument)
@@ -524,7 +495,6 @@ class LoadedSource(BatchSource):
         return self._reader.name(index)
 
     def describe(self) -> dict[str, object]:
-        """Returns the reader's description, batches per epoch, and counts of failures, ready for JSON."""
         return {
             **self._reader.describe(),
             "num_samples": self._reader.num_samples,
@@ -545,11 +515,7 @@ class LoadedSource(BatchSource):
 
 
 class EvaluationSource:
-    """One rank's share of a validation set, pass by pass; loader processes stay between passes.
-
-    All ranks together evaluate the first `num_samples` samples. The last batch of a pass may be smaller than
-    `batch_size`. `on_bad_sample` stops the run or leaves the sample out.
-    """
+    """One rank's share of the first `num_samples` of a validation set, pass by pass, by the same loader processes."""
 
     def __init__(  # noqa: PLR0913  (each option of reading is an argument)
         self,

@@ -1,18 +1,12 @@
 """Queues between loader processes and the training process, and shared memory for batches.
 
-Queues and events are pipes. multiprocessing's semaphores would be named files in /dev/shm, because of the fork server:
-they stay if the training process and its resource tracker are killed, and a process that is killed while it holds one
-blocks all others. Here each pipe has one writer and one reader, so that no lock is needed.
+Queues and events are pipes, each with one writer and one reader, because semaphores would be files in /dev/shm that
+stay if the training process is killed, and a process that is killed while it holds one blocks all others.
 
-torch moves a batch into shared memory in a thread of the queue. Python prints an exception there and drops the batch,
-for which the training process would wait forever; here the reason is sent instead.
-
-Loader processes write samples directly into slots. The memory of a slot is sent to the training process once, and then
-only its number, so that batches are neither copied nor mapped again (unmapping blocks the training process: pytorch
-issue 77139). For a GPU the training process page-locks each slot once, in place.
-
-The training process assigns slots to batches. A slot is free again when the last tensor of its batch is freed, by
-Python's reference counts: code that copies from one to a GPU keeps it until the copy is done.
+Loader processes write samples into slots, whose memory is sent to the training process once, so that batches are
+neither copied nor mapped again (unmapping blocks the training process: pytorch issue 77139). For a GPU each slot is
+page-locked once. A slot is free again when the last tensor of its batch is freed, by Python's reference counts: code
+that copies from one to a GPU keeps it until the copy is done.
 """
 
 from __future__ import annotations
@@ -79,11 +73,7 @@ class _Event:
 
 
 class LoaderQueue(_Queue):
-    """A queue of numbered batches between a process and its children, as torch's DataLoader uses it.
-
-    An item of the process goes to one child or itself; items of children, each with its own pipe, go to the process. If
-    a batch cannot be sent, the reason is sent instead.
-    """
+    """A queue between a process and its children, for torch's DataLoader, that never drops a batch silently."""
 
     _reader: Connection
     _writer: Connection
@@ -111,8 +101,7 @@ class LoaderQueue(_Queue):
         # The children have been started; open ends here would keep their pipes open when they end.
         while self._child_ends:
             self._child_ends.pop().close()
-        timeout_s = timeout if block else 0
-        ready = wait([self._reader, *self._from_children], timeout_s)
+        ready = wait([self._reader, *self._from_children], timeout if block else 0)
         if not ready:
             raise Empty
         return ForkingPickler.loads(ready[0].recv_bytes())  # type: ignore[union-attr]  # a Connection
@@ -129,7 +118,6 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
     """A multiprocessing context with a fork server, and with the queues and events of this module."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """Returns an unbounded queue."""
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
@@ -203,8 +191,7 @@ class Slots:
         self._free: list[list[int]] = [[] for _ in range(loader_workers)]
         self._worker_of: dict[int, int] = {}  # loader process of each slot
         self._slots: dict[tuple[int, int], _Slot] = {}  # by process and slot
-        self._dropped: deque[tuple[int, int]] = deque()
-        """Process and slot of each freed tensor; any thread appends to it, without a lock."""
+        self._dropped: deque[tuple[int, int]] = deque()  # process and slot of each freed tensor, from any thread
 
     def turns(self) -> Iterator[int]:
         """Yields a free slot for each batch, without end."""

@@ -1,8 +1,5 @@
-"""The first rank of a node scans a data set and sends its index to the others, to spare the file server.
-
-The index is in a sealed memfd, which the others receive over an abstract Unix socket and map: it is in the node's
-memory once, and leaves no file behind. The first rank listens before it scans, so that the others can connect. If it
-fails, only it reports the error; for the others it is a rank that ended.
+"""The first rank of a node scans a data set and sends its index to the others, to spare the file server. They map the
+same sealed memfd, received over an abstract Unix socket: it is in memory once, and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -31,11 +28,7 @@ _RETRY_S = 0.02
 
 
 class IndexBroadcast:
-    """Gives the ranks of one node the same index; all of them must call it for the same indexes in the same order.
-
-    `name` must be equal on all ranks of a node in one start of a run, and differ from others on the machine.
-    `timeout_s` is the time that one rank waits for another.
-    """
+    """Gives the ranks of a node the same indexes, requested in the same order; `name` must be unique."""
 
     def __init__(self, *, name: str, first_rank: int, local_rank: int, local_size: int, timeout_s: float) -> None:
         self._name, self._first_rank, self._timeout_s = name, first_rank, timeout_s
@@ -83,7 +76,7 @@ class IndexBroadcast:
     def _received(self, address: bytes) -> memoryview:
         deadline = time.monotonic() + self._timeout_s
         late = PeerLostError(
-            f"rank {self._first_rank}, which opens the data set for the ranks of this node, did not within "
+            f"rank {self._first_rank} did not open the data set for the ranks of this node within "
             f"{format_seconds(self._timeout_s)}"
         )
         while True:

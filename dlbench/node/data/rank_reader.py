@@ -1,8 +1,4 @@
-"""Reader processes and page cache of one rank: chosen before training and reported in the record.
-
-One process of each node evicts the data set from the page cache or reads it in, as data.cache says, while the others
-wait, and all ranks get the result. Caches of file servers and disks cannot be controlled.
-"""
+"""Reader processes and page cache of one rank: chosen before training and reported in the record."""
 
 from __future__ import annotations
 
@@ -27,18 +23,18 @@ from dlbench.units import counted
 
 _TURN_S = 5.0  # Seconds after which ranks interrupt the work on the page cache to show that they are alive.
 
-Wanted = Literal["any", "cold", "warm"]
+CacheRequest = Literal["any", "cold", "warm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
     """The state of the page cache for one data set."""
 
-    wanted: Wanted  # requested state
+    requested: CacheRequest  # requested state
     share: float | None  # cached share of the data set's pages on the worst node; None if not known
     summary: str
     in_force: bool  # True if the requested state was reached
-    known: bool = True  # False if that is not known; then `in_force` is false
+    is_known: bool = True  # False if that is not known; then `in_force` is false
 
 
 @dataclass(frozen=True)
@@ -46,26 +42,26 @@ class NodeCache:
     """Controls the page caches of all nodes, for one data set."""
 
     files: Sequence[Path]  # Files of the data set; empty if samples are in memory.
-    wanted: Wanted
+    requested: CacheRequest
     acts: bool  # True if this rank acts for its node.
     ranks: Ranks
     beat: Callable[[str], None]
 
-    def settle(self) -> CacheState:
+    def prepare(self) -> CacheState:
         """Evicts or reads in the data set and checks the result, which is equal on all ranks; called by all ranks."""
         state = self._try()
         for _ in range(2):
             # Pages in a core's own list are evicted only the second time.
-            if self.wanted != "cold" or state.in_force or state.share is None:
+            if self.requested != "cold" or state.in_force or state.share is None:
                 break
             state = self._try()
         return state
 
     def _try(self) -> CacheState:
         actions: list[str] = []
-        if self.wanted == "cold":
+        if self.requested == "cold":
             self._in_turns(evict(self.files, actions, DROP_CACHES), "emptying the page cache")
-        elif self.wanted == "warm":
+        elif self.requested == "warm":
             self._in_turns(fill(self.files, actions), "filling the page cache")
         own_node = None
         if self.acts and self.files:
@@ -74,12 +70,12 @@ class NodeCache:
         everyone = [node for node in self.ranks.gather(own_node) if node is not None]
         if not everyone:
             return CacheState(
-                wanted=self.wanted,
+                requested=self.requested,
                 share=None,
                 summary="no file is read while training, because the samples are in memory",
-                in_force=self.wanted != "cold",
+                in_force=self.requested != "cold",
             )
-        return _state(self.wanted, [(share, evidence, action) for share, evidence, action in everyone])
+        return _state(self.requested, [(share, evidence, action) for share, evidence, action in everyone])
 
     def _in_turns(self, work: Iterator[None], activity: str) -> None:
         """Does the work of the acting ranks a few seconds at a time, so that no rank waits longer without a beat."""
@@ -91,16 +87,16 @@ class NodeCache:
             self.beat(activity)
 
 
-def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
+def _state(requested: CacheRequest, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
     """Returns the state from cached share, evidence and actions of each node."""
     shares = [share for share, _, _ in nodes if share is not None]
     is_known = len(shares) == len(nodes)
-    if wanted == "cold":
+    if requested == "cold":
         worst = max(shares, default=1.0)
         is_reached = worst <= COLD_AT_MOST
     else:
         worst = min(shares, default=0.0)
-        is_reached = wanted == "any" or worst >= WARM_AT_LEAST
+        is_reached = requested == "any" or worst >= WARM_AT_LEAST
     share = worst if is_known else None
     _, evidence, action = next((node for node in nodes if node[0] == share), nodes[0])
     cached = evidence
@@ -109,11 +105,11 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     if len(nodes) > 1:
         cached += f", the worst of {len(nodes)} nodes"
     return CacheState(
-        wanted=wanted,
+        requested=requested,
         share=share,
         summary=f"{action or 'left as it was'}; {cached}",
-        in_force=wanted == "any" or (is_known and is_reached),
-        known=is_known or wanted == "any",
+        in_force=requested == "any" or (is_known and is_reached),
+        is_known=is_known or requested == "any",
     )
 
 
@@ -150,9 +146,9 @@ class RankReading:
         self._batches_per_epoch = 0
         self._described: dict[str, object] = {}  # description of the reader
         self._decoders: dict[str, int] = {}  # image decoders, each with the first rank that has it
-        self.readers = Readers(0, 0)  # valid after `settle`
+        self.readers = Readers(0, 0)  # valid after `prepare`
 
-    def settle(self, reader: DataReader, order: ShardedOrder, batch_size: int) -> Readers:
+    def prepare(self, reader: DataReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Prepares the page cache and chooses the readers, before the first step."""
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
@@ -163,11 +159,11 @@ class RankReading:
         self._decoders = {decoder: decoders.index(decoder) for decoder in decoders}
         self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
-        state = cache.settle()
+        state = cache.prepare()
         if "auto" in (data.loader_workers, data.prefetch_batches) and data.loader_workers != 0:
             self._choice = self._chosen(reader, order, batch_size, cache)
             if data.cache == "cold":
-                state = cache.settle()  # samples that the trials read are cached now
+                state = cache.prepare()  # samples that the trials read are cached now
         self._states[first] = state
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
@@ -187,7 +183,7 @@ class RankReading:
             device=self._device,
             on_bad_sample=data.on_bad_sample,
             beat=self._beat,
-            empty_cache=cache.settle if data.cache == "cold" else None,
+            empty_cache=cache.prepare if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
 
@@ -202,10 +198,9 @@ class RankReading:
         """Evicts the data set between two epochs, after all ranks have finished reading (data.cache cold)."""
         assert self._cache is not None
         self._ranks.barrier()
-        self._states[max(self._states) + 1] = self._cache.settle()
+        self._states[max(self._states) + 1] = self._cache.prepare()
 
     def settings(self) -> list[Setting]:
-        """Returns the settings of reading, requested and effective."""
         data = self._data
         settings = []
         if self._choice is not None and data.loader_workers == "auto":
@@ -221,16 +216,14 @@ class RankReading:
             evidence = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
             settings.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=evidence))
         if data.cache != "any":
-            settings.append(self._cache_setting())
+            states = list(self._states.values())
+            state = next((state for state in states if not state.in_force), states[0])
+            effective: str | None = data.cache
+            if not state.in_force:
+                effective = "any" if state.is_known else None
+            key, evidence = "data.cache", state.summary
+            settings.append(Setting(key=key, requested=data.cache, effective=effective, evidence=evidence))
         return settings
-
-    def _cache_setting(self) -> Setting:
-        states = list(self._states.values())
-        state = next((state for state in states if not state.in_force), states[0])
-        effective: str | None = self._data.cache
-        if not state.in_force:
-            effective = "any" if state.known else None
-        return Setting(key="data.cache", requested=self._data.cache, effective=effective, evidence=state.summary)
 
     def _measured(self, name: str, trials: Sequence[ReaderTrial], limit: str = "") -> Setting:
         """Returns a setting that was chosen by trials, with their results. `limit` explains the limit of trials."""
@@ -251,9 +244,8 @@ class RankReading:
         return Setting(key=f"data.{name}", requested="auto", effective=effective, evidence=evidence)
 
     def warnings(self) -> list[str]:
-        """Returns warnings about an unknown page cache, different decoders, and too few cores for training."""
         warnings = []
-        unknown = next((state for state in self._states.values() if not state.known), None)
+        unknown = next((state for state in self._states.values() if not state.is_known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: it is not known whether it had effect: {unknown.summary}")
         if len(self._decoders) > 1:

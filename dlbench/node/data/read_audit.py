@@ -1,8 +1,5 @@
-"""Audit of reading: rank 0 proves that all ranks together read every sample once per epoch.
-
-A rank keeps the number and a digest (`Digest`) of the samples that it read in an epoch. Digests of all ranks, and of
-the samples left out by rule, add up to that of the data set unless a sample was read twice or never. Only then lists
-are gathered, to name the samples.
+"""Audit of reading: rank 0 proves that all ranks together read every sample once per epoch. Digests of the samples that
+ranks read or left out add up to that of the data set; if not, lists are gathered, to name the samples.
 """
 
 from __future__ import annotations
@@ -38,20 +35,18 @@ class ReadAudit:
     ) -> None:
         self._order, self._num_samples, self._ranks, self._labels = order, num_samples, ranks, labels
         self._start = start or Position()
-        self._shares: NDArray[np.float64] | None = None  # share of each class in the data set
-        if labels is not None:
-            self._shares = _shares(labels, int(labels.max(initial=0)) + 1)
+        # Share of each class in the data set.
+        self._shares = None if labels is None else _shares(labels, int(labels.max(initial=0)) + 1)
         self._epoch = self._start.epoch
         self._batches: list[NDArray[np.int64]] = []
         self._failures = 0
         self._before: NDArray[np.bool_] | None = None
         self._done: list[dict[str, Any]] = []
-        self._odd: dict[int, list[int]] = {}
+        self._unplanned: dict[int, list[int]] = {}
         self._waited_ns = 0
         self._cost_ns = 0
 
     def take(self, fetched: Fetched) -> None:
-        """Counts a batch that training gets now."""
         begun = time.perf_counter_ns()
         if fetched.visited:
             if fetched.visited[0][0] != self._epoch:
@@ -75,7 +70,7 @@ class ReadAudit:
         for summary in self._done:
             epoch = summary["epoch"]
             if epoch in epochs:
-                read = self._odd.get(epoch)
+                read = self._unplanned.get(epoch)
                 if read is None:
                     read = self._expected(epoch, summary["visits"][0]).tolist()
                 lists[str(epoch)] = [read, self._order.left_out(epoch).tolist()]
@@ -94,7 +89,7 @@ class ReadAudit:
         self._batches = []
         as_planned = np.array_equal(read, self._expected(self._epoch, len(read)))
         if not as_planned:
-            self._odd[self._epoch] = read.tolist()
+            self._unplanned[self._epoch] = read.tolist()
         is_whole = self._first_place(self._epoch) == 0 and len(read) >= len(self._order.epoch(self._epoch))
         label_distance = None
         if self._labels is not None and self._shares is not None:
@@ -105,16 +100,16 @@ class ReadAudit:
                 "epoch": self._epoch,
                 "is_whole": is_whole,
                 "as_planned": as_planned,
-                "visits": _plain(Digest.of(read)),
-                "left_out": _plain(Digest.of(self._order.left_out(self._epoch))),
+                "visits": _as_list(Digest.of(read)),
+                "left_out": _as_list(Digest.of(self._order.left_out(self._epoch))),
                 "failures": self._failures,
-                "new": self._new(read, is_whole=is_whole),
+                "new": self._novelty(read, is_whole=is_whole),
                 "label_distance": label_distance,
             }
         )
         self._failures = 0
 
-    def _new(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
+    def _novelty(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
         """Returns the share of samples that this rank did not read in the epoch before; None if not known."""
         if self._ranks == 1:
             return None
@@ -130,7 +125,7 @@ def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:
     return np.bincount(labels, minlength=classes) / max(1, len(labels))
 
 
-def _plain(digest: Digest) -> list[int]:
+def _as_list(digest: Digest) -> list[int]:
     return [digest.count, *digest.sums]
 
 
@@ -150,26 +145,14 @@ def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
     for epoch, ranks in _by_epoch(everyone).items():
         is_whole = all(rank["is_whole"] for rank in ranks)
         digests = [rank[key] for rank in ranks for key in ("visits", "left_out")]
-        total = Digest()
-        for count, *sums in digests:
-            total += Digest(count, (sums[0], sums[1]))
-        adds_up = total == expected
-        if not all(rank["as_planned"] for rank in ranks) or (is_whole and not adds_up):
+        total = sum((Digest(count, (first, second)) for count, first, second in digests), Digest())
+        if not all(rank["as_planned"] for rank in ranks) or (is_whole and total != expected):
             doubtful.append(epoch)
     return doubtful
 
 
 class Audited:
-    """The result of the audit of all ranks.
-
-    Args:
-        everyone: `ReadAudit.summary` of every rank.
-        lists: `ReadAudit.lists` of every rank, for the doubtful epochs.
-        num_samples: Samples of the data set.
-        exchanged: `SampleExchange.summary` of every rank; empty without an exchange.
-        name: Returns the name of a sample for messages.
-        may_replace: True if unreadable samples are replaced by others.
-    """
+    """The audit of all ranks, from the summaries of each and `ReadAudit.lists` of doubtful epochs."""
 
     def __init__(
         self,
@@ -181,7 +164,7 @@ class Audited:
         name: Callable[[int], str],
         may_replace: bool,
     ) -> None:
-        self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
+        self._lists, self._num_samples = lists, num_samples
         self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
         self.errors: list[str] = []  # samples read twice or never, by name
         self.replaced = 0  # unreadable samples that were replaced by others
@@ -189,7 +172,7 @@ class Audited:
 
     def _epoch(self, epoch: int, ranks: Sequence[Summary]) -> ShuffleEpoch:
         is_whole = all(rank["is_whole"] for rank in ranks)
-        twice, never = self._odd(epoch, ranks, is_whole=is_whole)
+        twice, never = self._count_misread(epoch, ranks, is_whole=is_whole)
         moved = [summary["epochs"].get(str(epoch), {}) for summary in self._exchanged]
         new = [rank["new"] for rank in ranks]
         distances = [rank["label_distance"] for rank in ranks]
@@ -212,7 +195,7 @@ class Audited:
             label_distance=label_distance,
         )
 
-    def _odd(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
+    def _count_misread(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
         """Returns how many samples were read twice and never; adds errors that name them, unless they were replaced."""
         lists = [rank_lists[str(epoch)] for rank_lists in self._lists if str(epoch) in rank_lists]
         if not lists:

@@ -1,8 +1,4 @@
-"""Reading of single samples and of batches, with unreadable samples. Formats implement `DataReader`.
-
-`fetch` reads the stored bytes of a sample, which staging and shuffling move between nodes; `prepare` decodes and
-augments them. Both are timed separately.
-"""
+"""Reading of single samples and of batches, with unreadable samples. Formats implement `DataReader`."""
 
 from __future__ import annotations
 
@@ -25,8 +21,8 @@ from dlbench.units import utf8_text
 NAMES_FROM = "its folders"  # Origin of the names of files, in a description.
 _SKIP_AT_MOST = 100  # Unreadable samples in a row after which a run stops even if samples may be skipped.
 _IN_A_ROW = 1 << 20
-"""Bytes of samples that are fetched and begun before the first is finished. Decoding evicts a core's caches; short
-operations are two to four times faster while the caches hold their data (measured)."""
+"""Bytes of samples that are fetched and begun before the first is finished: decoding evicts a core's caches, and short
+operations are two to four times faster while these hold their data (measured)."""
 Arrays = Mapping[str, NDArray[Any]]  # Arrays of a sample, with the names of `build.Batch`, without its first dimension.
 Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # Shape and type of each array of a sample.
 RAGGED = "encoded"  # Arrays of this name differ in length: a batch concatenates them, and `ends` (N,) has their ends.
@@ -73,21 +69,15 @@ class DataReader(Protocol):
         return self.prepare(key, self.fetch(key[1]).data)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads the stored bytes of one sample, in a form that `prepare` understands.
-
-        Arrays that need no conversion may be read directly into `out`, which `prepare` gets, too. Raises BadSampleError
-        if the sample cannot be read, or a checksum differs.
-        """
+        """Reads the stored bytes of a sample, or arrays directly into `out`. Raises BadSampleError if it cannot."""
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """Does the quick part of `prepare`; the returned function does the rest when called with `out`."""
         return partial(self.prepare, key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Makes a sample from the bytes of `fetch`; the result depends only on them, the seed and the key.
-
-        It may write into arrays of `out`, which saves copying large ones into the batch. Raises BadSampleError if the
-        bytes are damaged.
+        """Makes a sample from the bytes of `fetch`; the result depends only on them, the seed and the key. It may write
+        into `out`, to save copying into the batch. Raises BadSampleError if the bytes are damaged.
         """
 
     def num_bytes(self, index: int) -> int:
@@ -160,8 +150,7 @@ class Fetched:
     fetch_ns: int = 0  # time in `DataReader.fetch`
     prepare_ns: int = 0  # time in `DataReader.prepare`
     waited_ns: int = 0  # part of `fetch_ns` spent waiting for samples of other ranks
-    not_arrived: tuple[Key, float] | None = None
-    """A sample of another rank that did not arrive, with the seconds waited for it: the run must stop."""
+    not_arrived: tuple[Key, float] | None = None  # sample of another rank that was waited for in vain, and the seconds
     storage_bytes: int | None = None  # bytes that the kernel read from storage, with read-ahead; None if not counted
     asked_slot: int | None = None  # slot for the batch (`loader_transport`); None without slots
     slot: int | None = None  # slot that holds the batch; `batch` then has only other tensors until it is received
@@ -191,11 +180,9 @@ class ReadSpan:
 
 
 class BatchReader:
-    """Reads batches by their keys, in the training process or a loader process.
-
-    `replace` with `skip` uses the next sample of the data set instead of a bad one; otherwise the batch is smaller and
-    may be empty, since an evaluation must not count a sample twice. `within_batch` uses the next sample of the batch,
-    because this rank may not hold others. `arrange` is the last step of making a batch (`dlbench.node.data.text`).
+    """Reads batches by their keys. If samples may be skipped, `replace` uses the next sample of the data set instead,
+    or with `within_batch` of the batch, because this rank may not hold others. `arrange` is the last step of making a
+    batch.
     """
 
     def __init__(

@@ -1,11 +1,6 @@
-"""``python -P -m dlbench.node.data.reader_rate``: reads a data set like training, without training.
-
-Reads a `RateOrder` as JSON on stdin, and prints a `ReadingRate` of `dlbench.records.data_path` as one JSON line. If it
-fails, stdout is empty, and the exit code is that of the `DlbenchError` whose line is on stderr.
-
-It reads `source` with global shuffling, whatever staging, shuffle and partition the data has. Batches in the queues of
-readers at the start of the clock do not count. With cache `cold` the data set is evicted before each repeat, and a
-repeat ends with its first pass.
+"""``python -P -m dlbench.node.data.reader_rate``: reads a data set like training, without training. Reads a `RateOrder`
+as JSON on stdin, and prints a `ReadingRate` of `dlbench.records.data_path` as one JSON line, or an error on stderr.
+With cache `cold` the data set is evicted before each repeat, which ends with its first pass.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -149,15 +145,14 @@ class ReadingProcess:
         self._cache = NodeCache(self._files, data.cache, acts=peers.place == 0, ranks=peers, beat=lambda _what: None)
 
     def run(self) -> dict[str, Any]:
-        """Runs all repeats; the result of the first process is the answer."""
         order, data = self._order, self._order.data
-        state = self._cache.settle()
+        state = self._cache.prepare()
         choice = self._choice()
         readers = choice.readers
         repeats, states = [], []
         for number in range(order.repeats):
             if number or choice.trials:
-                state = self._cache.settle()
+                state = self._cache.prepare()
             states.append(state)
             self._peers.barrier()
             seed = number * order.processes + self._peers.place
@@ -210,7 +205,7 @@ class ReadingProcess:
             device=torch.device("cpu"),
             on_bad_sample=data.on_bad_sample,
             beat=lambda _what: None,
-            empty_cache=self._cache.settle if data.cache == "cold" else None,
+            empty_cache=self._cache.prepare if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
 
@@ -263,10 +258,9 @@ def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def total(key: str) -> Any:
         return sum(rate[key] for rate in rates)
 
-    tiers: dict[str, int] = {}
+    tiers: Counter[str] = Counter()
     for rate in rates:
-        for tier, num in rate["tier_bytes"].items():
-            tiers[tier] = tiers.get(tier, 0) + num
+        tiers.update(rate["tier_bytes"])
     storage_bytes = None
     if all(rate["storage_bytes"] is not None for rate in rates):
         storage_bytes = total("storage_bytes")

@@ -1,13 +1,6 @@
-"""Chooses the number of reader processes and of prefetched batches by trials before training.
-
-All ranks try the same at the same time, because they share cores, disks and the page cache. Each trial reads samples
-that no earlier trial has read, from the end of the rank's first epoch, as long as there are any. Trials alternate in
-rounds, so that a disturbance affects all of them, and the rate of the slowest rank counts.
-
-First come 0, 1, 2, 4, ... reader processes, up to `most_readers`, with batches taken as fast as possible. The smallest
-number is chosen that is not clearly slower than the best. If that is 0, it is compared with 1 again, with a computation
-between batches as long as reading a batch, which only a separate process can overlap. Then the number of prefetched
-batches is chosen in the same way.
+"""Chooses the number of reader processes and of prefetched batches by trials before training, on all ranks at the same
+time. The smallest number is chosen that is not clearly slower than the best on the slowest rank; 0 readers are then
+compared with 1 while the training process computes, which only a separate process can overlap.
 """
 
 from __future__ import annotations
@@ -28,25 +21,18 @@ from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
 _LONGEST = 8  # Longest duration of a measurement over the planned seconds.
+# Cores that training on a GPU needs: a thread that launches kernels (torch/csrc/autograd/engine.cpp), and one that
+# copies; with an exchange also NCCL's proxy, which polls (nccl/src/proxy.cc), and the thread that schedules it.
 TRAINING_CORES = 2
-"""Cores that training on a GPU needs. Two of its threads are busy at a time: the main thread or autograd's
-(torch/csrc/autograd/engine.cpp: one per device), which launch kernels, and one that copies or writes a checkpoint."""
 TRAINING_CORES_WITH_EXCHANGE = 4
-"""Cores that training needs with an exchange of gradients: also for NCCL's proxy, which polls while it sends
-(nccl/src/proxy.cc), and for the thread that schedules the exchange (Horovod's, gloo's or dlbench's)."""
 ROUNDS = 3
 SECONDS = 0.4  # Duration of one trial.
-CLEARLY = 0.95
-"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
+CLEARLY = 0.95  # A rate is clearly below the best if its median is below this share of it, and every round is below.
 USUAL_PREFETCH = 2  # Batches that each reader prefetches in trials of the number of readers.
 
 
 def training_cores(device: torch.device, ranks: int) -> int | None:
-    """Returns the cores of a rank to which no reader is bound; None on a CPU.
-
-    On a CPU readers share all cores with training: they stop when their queues are full, so that a core reserved for
-    either would often be idle.
-    """
+    """Returns the cores of a rank to which no reader is bound; None on a CPU, where readers share all cores."""
     if device.type == "cpu":
         return None
     return TRAINING_CORES if ranks == 1 else TRAINING_CORES_WITH_EXCHANGE
@@ -113,16 +99,9 @@ def throughput(
     ready: Callable[[], None] = lambda: None,
     longest: float | None = _LONGEST,
 ) -> Throughput:
-    """Takes batches for some seconds, without counting those that were in the queues when the clock started.
-
-    Args:
-        take: Returns the next batch, None at the end.
-        readers: The readers, which determine how many batches are in the queues.
-        seconds: Duration; at least two batches of each reader are taken.
-        beat: Called for each batch.
-        compute: Called between two batches.
-        ready: Called when the queues are empty, before the clock starts.
-        longest: Longest duration over `seconds`; None for no limit.
+    """Takes batches for `seconds`, at least two of each reader, not counting those in the queues at the start. `ready`
+    is called before the clock starts, `beat` for each batch, `compute` between two; `longest` is a multiple of
+    `seconds`.
     """
     measured = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
@@ -171,8 +150,7 @@ class TrialContext:
     device: torch.device
     on_bad_sample: Literal["stop", "skip"]
     beat: Callable[[str], None]
-    empty_cache: Callable[[], object] | None = None
-    """Called by all ranks before samples are read a second time; None if they may be cached."""
+    empty_cache: Callable[[], object] | None = None  # called by all ranks before samples are read again, if not None
 
 
 @dataclass(frozen=True, kw_only=True)

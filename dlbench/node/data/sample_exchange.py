@@ -1,8 +1,6 @@
-"""Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks.
-
-A thread of each rank sends and receives over a separate Gloo group, slot by slot in the order that all ranks draw
-(`dlbench.datasets.shuffling`). Before each few slots, all ranks compare how many slots their batches have released, and
-exchange up to the smallest number. A sample is sent as a header, (number, length, CRC-32) as int64, and its bytes.
+"""Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks. A thread
+of each rank sends and receives over a separate Gloo group, in the order that all ranks draw
+(`dlbench.datasets.shuffling`): a header, (number, length, CRC-32) as int64, and the bytes of a sample.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class AwaitingReader(WrappedReader):
         self._lost = lost_mark(store)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads the stored bytes of one sample after it has arrived."""
         if self._store.has(index):
             return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
@@ -153,7 +150,6 @@ class SampleExchange:
             self._changed.notify()
 
     def require_well(self) -> None:
-        """Raises the error of the exchange, if it has failed."""
         if self._error is not None:
             raise self._error
 
@@ -167,7 +163,7 @@ class SampleExchange:
                 return PeerLostError(
                     f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
                 )
-        return RunError(f"sample {index} is not in {str(self._store.folder)!r}, although no rank is to send it")
+        return RunError(f"sample {index} is not in {str(self._store.folder)!r}, and no rank has to send it")
 
     def summary(self) -> dict[str, Any]:
         """Returns counts of each epoch and the most samples held at one time, ready for JSON."""
@@ -188,7 +184,7 @@ class SampleExchange:
 
     def _work(self) -> None:
         try:
-            while self._go_on():
+            while self._exchange_next_slots():
                 pass
         except DlbenchError as error:
             self._fail(error)
@@ -202,7 +198,7 @@ class SampleExchange:
         with suppress(OSError):
             lost_mark(self._store).touch()
 
-    def _go_on(self) -> bool:
+    def _exchange_next_slots(self) -> bool:
         """Exchanges the next few slots; returns False when the exchange is over."""
         with self._changed:
             while not self._is_closing and self._limit() <= self._done:
@@ -265,7 +261,7 @@ class SampleExchange:
             data = payload.numpy().tobytes()
             if zlib.crc32(data) != int(header[2]):
                 raise RunError(f"sample {due.awaited[place]} of rank {due.senders[place]} was damaged in transit")
-            self._take(int(due.awaited[place]), data)
+            self._store_received(int(due.awaited[place]), data)
         self._sent.setdefault(epoch, []).extend(map(int, sent))
         counted.sent += len(places)
         counted.received += len(places)
@@ -273,15 +269,15 @@ class SampleExchange:
         self._done += end - begin
 
     def _swap(
-        self, due: EpochExchange, places: list[int], kind: int, ours: list[torch.Tensor], theirs: list[torch.Tensor]
+        self, due: EpochExchange, places: list[int], kind: int, sent: list[torch.Tensor], received: list[torch.Tensor]
     ) -> None:
         """Sends and receives a tensor at each place of an exchange; `kind` distinguishes two messages of a place."""
         works = []
-        for place, mine, theirs_at in zip(places, ours, theirs, strict=True):
+        for place, payload, buffer in zip(places, sent, received, strict=True):
             tag = 2 * int(due.slots[place]) + kind
             receiver, sender = int(due.receivers[place]), int(due.senders[place])
-            works.append((receiver, self._group.send([mine], receiver, tag)))
-            works.append((sender, self._group.recv([theirs_at], sender, tag)))
+            works.append((receiver, self._group.send([payload], receiver, tag)))
+            works.append((sender, self._group.recv([buffer], sender, tag)))
         for peer, work in works:
             _wait(work, f"rank {peer}")
 
@@ -296,7 +292,7 @@ class SampleExchange:
             raise RunError(f"sample {index} of this rank is no longer in {str(self._store.folder)!r}")
         return data
 
-    def _take(self, index: int, data: bytes) -> None:
+    def _store_received(self, index: int, data: bytes) -> None:
         is_new = not self._store.has(index)
         try:
             self._store.put(index, data)

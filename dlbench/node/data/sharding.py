@@ -30,13 +30,10 @@ class Position(NamedTuple):
 
 
 class ShardedOrder:
-    """The order of one rank.
-
-    Every epoch has another permutation, the same on all ranks. From each sequence of batch_size x world_size places,
-    rank r takes r, r + world_size, ... So no sample is used twice in an epoch, every rank has equally many batches of
-    equal sizes, and the samples of a step depend only on the global batch. Samples that do not fill a batch on every
-    rank are left out of that epoch and counted by `dropped_per_epoch`; without `drop_last`, only those that cannot be
-    divided evenly. `start` is the position of a resumed run, which may have had other ranks.
+    """The order of one rank: every epoch has another permutation, the same on all ranks. From each sequence of
+    batch_size x world_size places, rank r takes r, r + world_size, ..., so that the samples of a step depend only on
+    the global batch. Samples that do not fill a batch on every rank (without `drop_last`, that cannot be divided
+    evenly) are left out of the epoch. `start` is the position of a resumed run.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class ShardedOrder:
         return self._splits[number]
 
     def batches(self) -> Iterator[list[Key]]:
-        """Yields the keys of each batch, without end."""
         number, place = self._start.epoch, self._start.place
         while True:
             samples = self.epoch(number, place)
@@ -129,11 +125,7 @@ def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_si
 
 
 class HeldOrder(ShardedOrder):
-    """The order of one rank among the samples that it holds.
-
-    Each epoch has a permutation of each rank's own samples. Numbers of samples differ by one at most; samples that not
-    every rank has, or that fill no batch, come last and are left out, others in each epoch.
-    """
+    """The order of one rank among the samples that it holds; the last ones may be left out of an epoch."""
 
     def __init__(self, ownership: Ownership, *, batch_size: int, rank: int, start: Position | None = None) -> None:
         super().__init__(

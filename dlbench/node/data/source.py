@@ -22,7 +22,7 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]  # Shape of a sample of cosmoUniverse.
 
 def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> DataReader:
     """Opens the training data at its source."""
-    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -81,11 +81,7 @@ def open_reader(
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
-    """Identifies the training data, for the record.
-
-    Returns `made_by` and `set_sha256` (of the manifest's list of files) if dlbench made the set and it is complete;
-    `public_set` if the counts are those of a public set; else nothing.
-    """
+    """Identifies the training data for the record: a set made by dlbench, or a public one by its counts; else empty."""
     if spec.is_synthetic:
         return {}
     source, manifest = Path(spec.source), None

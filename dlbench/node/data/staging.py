@@ -95,7 +95,6 @@ class KeepingReader(_Staged):
         self._is_on = True
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads a sample from the store, or from the source, and then keeps it if possible."""
         may_be_kept = self._kept is None or bool(self._kept[index])
         if may_be_kept and (data := self._from(self._store, index)) is not None:
             return Raw(data, self._tier)
@@ -140,8 +139,10 @@ class StagedData:
         source = Path(self.plan.workload.data.source)
         if self.plan.workload.data.staging != "replicate":
             return train_folder(source)
-        parts = replicated_parts(self.plan)
-        return _copied(self.folder / "data", source, next(iter(parts)))
+        name = next(iter(replicated_parts(self.plan)))
+        if not name and source.is_file():
+            name = source.resolve().name
+        return self.folder / "data" / name
 
     def validation_source(self) -> Path | None:
         """Returns the folder of the copied validation data; None if it is read from the source."""
@@ -184,20 +185,8 @@ def replicated_parts(plan: RunPlan) -> dict[str, Path]:
     return parts
 
 
-def _copied(root: Path, source: Path, name: str) -> Path:
-    if name:
-        return root / name
-    if source.is_file():
-        return root / source.resolve().name
-    return root
-
-
 class NodeStaging:
-    """Stages one node in a thread.
-
-    `open_reader` opens the training data at its source. `parts` returns, for a number of samples, those that each rank
-    of this node holds first (shard).
-    """
+    """Stages one node in a thread. `parts` returns, for a number of samples, those of each rank of the node (shard)."""
 
     def __init__(
         self,
@@ -233,7 +222,6 @@ class NodeStaging:
 
     @property
     def error(self) -> BaseException | None:
-        """The error of staging; None if there is none."""
         return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
@@ -244,7 +232,6 @@ class NodeStaging:
             self.close()
 
     def status(self) -> dict[str, Any]:
-        """Returns the progress, ready for JSON."""
         tally = self.tally
         is_done = self.wait(0)
         error = node = None
@@ -353,7 +340,6 @@ class NodeStaging:
         self._room = folder.require(needed, files, self._tier.capacity_bytes, room_in_memory)
 
     def _require_stored(self, sizes: Collection[int]) -> None:
-        """Raises UserError if no sample of the data is read from files."""
         if sizes and not any(sizes):
             raise UserError(
                 f"data.staging {self._data.staging}: samples of this data are in the memory of each rank, so "
@@ -429,8 +415,7 @@ class NodeStaging:
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        room_in_memory = memory_room() if lies_in_memory(folder.path) else None
-        self._room = folder.room(room_in_memory)
+        self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
             is_kept = choose_kept(

@@ -18,15 +18,9 @@ POOL_BATCHES = 4  # Distinct batches of a rank; several, so that the loss does n
 
 
 class SyntheticSource(BatchSource):
-    """An endless cycle of `POOL_BATCHES` batches of random samples with random labels.
-
-    Tensors are handed out repeatedly: the caller must not change them in place. A batch has `batch_size` samples for
-    each of `ranks`, those of a replica, whose random samples differ.
-
-    Args:
-        pin_memory: Keep the pool in page-locked memory (needs a GPU).
-        counts: Volumes are counts, whose logarithm the device computes.
-        device: Keep the pool on this device, so that steps copy no batch; by default in the host's memory.
+    """An endless cycle of `POOL_BATCHES` batches of random samples with random labels, which are not to be changed. A
+    batch has `batch_size` different samples for each of `ranks`, those of a replica. With `counts` the device computes
+    the logarithm of volumes. With `device` the pool is on it, so that steps copy no batch.
     """
 
     def __init__(  # noqa: PLR0913  (each option of the data is an argument)
@@ -80,7 +74,6 @@ class SyntheticSource(BatchSource):
         }
 
     def settings(self, spec: DataSpec) -> list[Setting]:
-        """Returns where samples were requested and are; none if on the host."""
         if spec.synthetic_on == "host":
             return []
         evidence = f"tensors of the pool are on {self._device}"

@@ -1,7 +1,5 @@
 """Text to BERT batches: raw text, masked differently in every epoch, or samples prepared in HDF5.
 
-`dlbench.datasets.text.pretraining_samples` explains pairs, masking and the arrays of a sample.
-
 Padding is determined on the host, so that nothing waits for the device. `model.attention auto` removes the mask from
 batches without padding. `unpadded` adds index arrays for each part of a batch (`train.gradient_accumulation`), with `@`
 and the number of the part after their names. For a part of n samples with T tokens that are no padding:
@@ -132,7 +130,6 @@ class TextReader(DataReader):
         return Raw(b"", "memory")
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Draws one sample; it cannot fail, because the corpus was checked when it was tokenised."""
         epoch, index = key
         if not self._training:
             epoch = 0
@@ -149,8 +146,7 @@ class TextReader(DataReader):
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
-        """Returns no files: the text was read completely when it was opened."""
-        return []
+        return []  # the text was read completely when it was opened
 
     def describe(self) -> dict[str, object]:
         corpus = self._maker.corpus
@@ -190,7 +186,6 @@ class PretrainingHdf5Reader(DataReader):
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """Returns one sample, the same in every epoch."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
         values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0

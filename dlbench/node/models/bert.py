@@ -2,10 +2,7 @@
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018), sections 3 and A.2: post-layer-norm
 encoder, exact (erf) GELU, learned positions, decoder tied to the word embedding. Query, key and value are three
-tensors as published, because LAMB adapts its step per tensor. Parameter names are our own.
-
-Layers may compute without padding ("unpadded"): then the tokens of all samples are concatenated in one dimension, and
-attention gets the sample boundaries.
+tensors as published, because LAMB adapts its step per tensor. "Unpadded", the tokens of all samples are concatenated.
 """
 
 from __future__ import annotations
@@ -51,16 +48,11 @@ class Packing:
 
 
 Keep = Tensor | Packing | None
-"""Positions that attention may use: a mask, bool (N, 1, 1, S), true for tokens, at least one per row; those within each
-sample of a packing; or all."""
+"""Positions that attention may use: a mask, bool (N, 1, 1, S), those within each sample of a packing, or all."""
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
-    """Returns attention within each sample of a packing, (T, heads, width) -> (T, heads, width).
-
-    On a GPU torch's kernels for jagged tensors compute it, flash attention in bf16 and fp16. A CPU has no such kernels
-    and computes it sample by sample.
-    """
+    """Returns attention within each sample of a packing, (T, heads, width) -> (T, heads, width)."""
     if query.device.type == "cuda":
         # The kernels need only bounds of the lengths; without these torch would wait for the device.
         starts, longest = packing.starts, packing.longest
@@ -142,11 +134,8 @@ def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM and the next-sentence head; arguments are the fields of `BertModel`.
-
-    BERT-large (vocabulary 30,522, 24 layers of 1,024, 16 heads, 4,096 feed-forward) has 336,226,108 parameters. Weights
-    start from N(0, 0.02), biases at 0 (the published initializer_range, here not truncated), from torch's global
-    generator.
+    """BERT with the masked-LM and the next-sentence head; BERT-large has 336,226,108 parameters. Weights start from
+    N(0, 0.02) (the published initializer_range, here not truncated), biases at 0, from torch's global generator.
     """
 
     def __init__(  # noqa: PLR0913  (each field of the model specification is an argument)
@@ -208,9 +197,8 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns masked-LM logits (N, P, vocabulary), at masked positions only, and next-sentence logits (N, 2).
 
-        Inputs are those of `build.Batch`. `packed` holds `tokens` and `starts` of `dlbench.node.data.text`, to compute
-        without padding; then the mask is not read. `masked_positions` (N, P) are positions in the sequence, or among
-        all tokens if `packed`; unused ones point at the first token of the sample.
+        Inputs are those of `build.Batch`. `packed` holds `tokens` and `starts` of `dlbench.node.data.text`; then
+        `masked_positions` (N, P) count among all tokens, and the mask is not read.
         """
         if packed is None:
             encoded = self.encode(input_ids, token_type_ids, attention_mask)
@@ -322,6 +310,7 @@ def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
 
 
 def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
+    """Returns the mean masked-LM cross-entropy of used places plus that of the next sentence (section A.2)."""
     mlm_logits, nsp_logits = outputs
     per_place = functional.cross_entropy(
         mlm_logits.float().flatten(0, 1), batch["masked_ids"].flatten(), reduction="none"
@@ -343,7 +332,6 @@ class BertNetwork(Network[BertModel]):
         return _pre_training_logits
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Returns the mean masked-LM cross-entropy of used places plus that of the next sentence (section A.2)."""
         return _pre_training_loss
 
     def synthetic(

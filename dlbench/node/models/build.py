@@ -1,8 +1,4 @@
-"""`Network`, the torch half of a family of networks, with loss, quality (`Meter`) and multiply-adds.
-
-A meter sums over the samples of one rank. Its `sums` are ready for JSON, so that any engine can gather them; `combine`
-computes one result from those of all ranks, with equal weight for each sample (masked token, parameter).
-"""
+"""`Network`, the torch half of a family of networks, with loss, quality (`Meter`) and multiply-adds."""
 
 from __future__ import annotations
 
@@ -35,13 +31,9 @@ Batch = dict[str, Tensor]
 Outputs = tuple[Tensor, ...]
 """ResNet: class logits (N, classes). BERT: masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2). CosmoFlow:
 parameters (N, T)."""
-
 Criterion = Callable[[Outputs, Batch], Tensor]  # Returns the loss, a float32 scalar, the mean over the batch.
-
 Loss = Callable[[nn.Module, Batch], Tensor]  # Runs a forward pass; returns the loss like `Criterion`.
-
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # Type of autocast; other precisions have none.
-
 MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
 
 
@@ -56,7 +48,7 @@ class Quality:
 
 
 class Meter:
-    """Sums over one rank's share of a validation set, on the device of its batches."""
+    """Sums over one rank's share of a validation set; `combine` computes the result from the `sums` of all ranks."""
 
     name: ClassVar[MetricName]
     higher_is_better: ClassVar[bool]
@@ -202,11 +194,8 @@ def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
 
 def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     """Counts the multiply-adds of each layer for one sample, in a forward pass of meta tensors, which needs no memory.
-
-    Convolutions, dense layers and the two products of attention count; norms, activations, pooling, softmax, look-ups
-    and recomputing do not, as in MLPerf and in Chowdhery et al., "PaLM" (2022), appendix B. Kinds are conv2d, conv3d,
-    linear, embedding (0 multiply-adds) and attention (a row for each product). The masked-LM head counts for
-    max_predictions positions, which it always computes.
+    Only convolutions, dense layers and the two products of attention (a row each) count, as in MLPerf and in Chowdhery
+    et al., "PaLM" (2022), appendix B.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)

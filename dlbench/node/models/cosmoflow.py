@@ -1,8 +1,7 @@
 """CosmoFlow: 3-D density maps to cosmological parameters.
 
 Mathuriya et al., "CosmoFlow: Using Deep Learning to Learn the Universe at Scale" (SC18), in the form of the MLPerf HPC
-reference (v1.0 to v3.0; kernels had an edge of 2 before): five blocks of convolution, leaky ReLU and pooling, then two
-hidden dense layers. The input is log(counts + 1) of particle counts, from a table, so that all devices agree exactly.
+reference (v1.0 to v3.0; kernels had an edge of 2 before). The input is log(counts + 1) of particle counts.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ OUTPUT_SCALE = 1.2  # Targets lie in [-1, 1]; the scaled tanh reaches both ends 
 
 
 class CosmoFlow(nn.Module):
-    """CosmoFlow; the defaults give 8,907,556 parameters.
-
-    `input_size` is the edge of the input cube in voxels, a multiple of 2 ** len(conv_channels). Weights start from
-    Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
+    """CosmoFlow; the defaults give 8,907,556 parameters. `input_size` is the edge of the input cube in voxels. Weights
+    start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
     """
 
     def __init__(

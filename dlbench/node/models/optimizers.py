@@ -1,9 +1,8 @@
 """LARS and LAMB, the choice of an optimizer, and the learning rate over steps.
 
-LARS and LAMB compute norms per tensor in fp32, for any format of the exchange. Tensors of at most one dimension
-(biases, scales of norms) are neither decayed nor adapted. torch's foreach kernels need tens of launches per step
-instead of thousands; only the last operation is a launch per tensor, because no foreach kernel reads a factor per
-tensor from the device. `implementation: fused` compiles the whole update. The loop clips gradients before `step()`.
+LARS and LAMB compute norms per tensor in fp32. Tensors of at most one dimension (biases, scales of norms) are neither
+decayed nor adapted. torch's foreach kernels need tens of launches per step instead of thousands; only the last
+operation is a launch per tensor, because no foreach kernel reads a factor per tensor from the device.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import methodcaller
 from typing import Any, cast
 
 import torch
@@ -83,7 +83,7 @@ class _Foreach(torch.optim.Optimizer):
         """Updates a group or its local shards; a compiled program gets `changing` numbers as tensors."""
         shares = cast(list[Any], tensors[0])
         if hasattr(shares[0], "device_mesh"):
-            tensors = tuple(_shards(sharded) for sharded in tensors)
+            tensors = tuple(list(map(methodcaller("to_local"), sharded)) for sharded in tensors)
             fixed["norms"] = SharedNorms(shares, self.all_reduce)
         if not group["fused"]:
             type(self)._program(*tensors, *changing, **fixed)
@@ -96,10 +96,6 @@ class _Foreach(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         raise NotImplementedError
-
-
-def _shards(tensors: list[Any]) -> list[Tensor]:
-    return [tensor.to_local() for tensor in tensors]
 
 
 class _Compiled:
@@ -284,16 +280,12 @@ class AdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Builds the optimizer of a specification over the trainable parameters of a model.
-
-    It has two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and others (biases,
-    scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
-    """
+    """Builds the optimizer of a specification over the trainable parameters of a model."""
     return optimizer_of([p for p in model.parameters() if p.requires_grad], spec)
 
 
 def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Builds an optimizer over some parameters; updates do not depend on how a model's parameters are divided."""
+    """Builds an optimizer; tensors of two dimensions or more are decayed, and adapted by LARS and LAMB."""
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}
@@ -323,18 +315,14 @@ def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.opt
 
 
 class LearningRate:
-    """The learning rate of each optimizer step.
-
-    The peak is `optimizer.learning_rate`, scaled with the global batch if the plan says so (`OptimizerSpec.peak`); the
-    schedule is that of the recipe at this batch (`TrainSpec.at_batch`).
+    """The learning rate of each step, from a peak (`OptimizerSpec.peak`) and a schedule (`TrainSpec.at_batch`).
 
     Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the
     peak, step W - 1 all of it (Goyal et al. 2017, section 2.2, but no step has rate 0). Afterwards, with p the share of
     the steps from W (`decay_from: start`: from 0) to T that has passed:
 
     - constant: the peak;
-    - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear; `end_learning_rate` from T on (You et
-      al. 2017 for power 2);
+    - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear (You et al. 2017 for power 2);
     - cosine: end + (peak - end) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts);
     - step: the peak times the factor of the last boundary reached, boundaries counted from step 0.
 

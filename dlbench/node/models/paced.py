@@ -1,8 +1,4 @@
-"""A network that sleeps instead of computing: gradients of real size become ready when a real network's would.
-
-The time of a layer is multiplied by the samples and by two random factors: one of the rank, which its batches carry,
-and one of the step, from torch's generator, which the loop seeds by rank and step.
-"""
+"""A network that sleeps instead of computing: gradients of real size become ready when a real network's would."""
 
 from __future__ import annotations
 

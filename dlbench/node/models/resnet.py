@@ -1,7 +1,5 @@
-"""ResNet v1.5 with bottleneck blocks: images to class logits.
-
-He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, with the one change known as v1.5: the
-stride of a stage's first block is that of its 3x3 convolution, not of its first 1x1. Parameter names are our own.
+"""ResNet v1.5 with bottleneck blocks: images to class logits. He et al., "Deep Residual Learning for Image Recognition"
+(2015), table 1; in v1.5 the stride of a stage's first block is that of its 3x3 convolution, not of its first 1x1.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ EXPANSION = 4  # Output channels of a bottleneck block over its width.
 
 
 class Bottleneck(nn.Module):
-    """1x1 reduce, 3x3 (with the stride), 1x1 expand, plus the shortcut.
-
-    Shapes: (N, in_channels, H, W) -> (N, 4 width, ceil(H / stride), ceil(W / stride)).
-    """
+    """1x1 reduce, 3x3, 1x1 expand, plus the shortcut: (N, C, H, W) -> (N, 4 width, ceil(H / stride), ...)."""
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -59,14 +54,9 @@ class GlobalMean(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
-
-    `stage_blocks` are the blocks in each stage; every stage but the first halves the image. `base_width` is the number
-    of channels of the stem and the width of the first stage, doubled from stage to stage. `zero_init_residual` starts
-    the last batch-norm scale of each block at 0, so that each block starts as the identity.
-
-    Convolutions start from He's normal distribution, fan-out, the classifier from N(0, 0.01) and zero bias (Goyal et
-    al. 2017, section 5.1, also for the scale). Weights come from torch's global generator.
+    """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters. `base_width` is the number of channels of
+    the stem and the width of the first stage. Convolutions start from He's normal distribution, fan-out, the classifier
+    from N(0, 0.01) (Goyal et al. 2017, section 5.1), from torch's global generator.
     """
 
     def __init__(
@@ -115,11 +105,7 @@ class ResNet(nn.Module):
 
 
 def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
-    """Normalises pixels by ImageNet's mean and deviation in one pass, (N, H, W, 3) uint8 -> (N, 3, H, W).
-
-    It runs on the network's device: 8-bit pixels are a quarter of the bytes to copy, and already in the order of
-    channels-last. The result is float32, or under autocast the type to which the first layer would cast.
-    """
+    """Normalises pixels by ImageNet's mean and deviation on the device, (N, H, W, 3) uint8 -> (N, 3, H, W)."""
     device = image.device
     kind = autocast_type(device) or torch.float32
     shift, scale = _pixel_constants(device)

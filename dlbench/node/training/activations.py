@@ -199,7 +199,6 @@ class ActivationMemory(TrainingPart):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Returns warnings about the plan and about the memory that training used, one sentence each."""
         texts = [*self.memory_plan.warnings, *self._blocks.warnings]
         if self._tier is not None:
             texts += [text for text in self._tier.warnings if text not in texts]
@@ -302,7 +301,6 @@ class ActivationMemory(TrainingPart):
         return settings_of(*rows)
 
     def close(self) -> None:
-        """Removes everything from the network and from the far tier; a second call does nothing."""
         self._blocks.close()
 
 

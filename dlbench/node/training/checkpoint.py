@@ -1,10 +1,6 @@
-"""The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
-
-Rank 0 writes a file under a temporary name and renames it when it is complete. A file holds nothing of a single rank,
-so that a run may resume with other ranks, nodes or another engine; with the same ones it resumes bit for bit.
-
-Training waits only for a copy of the state on the host. A thread hashes and writes it; both release Python's lock
-(hashlib from 2,048 bytes on, and pwrite(2)), so that it takes one core and bandwidth from training.
+"""The state of training as one safetensors file, with everything that is no tensor as JSON in its header. It holds
+nothing of a single rank, so that a run may resume with other ranks, nodes or engines. Training waits only for a copy on
+the host, which a thread writes without Python's lock.
 """
 
 from __future__ import annotations
@@ -48,18 +44,16 @@ from dlbench.specs.problems import problem_of
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # The header's length is a multiple of these bytes, as safetensors recommends.
-_APART = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host: page-locked pieces end there.
+_PAGE_BYTES = mmap.PAGESIZE  # Tensors begin at multiples of these bytes on the host: page-locked pieces end there.
 _PIECE = 4 << 20  # Bytes that are hashed and written at a time.
 _BUCKET = 64 << 20  # Bytes of one broadcast between ranks.
 
+# Bytes after which the writer waits for the file system: one fsync(2) after gigabytes would look like a hang.
 _WRITE_BACK = 64 << 20
-"""Bytes after which the writer waits for the file system: with one fsync(2) after gigabytes, a slow file system would
-look for minutes like one that hangs."""
+_NICENESS = 10  # Nice value of the writing thread (sched(7)), since training on a CPU uses all cores of the rank.
 TURN_S = 1.0  # Seconds that ranks wait for a file before they compare its progress.
-
+# Key of a checkpoint's `trained`: the number of replicas that divided the samples. It may change at an epoch's end.
 SHARED_BY = "data.ranks"
-"""Key of a checkpoint's `trained`: the number of replicas that samples were divided among. It may change at an epoch's
-end."""
 
 
 class Progress(Spec):
@@ -91,14 +85,14 @@ def snapshot(
     state: WholeState,
     progress: Progress,
     trained: Mapping[str, Any],
-    room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+    buffers_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     beat: Beat = lambda _what: None,
 ) -> Snapshot:
     """Returns a copy of the state; if it is sharded, the other ranks must call `give_shares` meanwhile."""
     sources = _tensors_of(state)
     # Each is copied: tied weights share memory, which safetensors refuses.
-    if room_for:
-        tensors = dict(room_for(sources))
+    if buffers_for:
+        tensors = dict(buffers_for(sources))
     else:
         tensors = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in sources.items()}
     for name, tensor in _gathered(sources, beat):
@@ -154,9 +148,9 @@ def write_snapshot(path: Path, snapshot: Snapshot, on_piece: Callable[[], object
         opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
 
-            def put(name: str, place: int, piece: memoryview) -> None:
+            def put(name: str, offset: int, piece: memoryview) -> None:
                 nonlocal unsafe
-                _write_at(opened, piece, first + entries[name]["data_offsets"][0] + place)
+                _write_at(opened, piece, first + entries[name]["data_offsets"][0] + offset)
                 unsafe += len(piece)
                 if unsafe >= _WRITE_BACK:
                     os.fdatasync(opened)
@@ -179,15 +173,10 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _write_at(opened: int, content: memoryview, place: int) -> None:
+def _write_at(opened: int, content: memoryview, offset: int) -> None:
     while content:
-        num = os.pwrite(opened, content, place)
-        content, place = content[num:], place + num
-
-
-_NICENESS = 10
-"""Nice value of the writing thread (Linux has one per thread, sched(7)): on a CPU training uses all cores of the rank,
-and its threads wait for each other."""
+        num = os.pwrite(opened, content, offset)
+        content, offset = content[num:], offset + num
 
 
 class CheckpointWriter:
@@ -195,7 +184,7 @@ class CheckpointWriter:
 
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
         self._keep, self._beat = keep, beat
-        self._rooms: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._memory = ""  # Kind of memory that the copies lie in, for the record.
         self._worker: BackgroundWorker | None = None
         self._error: BaseException | None = None
@@ -208,7 +197,7 @@ class CheckpointWriter:
         """Copies the state and starts to write it; the checkpoint before must have been written."""
         assert self._worker is None
         start = time.monotonic()
-        copied = snapshot(state, progress, trained, self._room_for, self._beat)
+        copied = snapshot(state, progress, trained, self._buffers_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
@@ -222,11 +211,11 @@ class CheckpointWriter:
         self._worker.put(partial(self._write, path, copied))
         self._worker.close(0)
 
-    def _room_for(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _buffers_for(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns memory for the state, reused by later checkpoints: new memory costs page faults, or page-locking."""
-        if _forms(tensors) == _forms(self._rooms):
-            return self._rooms
-        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in tensors.values()]
+        if _forms(tensors) == _forms(self._buffers):
+            return self._buffers
+        sizes = [-(-tensor.nbytes // _PAGE_BYTES) * _PAGE_BYTES for tensor in tensors.values()]
         firsts = [0, *itertools.accumulate(sizes)]
         memory, self._memory = torch.empty(0), "pageable: the state lies on the host"
         if any(tensor.device.type == "cuda" for tensor in tensors.values()):
@@ -241,11 +230,11 @@ class CheckpointWriter:
                 self._memory = f"pageable: {error}"
         if self._memory != "page-locked":
             memory = torch.empty(firsts[-1], dtype=torch.uint8)
-        self._rooms = {
+        self._buffers = {
             name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for first, (name, tensor) in zip(firsts, tensors.items(), strict=False)
         }
-        return self._rooms
+        return self._buffers
 
     def _write(self, path: Path, copied: Snapshot) -> None:
         start = time.monotonic()
@@ -256,7 +245,8 @@ class CheckpointWriter:
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         write_snapshot(path, copied, moved)
-        prune(path.parent, self._keep)
+        for older in sorted(path.parent.glob(f"step-*{CHECKPOINT_SUFFIX}"))[: -self._keep]:
+            older.unlink(missing_ok=True)
         self._wrote_s = time.monotonic() - start
 
     def require_well(self) -> None:
@@ -278,27 +268,20 @@ class CheckpointWriter:
         self._worker = None
         assert self._begun is not None
         if self._error is None:
-            times = {"waited_s": self._waited_s, "write_s": self._wrote_s}
-            self.writes.append(self._begun.model_copy(update=times))
+            self.writes.append(self._begun.model_copy(update={"waited_s": self._waited_s, "write_s": self._wrote_s}))
         return True
 
 
 def follow(
-    look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
+    poll: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """Makes all ranks wait for a file of rank 0, whose `look` returns whether it is done and how many pieces are."""
+    """Makes all ranks wait for a file of rank 0, whose `poll` returns whether it is done and how many pieces are."""
     pieces_before, is_done = -1, False
     while not is_done:
-        is_done, pieces = gather(look())[0]
+        is_done, pieces = gather(poll())[0]
         if pieces > pieces_before:
             beat()
         pieces_before = pieces
-
-
-def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest checkpoints of a folder."""
-    for path in sorted(folder.glob(f"step-*{CHECKPOINT_SUFFIX}"))[:-keep]:
-        path.unlink(missing_ok=True)
 
 
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
@@ -369,14 +352,14 @@ class Checkpoint:
         def read() -> Checkpoint:
             return cls(find_checkpoint(place), on_piece=moved)
 
-        def look() -> tuple[bool, int]:
+        def poll() -> tuple[bool, int]:
             if reading is None:
                 return False, 0
             wait([reading], TURN_S)
             return reading.done(), pieces
 
         reading = ThreadPoolExecutor(1).submit(read) if rank == 0 else None
-        follow(look, gather, partial(beat, "reading the checkpoint to resume from"))
+        follow(poll, gather, partial(beat, "reading the checkpoint to resume from"))
         checkpoint, description = None, None
         if reading is not None and reading.exception() is None:
             checkpoint = reading.result()
@@ -472,7 +455,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _digest(
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
+    visit: Callable[[str, int, memoryview], object] = lambda _name, _offset, _piece: None,
 ) -> str:
     """Returns the SHA-256 over the header without its digest, and over name, type, shape and bytes of every tensor."""
     signed = {key: value for key, value in header.items() if key != "sha256"}
@@ -481,10 +464,10 @@ def _digest(
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         content = tensor.flatten().view(torch.uint8).numpy().data
-        for place in range(0, len(content), _PIECE):
-            piece = content[place : place + _PIECE]
+        for offset in range(0, len(content), _PIECE):
+            piece = content[offset : offset + _PIECE]
             digest.update(piece)
-            visit(name, place, piece)
+            visit(name, offset, piece)
     return digest.hexdigest()
 
 

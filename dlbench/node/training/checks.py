@@ -1,4 +1,4 @@
-"""Checks and warnings of a run. A run that fails a check yields no performance figure."""
+"""Checks and warnings of a run; one that fails a check yields no performance figure."""
 
 from __future__ import annotations
 
@@ -173,10 +173,7 @@ def planned_warnings(plan: RunPlan) -> list[str]:
 
 
 def inert(settings: Sequence[Setting], *, ranks: int) -> tuple[str, ...]:
-    """Returns the settings that were requested and demonstrably had no effect, a sentence each.
-
-    One rank exchanges nothing, so that only settings of data and training can have an effect there.
-    """
+    """Returns what was requested and had no effect, a sentence each; one rank has no exchange to be set."""
     return tuple(
         f"{s.key}: {s.requested} was requested, but {s.effective} was used ({s.evidence})"
         for s in settings
@@ -191,10 +188,9 @@ def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | N
     overflows = exchange.wire_overflows
     if not overflows:
         return Check(name="wire", passed=True, detail="no sum of gradients overflowed fp16 (65,504)")
-    text = f"{counted(overflows, 'sum')} of gradients overflowed fp16 (65,504)"
-    if is_scaled:
-        return Check(name="wire", passed=True, detail=f"{text}; loss scaling skipped these steps")
-    return Check(name="wire", passed=False, detail=f"{text}; set sync.wire to fp32 or bf16")
+    remedy = "loss scaling skipped these steps" if is_scaled else "set sync.wire to fp32 or bf16"
+    text = f"{counted(overflows, 'sum')} of gradients overflowed fp16 (65,504); {remedy}"
+    return Check(name="wire", passed=is_scaled, detail=text)
 
 
 def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:

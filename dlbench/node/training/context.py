@@ -38,24 +38,22 @@ class Events:
         self._offset = time.time() - time.monotonic()
         self._run_start = started
         self.resumed_s = 0.0  # Wall time of the run before it was resumed, seconds.
-        self._add_at(started, "init_start")
+        self.add("init_start", at=started)
 
-    def add(self, key: str, **fields: Any) -> None:
-        """Adds an event that happens now. `fields` are those of `Event`."""
-        self._add_at(time.monotonic(), key, **fields)
-
-    def _add_at(self, monotonic_s: float, key: str, **fields: Any) -> None:
+    def add(self, key: str, *, at: float | None = None, **fields: Any) -> None:
+        """Adds an event, now or at a monotonic time in seconds; `fields` are those of `Event`."""
+        monotonic_s = time.monotonic() if at is None else at
         self.all.append(Event(key=key, time_ms=round((monotonic_s + self._offset) * 1000), **fields))
 
     def start_run(self) -> None:
-        """Notes that initialisation ends and the run begins: from here on data may be touched."""
+        """Ends initialisation; from here on data may be touched."""
         self.add("init_stop")
         self._run_start = time.monotonic()
         self.add("run_start")
 
     @property
     def wall_s(self) -> float:
-        """Wall time since run_start, with that of a resumed run before, seconds."""
+        """Wall time since run_start, with that before the run was resumed, seconds."""
         return time.monotonic() - self._run_start + self.resumed_s
 
 

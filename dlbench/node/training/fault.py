@@ -40,11 +40,7 @@ class InjectedFault(TrainingPart):
             yield batch
 
     def around_loss(self, loss: Loss) -> Loss:
-        """Returns a loss that sleeps after each forward pass, by as much as both passes are to take longer.
-
-        The sleep is (compute_factor - 1) x 3 x the forward time just measured, since a backward pass counts as two
-        forward passes. On a GPU the device is synchronised around the forward pass, which costs some overlap.
-        """
+        """Returns a loss that sleeps (compute_factor - 1) x 3 x its time, for which it synchronises a GPU."""
         if not self._acts or self._spec.compute_factor == 1.0:
             return loss
 
@@ -60,7 +56,6 @@ class InjectedFault(TrainingPart):
         return slow
 
     def end_step(self) -> None:
-        """Sleeps `step_delay_s`; called at the end of every step, outside of its phases."""
         self._sleep(self._spec.step_delay_s)
 
     def _sleep(self, seconds: float) -> None:

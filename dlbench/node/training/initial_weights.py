@@ -1,7 +1,4 @@
-"""Initial weights, from a checkpoint of dlbench or from a file in BERT's public layout, read by rank 0.
-
-Only safetensors are read: a pickle can run code of its author.
-"""
+"""Initial weights, read by rank 0 only from safetensors, since a pickle can run code of its author."""
 
 from __future__ import annotations
 
@@ -46,10 +43,12 @@ def _from_own(path: Path, model: nn.Module) -> str:
             raise UserError(f"{KEY} {path}: does not fit: the checkpoint has no {name}")
         if name not in state:
             raise UserError(f"{KEY} {path}: does not fit: this network has no {name}")
-        theirs, ours = tensors[name].shape, state[name].shape
-        is_longer = name == POSITIONS and theirs[1:] == ours[1:] and theirs[0] > ours[0]
-        if theirs != ours and not is_longer:
-            raise UserError(f"{KEY} {path}: does not fit: {name} has shape {list(theirs)}, this network's {list(ours)}")
+        file_shape, network_shape = tensors[name].shape, state[name].shape
+        is_longer = name == POSITIONS and file_shape[1:] == network_shape[1:] and file_shape[0] > network_shape[0]
+        if file_shape != network_shape and not is_longer:
+            raise UserError(
+                f"{KEY} {path}: does not fit: {name} has shape {list(file_shape)}, this network's {list(network_shape)}"
+            )
     with torch.no_grad():
         for name, tensor in state.items():
             if name == POSITIONS:

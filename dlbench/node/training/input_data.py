@@ -1,8 +1,4 @@
-"""The training and the validation data of one rank: staged over all nodes, then opened as its plan says.
-
-The first rank of each node stages it, and all ranks compare progress about twice a second, so that the watchdog tells
-a long staging from a hung one, and the error of one node ends the others at once.
-"""
+"""The training and the validation data of one rank: staged over all nodes, then opened as its plan says."""
 
 from __future__ import annotations
 
@@ -112,14 +108,13 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
             work.cancel()
         raise
     node_status = everyone[place.rank - place.local_rank]
-    problems = node_status["warnings"] if place.local_rank == 0 else []
     staging = Staging(
         plan=plan,
         data=StagedData(plan=plan, folder=Path(node_status["folder"]), evaluates=plan.measure.until == "quality"),
         seconds=time.monotonic() - begun,
         verified=node_status["verified"],
         node=work,
-        problems=problems,
+        problems=node_status["warnings"] if place.local_rank == 0 else [],
     )
     context.events.add("staging_stop")
     if work is not None:
@@ -151,7 +146,7 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
         if pieces != pieces_before:
             pieces_before = pieces
             context.beat("a step of staging")
-        context.status.on_staging(sum(status["copied"] for status in nodes), sum(one["needed"] for one in nodes))
+        context.status.on_staging(sum(status["copied"] for status in nodes), sum(status["needed"] for status in nodes))
 
 
 def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_samples: int) -> Parts:
@@ -186,10 +181,7 @@ def reading_of(context: RankContext) -> RankReading | None:
 def open_training_data(
     context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None = None
 ) -> BatchSource:
-    """Opens the training data of this rank, at the position of a checkpoint's `progress`.
-
-    The same seed gives the same samples in the same order and with the same augmentation, for any number of loader
-    processes. The ranks of a replica read the same samples, a batch for each of them. `reading` chooses readers and
+    """Opens the training data of this rank, at the position of a checkpoint's `progress`. `reading` chooses readers and
     page cache together with the other ranks; without it the plan must give the readers in numbers.
     """
     _require_device(context)
@@ -198,9 +190,7 @@ def open_training_data(
     if train.cuda_graphs != "none":
         model = model.captured(data)
     if data.is_synthetic:
-        device = None
-        if data.synthetic_on == "device":
-            device = context.device
+        device = context.device if data.synthetic_on == "device" else None
         return SyntheticSource(
             model,
             data,
@@ -224,7 +214,7 @@ def open_training_data(
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
-    readers = planned_readers(data) if reading is None else reading.settle(reader, order, batch_size)
+    readers = planned_readers(data) if reading is None else reading.prepare(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -338,7 +328,7 @@ def _exchange(
 def open_validation_data(
     context: RankContext, staging: Staging | None, reading: RankReading | None = None
 ) -> EvaluationSource:
-    """Opens the validation data of this rank, without augmentation, with the readers that `reading` has chosen."""
+    """Opens the validation data of this rank, without augmentation."""
     workload, replica = context.plan.workload, context.replica
     data, train, quality = workload.data, workload.train, workload.quality
     staged_folder = staging.data.validation_source() if staging is not None else None

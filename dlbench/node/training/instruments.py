@@ -1,8 +1,4 @@
-"""The instruments of one rank (spans, profiler, sampler, CPU load), and their part of the record on rank 0.
-
-Nothing here acts within a measured step: profiled windows lie in the warm-up, and the sampler is a separate process.
-Layers are profiled in other steps than the exchange if the warm-up is long enough (`StepSchedule.window`).
-"""
+"""The instruments of one rank (spans, profiler, sampler, CPU load), none of which acts within measured steps."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
+from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT
 from dlbench.node.ranks import RankPlace
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine, MessageSpan
@@ -95,17 +91,17 @@ class RankWatch:
         """Surrounds an interruption of training between two steps, which does not count as measured."""
         was_measuring = self._is_measuring
         if was_measuring:
-            self._tell_measuring(measuring=False)
+            self._set_measuring(measuring=False)
         if self._spans is None:
             yield
         else:
             with self._spans.pause(name):
                 yield
         if was_measuring:
-            self._tell_measuring(measuring=True)
+            self._set_measuring(measuring=True)
 
     def before_warmup(self, step: int) -> None:
-        """Called before each step of the warm-up; at the edges of the window the device is idle."""
+        """Opens or closes the window before a step of the warm-up; at its edges the device is idle."""
         if step == 0:
             self.stage("warm-up")
         if self._layers is None and self._profile is None:
@@ -135,7 +131,6 @@ class RankWatch:
             self._layers.close()
 
     def leave_step(self) -> None:
-        """Ends watching layers until the next step begins."""
         if self._layers is not None:
             self._layers.leave()
 
@@ -152,19 +147,16 @@ class RankWatch:
         for message in self._engine.message_spans():
             self._add_message(message)
         if self._memory is not None:
-            self._add_transfers(self._memory.spans())
+            for step, span in self._memory.spans():
+                # Forward and backward passes are shown by layers and phases.
+                if step in self._schedule.traced and span.kind not in (FORWARD, BACKWARD):
+                    name, track = f"{span.kind}, block {span.block}", _SWAP_TRACKS[span.lane]
+                    self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
         for read in self._source.recent_reads():
             if read.number in self._schedule.traced:
                 self._spans.add(
                     INPUT, "read batch", read.start_ns, read.end_ns, step=read.number, track=read.worker + 1
                 )
-
-    def _add_transfers(self, transfers: list[tuple[int, LaneSpan]]) -> None:
-        for step, span in transfers:
-            # Forward and backward passes are shown by layers and phases.
-            if step in self._schedule.traced and span.kind not in (FORWARD, BACKWARD) and self._spans is not None:
-                name, track = f"{span.kind}, block {span.block}", _SWAP_TRACKS[span.lane]
-                self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
 
     def _add_message(self, message: MessageSpan) -> None:
         step = self._schedule.watch_from + message.step
@@ -183,14 +175,14 @@ class RankWatch:
 
     def begin_measuring(self) -> None:
         self.stage("measuring")
-        self._tell_measuring(measuring=True)
+        self._set_measuring(measuring=True)
 
     def end_training(self) -> None:
         if self._is_measuring:
-            self._tell_measuring(measuring=False)
+            self._set_measuring(measuring=False)
         self.stage("finishing")
 
-    def _tell_measuring(self, *, measuring: bool) -> None:
+    def _set_measuring(self, *, measuring: bool) -> None:
         self._is_measuring = measuring
         self._load.measuring(measuring)
         if self._sampler is not None:
@@ -220,7 +212,6 @@ class RankWatch:
         )
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        """Returns the fields `load` and `watch` of `Record`, on rank 0."""
         ranks = [rank.result for rank in everyone]
         loads = [rank.watch.load for rank in everyone]
         fields: dict[str, Any] = {"load": node_loads(loads, ranks, [rank.node_rank for rank in ranks])}
@@ -245,8 +236,7 @@ class RankWatch:
         return fields
 
     def close(self) -> None:
-        """Closes the file of spans, however the run ended. Whoever started the sampler stops it."""
-        # Spans of a window that is still open are lost: a device that failed does not know them.
+        """Closes the file of spans, however the run ended; spans of an open window are lost."""
         if self._spans is not None:
             self._spans.close()
 
@@ -254,11 +244,8 @@ class RankWatch:
 def accounted_overhead(
     watch: WatchSpec, nodes: Sequence[NodeWatch], ranks: Sequence[RankResult]
 ) -> WatchOverhead | None:
-    """Returns an upper limit of the share of time that sampling cost; None if it is not known.
-
-    For each node it is the sampler's CPU time within the measured steps over the time of these steps, as if the slowest
-    rank had waited for all of it; the worst node gives value and upper end. The lower end is 0: a sampler on an idle
-    core costs nothing.
+    """Returns an upper limit of the share of time that sampling cost; None if it is not known. For the worst node, it
+    is the sampler's CPU time over the time of the measured steps, as if the slowest rank had waited for all of it.
     """
     if not watch.is_on:
         return None

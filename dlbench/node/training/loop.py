@@ -1,8 +1,4 @@
-"""The measured loop: plain training with time stamps between its phases.
-
-Warm-up and measured steps run the same code. On a GPU the loop synchronises within steps only if the plan sets phases
-to synchronised; between steps, only when training pauses or collects garbage.
-"""
+"""The measured loop: plain training with time stamps between its phases, the same code in the warm-up."""
 
 from __future__ import annotations
 
@@ -64,11 +60,9 @@ class TrainingLoop:
         self._settle = hooks_of(state.parts, "settle")
         self._before_update = hooks_of(state.parts, "before_update")
         self._end_step = hooks_of(state.parts, "end_step")
-        self._is_queued = timer.clock == "cuda-events"
-        """True if the device runs work that the host queues: then rows also say how long it waited for the host."""
+        self._is_queued = timer.clock == "cuda-events"  # The device runs work that the host queues: it may wait for it.
         self._pauses, self._pacing = pauses, pacing
-        self._maintenance_interval = COLLECT_EVERY
-        """Measured steps between two collections of garbage, at which ranks also check for a stop request."""
+        self._maintenance_interval = COLLECT_EVERY  # Measured steps between two collections and checks for a stop.
         self._is_measuring = False
         self.result = LoopResult()
         self._garbage = self.result.garbage
@@ -107,7 +101,7 @@ class TrainingLoop:
             timer.begin()
             samples, loss = self._step(schedule.first + step)
             timer.finish(samples, loss)
-            self._keep(timer.collect(wait=False))
+            self._record_steps(timer.collect(wait=False))
             if self._ends_after(schedule.first + step + 1):
                 break
         self._drain()
@@ -171,7 +165,7 @@ class TrainingLoop:
         for settle in self._settle:
             settle()
         self._timer.close()
-        self._keep(self._timer.collect(wait=True))
+        self._record_steps(self._timer.collect(wait=True))
         self._writer.flush()
 
     def _ends_after(self, done: int) -> bool:
@@ -179,30 +173,30 @@ class TrainingLoop:
         state, schedule = self._state, self._schedule
         if self._pauses is not None:
             self._pauses.writer.require_well()
-        crosses = done < schedule.end and state.source.is_between_epochs  # the same on all ranks after the same step
-        pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
-        collects = (
+        is_new_epoch = done < schedule.end and state.source.is_between_epochs  # after the same step on all ranks
+        has_pause = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
+        is_collection_due = (
             self._is_measuring
             and done < schedule.end
             and done - schedule.first - self._collected >= self._maintenance_interval
         )
-        stops = crosses or collects or (pauses and schedule.stops(done))
-        if stops:  # the end of an epoch is only noted; the device need not be waited for
+        # The end of an epoch is only noted; the device need not be waited for.
+        is_interrupted = is_new_epoch or is_collection_due or (has_pause and schedule.stops(done))
+        interruption: AbstractContextManager[object] = nullcontext()
+        if is_interrupted:
             self._drain()
             self._context.watch.leave_step()
             self._collected = done - schedule.first
-        interruption: AbstractContextManager[object] = nullcontext()
-        if stops:
             interruption = self._garbage.between_steps()
         with interruption:
-            ends = pauses and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
-            if state.reading is not None and crosses and not ends:
+            ends = has_pause and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
+            if state.reading is not None and is_new_epoch and not ends:
                 with self._context.watch.pause("cold cache"):
                     state.reading.between_epochs()
                     state.source.begin_epoch()
-            if stops and not ends and self._pauses is not None:
+            if is_interrupted and not ends and self._pauses is not None:
                 self._pauses.check_preemption(done, self.result.spent_ns / 1e9)
-        if stops:
+        if is_interrupted:
             self._context.engine.barrier()
         return ends
 
@@ -241,7 +235,7 @@ class TrainingLoop:
         return batch
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward passes over the parts of a batch; returns its mean loss."""
+        """Runs forward and backward passes over the parts of a batch; returns its mean loss."""
         state, timer = self._state, self._timer
         num_parts = self._train.gradient_accumulation
         losses: list[torch.Tensor] = []
@@ -287,7 +281,7 @@ class TrainingLoop:
         self._context.engine.step(state.precision.update)
         state.optimizer.zero_grad()
 
-    def _keep(self, done: list[StepTimes]) -> None:
+    def _record_steps(self, done: list[StepTimes]) -> None:
         result = self.result
         for step in done:
             samples, loss, step_ns = step.samples, step.loss, step.step_ns

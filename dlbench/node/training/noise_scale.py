@@ -1,12 +1,11 @@
 """Gradient noise scale, from gradients of two batch sizes.
 
 McCandlish, Kaplan, Amodei, "An Empirical Model of Large-Batch Training" (2018), appendix A.1. With the squared norm of
-a gradient over b samples, E|G_b|^2 = |G|^2 + tr(S) / b, two batch sizes give both unknowns::
+a gradient over b samples, E|G_b|^2 = |G|^2 + tr(S) / b, batch sizes b (one backward pass) and B (global) give both::
 
     |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)        tr(S) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)
 
-and the noise scale is tr(S) / |G|^2. Both are averaged over steps before they are divided. The small batch is that of
-one backward pass, before gradient synchronisation; the large one is the global batch.
+and the noise scale is tr(S) / |G|^2. Both are averaged over steps before they are divided.
 """
 
 from __future__ import annotations
@@ -36,16 +35,13 @@ class NoiseProbe(TrainingPart):
         self.small: list[torch.Tensor] = []
         self.large: list[torch.Tensor] = []
 
-    def watch(self, model: nn.Module) -> None:
-        """Hooks itself to the gradients, before the engine's own hooks, which start the exchange."""
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in self._parameters:
-            parameter.register_hook(self._see)  # type: ignore[no-untyped-call]
-
     def before_wrap(self, passes: TrialPasses) -> None:
-        self.watch(passes.model)
+        """Hooks itself to the gradients, before the engine's own hooks, which start the exchange."""
+        self._parameters = [parameter for parameter in passes.model.parameters() if parameter.requires_grad]
+        for parameter in self._parameters:
+            parameter.register_hook(self._add_norm)  # type: ignore[no-untyped-call]
 
-    def _see(self, gradient: torch.Tensor) -> None:
+    def _add_norm(self, gradient: torch.Tensor) -> None:
         self._local.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square())
 
     def after_wrap(self, passes: TrialPasses, wrapped: nn.Module) -> None:

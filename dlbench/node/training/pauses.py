@@ -1,11 +1,6 @@
-"""Work between steps: evaluations, checkpoints, epoch events and stop requests.
-
-One checkpoint is written at a time, by a thread of rank 0 during training; the next one, the end of training and a stop
-request wait for it.
-
-SIGUSR1 asks a run to stop; Slurm sends it before a time limit or a preemption (sbatch(1), --signal). It is blocked in
-every rank and its child processes (`dlbench.supervisor`) and stays pending until ranks check for it, where training is
-interrupted anyway. Ranks may get it at different times or not at all, so they agree, and all stop after the same step.
+"""Work between steps: evaluations, checkpoints, epoch events and stop requests. Slurm sends SIGUSR1 before a time limit
+or a preemption (sbatch(1), --signal); `dlbench.supervisor` blocks it in every rank, and ranks check whether any of them
+has it pending, so that all stop after the same step.
 """
 
 from __future__ import annotations
@@ -39,6 +34,9 @@ from dlbench.node.training.checkpoint import (
 )
 from dlbench.node.training.context import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
+
+# Least number of checks for a stop request between warning and time limit, which leaves most of it to the checkpoint.
+CHECKS_IN_WARNING = 4
 
 
 def finite_or_none(number: float) -> float | None:
@@ -101,10 +99,7 @@ class Pauses:
             self._events.add("epoch_start", epoch=schedule.whole_epochs(schedule.first) + 1, step=schedule.first)
 
     def __call__(self, done: int, spent_s: float) -> bool:
-        """Acts after `done` steps; returns True if training should end: the target is met, or these were all steps.
-
-        An epoch in which training ends is closed after the last evaluation, with the samples trained until then.
-        """
+        """Acts after `done` steps; returns True if training should end: the target is met, or these were all steps."""
         schedule = self._schedule
         ends, ends_epoch = done >= schedule.end, schedule.ends_epoch(done)
         epoch, samples = schedule.whole_epochs(done), done * schedule.global_batch
@@ -195,21 +190,21 @@ class Pauses:
 
     def _await_write(self, gather: Callable[[Any], list[Any]]) -> None:
         """Makes all ranks wait until the checkpoint is written; the stall timeout starts again with each piece."""
-        follow(self._write_progress, gather, partial(self._context.beat, "a piece of a checkpoint"))
-        self.writer.require_well()
 
-    def _write_progress(self) -> tuple[bool, int]:
-        return self.writer.wait(TURN_S), self.writer.pieces
+        def poll() -> tuple[bool, int]:
+            return self.writer.wait(TURN_S), self.writer.pieces
+
+        follow(poll, gather, partial(self._context.beat, "a piece of a checkpoint"))
+        self.writer.require_well()
 
     def close(self) -> None:
         """Waits for this rank's checkpoint, however training ended; prints an error instead of raising it."""
         try:
-            self._await_write(_gather_from_self)
+            self._await_write(lambda content: [content])
         except Exception as error:  # something else ended training already
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields of `Record` about quality and checkpoints."""
         checkpoints = sorted(path.name for path in self._context.folder.checkpoints.glob("step-*"))
         writes = self.writer.writes
         return {"quality": self.result(), "checkpoints": checkpoints, "checkpoint_writes": writes}
@@ -238,15 +233,6 @@ class Pauses:
             train_samples=self._state.source.num_samples,
             **fields,
         )
-
-
-def _gather_from_self(content: Any) -> list[Any]:
-    return [content]
-
-
-CHECKS_IN_WARNING = 4
-"""Least number of checks for a stop request between warning and time limit, so that most of it is left for the
-checkpoint."""
 
 
 class StoppedEarlyError(Exception):

@@ -1,26 +1,18 @@
 """Marks the ends of a step's phases: with the monotonic clock on a CPU, with CUDA events on a GPU.
 
-On a GPU an event only enters the stream's queue, so nothing waits for it; times are read steps
-later, when the events have passed. The input wait measured so is the part the GPU really idled.
+On a GPU events only enter the stream's queue; their times are read steps later, without waiting. When the device is
+idle between steps, an event is tied to CLOCK_MONOTONIC (`dlbench.node.sync.timing.anchored`), and starts are summed up
+from there: a float32 of milliseconds, as CUDA gives it, resolves 8 ns in a step, but 62 us ten minutes after an anchor.
 
-**Steps on the host's clock.** Whenever the device is idle between steps, an event is tied to CLOCK_MONOTONIC
-(`dlbench.node.sync.timing.anchored`); from there starts are summed up step by step, so that steps neither overlap nor
-leave gaps. CUDA gives the time between two events as a float32 of milliseconds, which resolves 8 nanoseconds within a
-step of 100 ms, but only 62 microseconds ten minutes after the anchor. `clock_error_ns` bounds the drift of both clocks.
-
-**How long the device waited for the host.** The host's clock is read at each mark too. Kernels of a stream run in
-order, so once the host has queued the last of a phase, the device is busy until the phase ends. With h the host's and d
-the device's time of a mark, all idle time of a phase lies between the end of the phase before and the host's last call:
+How long the device waited for the host: with h the host's and d the device's time of a mark, all idle time of a phase
+lies between the end of the phase before and the host's last call, because kernels of a stream run in order::
 
     idle of a phase  <=  min(d_k - d_(k-1), max(0, h_k + delay - d_(k-1)))
 
-`delay` is the time from recording an event until the host knows that it passed, measured at anchors. If the bound is 0,
-d_k - d_(k-1) is the time of the kernels alone. `hold_back` makes such steps in the warm-up: the device sleeps while the
-host queues. `dlbench.analysis.launching` computes the idle time of measured steps from both.
-
-**How long it sleeps.** A `hold_back` begins a section of a step: two for each part of a batch (gradient accumulation),
-and one for the update. Before each section the device sleeps for twice the time (with `delay`) that the host needed for
-its calls in the last step before the held ones, and not at all if the host was ahead of the device.
+`delay` is the time from recording an event until the host knows that it passed. If the bound is 0, the phase is the
+time of its kernels alone. `hold_back` makes such steps in the warm-up: before each section of a step (two for each part
+of a batch, one for the update) the device sleeps for twice the time that the host needed for its calls in the last step
+before. `dlbench.analysis.launching` computes the idle time of measured steps from both.
 """
 
 from __future__ import annotations
@@ -40,13 +32,8 @@ INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
 _LAUNCHED = tuple(PHASES.index(phase) for phase in LAUNCHED)
 _launches = itemgetter(*_LAUNCHED)
 
-_HOLD_FACTOR = 2
-"""Sleep of the device over the host's time for the same section before, since the time of calls varies. If it is too
-short, the bound of the phase is not 0, and its time does not count as that of its kernels."""
-
-_LONGEST_HOLD_NS = 1_000_000_000
-"""Longest sleep before one section. Launches do not need more: they take microseconds each, and the launch queue holds
-about a thousand of them."""
+_HOLD_FACTOR = 2  # Sleep of the device over the host's last time for a section; if it is too short, the bound is not 0.
+_LONGEST_HOLD_NS = 1_000_000_000  # Longest sleep before a section; the launch queue holds about 1,000 calls of some us.
 
 
 class StepTimes(NamedTuple):
@@ -292,8 +279,7 @@ class CudaTimer:
 
 
 def _nanoseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
-    # Events resolve about half a microsecond; elapsed_time is in milliseconds, a float32 of CUDA's.
-    milliseconds: float = start.elapsed_time(end)
+    milliseconds: float = start.elapsed_time(end)  # resolves about half a microsecond
     return round(milliseconds * 1e6)
 
 

@@ -1,8 +1,6 @@
 """Precision of a step (fp32, tf32, or autocast to bf16 or fp16) and choice of kernels (cuDNN's search, memory format).
-
-Under autocast weights, gradients and optimizer stay in fp32. With fp16 the loss is scaled up before the backward pass
-and gradients are scaled down after the exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
-A step whose gradients overflow is skipped on all ranks, because the exchange gives an infinity to all of them.
+With fp16 the loss is scaled (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2), and a step whose
+gradients overflow is skipped on all ranks, because the exchange gives an infinity to all of them.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class Precision(TrainingPart):
                     "numerics"
                 )
             raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
-        self.is_emulated = bool(lacking)
-        """True if torch emulates the precision with fp32 arithmetic, which `train.allow_emulation` allows."""
+        self.is_emulated = bool(lacking)  # torch emulates the precision in fp32 (`train.allow_emulation`).
         self._doubts = []
         if lacking:
             self._doubts.append(f"{spec.precision} was emulated, so its speed is not meaningful: {lacking}")
@@ -139,7 +136,7 @@ class Precision(TrainingPart):
         return {name: float(number) for name, number in self._scaler.state_dict().items()}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restores the state of a checkpoint; one without loss scaling changes nothing."""
+        """Restores the state of loss scaling from a checkpoint, if both have it."""
         if self._scaler is not None and state:
             counts = {name: int(state[name]) for name in ("growth_interval", "_growth_tracker") if name in state}
             self._scaler.load_state_dict(state | counts)
@@ -177,6 +174,8 @@ class Kernels(TrainingPart):
             )
         # Shapes are the same in each step, so that the search of the first step is valid for all.
         torch.backends.cudnn.benchmark = device.type == "cuda" and benchmark != "off" and self._model.has_convolutions
+        # Some engines take only contiguous tensors; then one rank has them too, for comparable runs.
+        self._weights = "contiguous" if plan.engine.kind.contiguous_only else self._model.order
         self._observed: Callable[[], list[Setting]] = list
 
     def placed(self, model: nn.Module) -> nn.Module:
@@ -185,15 +184,6 @@ class Kernels(TrainingPart):
         if self._weights == "channels-last":
             placed.to(memory_format=network_of(self._model).channels_last)  # type: ignore[call-overload]  # in place
         return placed
-
-    @property
-    def _weights(self) -> str:
-        return "contiguous" if self._is_contiguous else self._model.order
-
-    @property
-    def _is_contiguous(self) -> bool:
-        """True if the engine takes only contiguous tensors; then one rank has them too, for comparable runs."""
-        return self._plan.engine.kind.contiguous_only
 
     def around_loss(self, loss: Loss) -> Loss:
         """Returns the same loss, whose calls are observed if the network has settings to record."""
@@ -219,7 +209,7 @@ class Kernels(TrainingPart):
             settings.append(Setting(key=key, requested="fused", effective="fused", evidence=evidence))
         if self._model.order == "channels-last":
             evidence = "weights and gradients have the memory format of activations"
-            if self._is_contiguous:
+            if self._weights == "contiguous":
                 evidence = f"{self._plan.engine.kind.title} takes only contiguous tensors"
             key = "model.memory_format.weights"
             settings.append(Setting(key=key, requested=None, effective=self._weights, evidence=evidence))

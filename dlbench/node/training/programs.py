@@ -1,18 +1,9 @@
-"""The network as programs: `train.compile` and `train.cuda_graphs`. Evaluations run the eager network.
-
-**torch.compile** compiles the network or, if a plan swaps or recomputes activations, each block. A whole network is
-compiled in place, so that its parameters keep their names, and within DDP's forward pass, which makes torch split the
-backward pass where a bucket of gradients is full; that is a stage before the first step. Blocks are compiled in the
-first steps of the warm-up. On a CPU torch 2.13 has one mode: reduce-overhead differs from default only by CUDA graphs
-(`list_mode_options`), and max-autotune searches templates of matrix products on a CPU only for constant weights
-(`use_cpp_gemm_template` in _inductor/utils.py). torch caches programs in files on the node (TORCHINDUCTOR_CACHE_DIR),
-so that later runs of a series load those of the first, and their records say so.
-
-**CUDA graphs** capture forward and backward pass once and replay them in every step.
-`torch.cuda.make_graphed_callables` captures the network before the engine wraps it, as DDP's notes on CUDA graphs
-require, with autocast's casts but without its cache, which would not outlive the capture. The copy of the batch, the
-loss, gradient synchronisation and the update are not captured; they write parameters, buffers and inputs in place.
-Dropout draws new numbers in each replay.
+"""The network as programs: `train.compile` and `train.cuda_graphs`. Evaluations run the eager network. A whole network
+is compiled before the first step, in place and within DDP's forward pass, so that torch splits the backward pass where
+a bucket of gradients is full; torch caches programs in files on the node (TORCHINDUCTOR_CACHE_DIR), for later runs.
+CUDA graphs capture forward and backward pass before the engine wraps the network, as DDP's notes on them require; they
+do not capture copy of the batch, loss, gradient synchronisation and update. Dropout draws new numbers in each
+replay.
 """
 
 from __future__ import annotations
@@ -114,12 +105,10 @@ class Compilation(TrainingPart):
         model.compile(dynamic=False, mode=self._mode)
 
     def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function of one block, compiled at its first call."""
         compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
         return compiled
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """Returns a context in which the network runs eagerly, since an evaluation needs no second program."""
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
 

@@ -1,8 +1,5 @@
-"""Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs.
-
-The first rank of each node collects the others' statuses at an abstract Unix socket and writes one file for the node,
-between stages and never in measured steps: a thousand ranks that each update a file would load the metadata server. If
-a rank ends without reporting, its supervisor writes its last status (`dlbench.final_status`).
+"""Progress of a rank: status files, progress lines of rank 0, and the watchdog that ends a rank that hangs. The first
+rank of each node writes one file for the node, to spare the metadata server, and never in measured steps.
 """
 
 from __future__ import annotations
@@ -45,21 +42,14 @@ _STEP_PLACEHOLDER = -9_007_199_254_740_991  # Replaced in the text by the step t
 LAST_RESORT_S = 30  # Seconds that the status of a stalled rank may take to write.
 _MESSAGE_BYTES = 1 << 16
 _POLL_S = 0.002
+# Seconds that a node's first rank waits for statuses of stages that all ranks enter together, outside of measured time.
 _MEET_S = {"measuring": 0.5, "done": 2.0}
-"""Seconds that the first rank waits for the statuses of the others in stages that all enter together. They are not
-measured: a barrier follows the one stage, and the other is the end."""
-ALONE_AFTER_S = 5.0
-"""Seconds after which a rank that cannot reach its node's first rank writes its own file; containers may have separate
-networks."""
+ALONE_AFTER_S = 5.0  # Seconds until a rank that cannot reach its node's first rank (containers) writes its own file.
 ENDED = ("done", "failed")
 
 
 class ProgressReporter:
-    """Reports the step of training, or the point of the collective benchmark.
-
-    One rank of the node writes a file at the begin of a stage; within a stage, each rank notes its step in memory
-    (`dlbench.final_status`).
-    """
+    """Reports the step of training, or the point of the collective benchmark, and the stage."""
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, place: RankPlace) -> None:
         self._run_id = plan.run_id
@@ -96,7 +86,7 @@ class ProgressReporter:
         with self._lock:
             self.stage = stage
             self._note()
-            self._node.say(self._status(exit_code=exit_code))
+            self._node.report(self._status(exit_code=exit_code))
             if stage == "done":
                 self._node.close()
                 if self._final is not None:
@@ -104,18 +94,13 @@ class ProgressReporter:
         self._log(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
-        """Writes to disk that this rank failed; only the first call has an effect."""
         failed_at = utc_now()  # before the lock, which another thread may hold while it writes to a slow disk
         with self._lock:
             if self.stage == "failed":
                 return
             self.stage = "failed"
-            failure: dict[str, Any] = {
-                "reason": reason,
-                "exit_code": exit_code,
-                "failed_at": failed_at,
-                "failure": kind,
-            }
+            failure: dict[str, Any] = {"reason": reason, "exit_code": exit_code, "failed_at": failed_at}
+            failure["failure"] = kind
             self._note(**failure)
             write_status(self._folder, self._status(**failure))
             if self._final is not None:
@@ -136,7 +121,7 @@ class ProgressReporter:
         self._log_periodically(self.stage)
 
     def on_staging(self, staged: int, total: int) -> None:
-        """Reports how many bytes were staged of the total over all nodes; 0 of 0 at the start."""
+        """Reports the staged bytes and the total over all nodes; 0 of 0 at the start."""
         if self.stage != "staging":
             self.enter("staging")
             return
@@ -146,7 +131,6 @@ class ProgressReporter:
         self._log_periodically(text)
 
     def on_point(self, number: int, total: int, text: str) -> None:
-        """Reports the begin of a point of the collective benchmark, by number from 0 and name."""
         self.step, self._total = number, total
         if self._final is not None:
             self._final.step(number)
@@ -205,7 +189,7 @@ class ProgressReporter:
 
 
 class Watchdog:
-    """A thread that ends the process if `beat` was not called within `timeout_s`; it checks once a second."""
+    """Ends the process if `beat` was not called within `timeout_s`; checks once a second, in a thread."""
 
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
         """`on_stall` is called with the reason in one line, before the process ends with exit code 124."""
@@ -254,7 +238,7 @@ class NodeStatus:
         if self._is_first and place.local_size > 1:
             self._listener = self._listen()
 
-    def say(self, status: RankStatus) -> None:
+    def report(self, status: RankStatus) -> None:
         """Writes the status of the node on its first rank; the others send theirs, or write their own file."""
         if self._is_first:
             self._statuses[status.rank] = status
@@ -267,19 +251,19 @@ class NodeStatus:
                 time.sleep(_POLL_S)
                 self._collect()
             self._write()
-        elif not self._sent(status):
+        elif not self._send(status):
             self._unsent = (time.monotonic(), status)
             if status.stage in _MEET_S:
                 self._write_alone()
 
     def tick(self) -> None:
-        """Writes or sends statuses that are still pending; called about once a second outside of measured steps."""
+        """Writes or sends pending statuses; called about once a second outside of measured steps."""
         if self._is_first:
             if self._collect():
                 self._write()
         elif self._unsent is not None:
             since, status = self._unsent
-            if self._sent(status):
+            if self._send(status):
                 self._unsent = None
             elif time.monotonic() - since > ALONE_AFTER_S:
                 self._write_alone()
@@ -325,9 +309,9 @@ class NodeStatus:
                     self._others.append(connection)
                 else:
                     connection.close()
-        return sum(self._hear(connection) for connection in tuple(self._others)) > 0
+        return sum(self._receive(connection) for connection in tuple(self._others)) > 0
 
-    def _hear(self, connection: socket.socket) -> bool:
+    def _receive(self, connection: socket.socket) -> bool:
         is_new = False
         while True:
             try:
@@ -345,7 +329,7 @@ class NodeStatus:
                 self._statuses[status.rank] = status
                 is_new = True
 
-    def _sent(self, status: RankStatus) -> bool:
+    def _send(self, status: RankStatus) -> bool:
         message = json.dumps(status.model_dump(mode="json")).encode()
         if self._connection is None:
             self._connection = self._connect()

@@ -1,8 +1,4 @@
-"""A rank from plan to record.
-
-`Rank.train` runs everything in order: network, optimizer, checkpoint, data, steps, record. Optional features of a plan
-are `TrainingPart`s; `TrainingLoop` runs the steps, and `Pauses` the work between them.
-"""
+"""A rank from plan to record: `Rank.train` runs everything in order; optional features are `TrainingPart`s."""
 
 from __future__ import annotations
 
@@ -179,7 +175,7 @@ class Rank(TrainedRank):
         return first
 
     def resume(self, checkpoint: str | None) -> None:
-        """Loads the checkpoint, if any; then initialisation ends and the run starts."""
+        """Loads the checkpoint, if any, and ends initialisation."""
         context, engine, plan = self.context, self.context.engine, self.context.plan
         if checkpoint is not None:
             self.resumed = Checkpoint.on_all_ranks(
@@ -257,21 +253,17 @@ class Rank(TrainedRank):
         needed = checkpoint_bytes(plan, place.rank, self.model)
         check_room = partial(require_room, purpose=SETTING, place=place, gather=gather, checkpoint_bytes=needed)
         trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
-        whole_steps = 0
-        if plan.sync.is_own:
-            # dlbench's exchange moves its buffers, of which gradients are views, after some of its first steps.
-            whole_steps = MGWFBP_STEPS
         return HostUpdater(
             self.model,
             self.optimizer,
             spec,
             host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat),
             overlaps=train.compile == "none",
-            whole_steps=whole_steps,
+            # dlbench's exchange moves its buffers, of which gradients are views, after some of its first steps.
+            whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
         )
 
     def run_steps(self) -> None:
-        """Runs all steps, and the pauses between them."""
         context, engine, schedule = self.context, self.context.engine, self.schedule
         if schedule.evaluate_every is not None:
             self.validation = open_validation_data(context, self.staging, self.reading)
@@ -327,7 +319,7 @@ class Rank(TrainedRank):
         self.context.warnings += part.doubts
 
     def close(self) -> None:
-        """Ends threads and processes and closes files, except staged data and the exchange of samples."""
+        """Ends threads and processes, except the exchange of samples, and keeps staged data."""
         self._closing.close()
 
     def close_exchange(self) -> None:
@@ -369,10 +361,8 @@ class Rank(TrainedRank):
             if train.optimizer_state == "device":
                 state_bytes = missing_state_bytes(self.model, self.optimizer, train.optimizer)
             trial = self.passes
-            passes = fits_in_memory(
-                *(self.model, trial.loss_of, trial.batch_of), context.device, state_bytes, context.beat
-            )
-            fit = largest_batch(passes, trial.samples)
+            limits = context.device, state_bytes, context.beat
+            fit = largest_batch(fits_in_memory(self.model, trial.loss_of, trial.batch_of, *limits), trial.samples)
         return out_of_memory(
             *(words, fit),
             rank=context.place.rank,

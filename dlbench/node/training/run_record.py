@@ -49,6 +49,9 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import Workload
 from dlbench.units import counted, first_of, utc_now
 
+MOST_NAMED = 20  # Most unreadable samples of a rank that the record names.
+_OF_ONE_GPU = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffled:
@@ -150,10 +153,6 @@ def samples_check(shuffle: ShuffleResult, *, replaced: int) -> Check:
     return Check(name=name, passed=True, detail=detail)
 
 
-MOST_NAMED = 20  # Most unreadable samples of a rank that the record names.
-_OF_ONE_GPU = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-
-
 class TrainedRank(TrainState):
     """A rank that has trained; it makes its summary and, on rank 0, the record, to which each part adds fields."""
 
@@ -185,9 +184,7 @@ class TrainedRank(TrainState):
             )
         for part in self.parts:
             warnings += part.warnings
-        nccl = None
-        if context.nccl is not None:
-            nccl = context.nccl.read()
+        nccl = context.nccl.read() if context.nccl is not None else None
         facts = environment.capture(warnings, withheld=context.plan.system.launch.referenced)
         facts |= torch_facts(warnings, context.device)
         if self.allocator is not None:
@@ -205,7 +202,6 @@ class TrainedRank(TrainState):
         return {**fields, "warnings": tuple(warnings)}
 
     def rank_result(self) -> RankResult:
-        """Returns this rank's part of the record."""
         context, steps, device = self.context, self.steps, self.context.device
         place, binding, losses = context.place, context.binding, self.steps.losses
         failures = list(self.source.failures)
@@ -249,7 +245,6 @@ class TrainedRank(TrainState):
         )
 
     def settings(self, shuffle: Shuffled) -> list[Setting]:
-        """Returns the settings as requested and as effective; called by all ranks."""
         context, plan = self.context, self.context.plan
         settings = [*context.engine.settings(), *shuffle.settings]
         if isinstance(self.source, SyntheticSource):
@@ -359,14 +354,11 @@ class TrainedRank(TrainState):
 def pinned_apart(everyone: Sequence[RankSummary], cores_per_rank: int) -> tuple[list[RankSummary], tuple[str, ...]]:
     """Returns the summaries with `pinned` true only for ranks that share no cores, and warnings about shared cores."""
     results = [rank.result for rank in everyone]
-    sharing = check_sharing(
-        [
-            RankCores(
-                rank=result.rank, host=result.host, cores=result.cores, threads=cores_per_rank, pinned=result.pinned
-            )
-            for result in results
-        ]
-    )
+    masks = []
+    for rank in results:
+        mask = RankCores(rank=rank.rank, host=rank.host, cores=rank.cores, threads=cores_per_rank, pinned=rank.pinned)
+        masks.append(mask)
+    sharing = check_sharing(masks)
     summaries = []
     for summary, result in zip(everyone, results, strict=True):
         checked = result.model_copy(update={"pinned": result.rank in sharing.pinned})

@@ -1,7 +1,4 @@
-"""The rank's side of the sampler of its node, and limits of the bytes that ranks may write.
-
-A failing sampler never fails a run or makes it wait without a limit; `problem` has the reason.
-"""
+"""The rank's side of the sampler of its node, and limits of the bytes that ranks may write."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
 
 
 class SamplerProcess:
-    """A sampler and the two pipes to it. `command` starts it."""
+    """A sampler and the two pipes to it; if it fails, the run continues, and `problem` has the reason."""
 
     def __init__(self, order: SamplerOrder, command: Sequence[str] = COMMAND) -> None:
         self._order = order
@@ -114,14 +111,14 @@ class SamplerProcess:
         self._send(self._order.to_line())
 
     def measuring(self, on: bool) -> None:
-        self._tell({"measuring": on})
+        self._send_command({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
         """Ends sampling and returns the sampler's summary, None if there is a `problem`."""
         process = self._process
         if process is None or self.problem:
             return None
-        self._tell({"finish": True})
+        self._send_command({"finish": True})
         line = self._answer(process, timeout_s)
         if not line:
             return None
@@ -160,12 +157,12 @@ class SamplerProcess:
                 return b""
             received = os.read(process.stdout.fileno(), 65536)
             if not received:
-                self._ended(process)
+                self._fail_ended(process)
                 return b""
             answer += received
         return answer
 
-    def _tell(self, command: dict[str, Any]) -> None:
+    def _send_command(self, command: dict[str, Any]) -> None:
         if self._process is not None and not self.problem:
             self._send(json.dumps(command).encode() + b"\n")
 
@@ -174,9 +171,9 @@ class SamplerProcess:
         assert process is not None
         written = _write(process, line)
         if written is None:
-            self._ended(process)
+            self._fail_ended(process)
         elif written < len(line):
-            self._fail("does not read its commands, and was ignored from then on")
+            self._fail("does not read its commands, and is not used any more")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Waits for the sampler's end and returns its exit code; None and a `problem` if it cannot be killed."""
@@ -190,7 +187,7 @@ class SamplerProcess:
             self._fail(f"process {process.pid} could not be killed and still exists; it may hang in a driver")
             return None
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _fail_ended(self, process: subprocess.Popen[bytes]) -> None:
         code = self._wait(process)
         if code is None:
             return

@@ -1,15 +1,12 @@
 """Comparison of clocks over TCP: during the whole run, samplers ask that of node 0 for the time.
 
-Messages have fixed sizes. A connection begins with a greeting (mark, SHA-256 of the run's token); a wrong one is
-closed. Then each request, a number, is answered with the number and two readings of node 0's clock: right after the
-request arrived and right before the answer leaves. Connections are served one after another, since nodes that ask at
-the same time would measure each other's queue.
+A connection begins with a greeting (mark, SHA-256 of the run's token). Each request, a number, is answered with the
+number and two readings of node 0's clock. Connections are served one after another, since nodes that ask at the same
+time would measure each other's queue.
 
-The offset of two clocks has a strict bound: Cristian, Probabilistic Clock Synchronization, Distributed Computing 3,
-1989; four time stamps as in RFC 5905, section 8. The request leaves at t0 (own clock) and arrives at t1 (the other's);
-the answer leaves at t2 (the other's) and arrives at t3 (own). No message goes back in time, so the offset lies between
-t2 - t3 and t1 - t0, for any asymmetry of the two messages. The middle is the estimate, half the width its bound, and
-the exchange with the shortest round trip the best one.
+The offset has a strict bound: Cristian, Probabilistic Clock Synchronization, Distributed Computing 3, 1989; four time
+stamps as in RFC 5905, section 8. No message goes back in time, so the offset lies between t2 - t3 and t1 - t0
+(`Exchange`), for any asymmetry of the two messages; the exchange with the shortest round trip is the best one.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ WAIT_S = 180.0  # Seconds that samplers wait for node 0's address; shared file s
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 
+# Largest difference of the rates of two clocks, parts per million: MAXFREQ, RFC 5905, appendix A.1.1.
 MAX_DRIFT_PPM = 500
-"""Largest difference of the rates of two clocks, parts per million: MAXFREQ, RFC 5905, appendix A.1.1. Drift while a
-message travels is added to the bound."""
-
 WIDE = 10  # Estimates whose bound is this many times the narrowest one are dropped.
 
 
@@ -275,7 +270,6 @@ class ClockFollower:
             self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
 
     def _await_place(self) -> tuple[str, int] | None:
-        """Waits for node 0's address and port of this start of the run."""
         deadline = time.monotonic() + WAIT_S
         while True:
             # Polls once more after the end was requested, so that a run of seconds has at least one estimate.

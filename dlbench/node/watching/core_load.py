@@ -1,8 +1,6 @@
-"""CPU time of ranks and of other processes on the ranks' cores within the measured steps.
-
-The kernel counts CPU time by core (/proc/stat, proc(5)) and by process. The difference is the time of others: another
-job, a daemon, a compiler. Interrupts are not counted, since ranks' messages cause some. Counters are read only at the
-edges of the measured steps.
+"""CPU time of ranks and of other processes on the ranks' cores within the measured steps: the difference of the
+kernel's counters by core (/proc/stat, proc(5)) and by process. Interrupts are not counted, since ranks' messages cause
+some.
 """
 
 from __future__ import annotations
@@ -10,12 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dlbench.node.cores import RankCores
+from dlbench.records.record import RankResult
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -119,23 +119,11 @@ def _own_s() -> float:
     return used_s
 
 
-class PlacedRank(Protocol):
-    """A rank with its host and cores."""
-
-    @property
-    def host(self) -> str:
-        """Host name."""
-
-    @property
-    def cores(self) -> Collection[int]:
-        """Cores that it may run on."""
-
-
 def node_loads(
-    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[PlacedRank], node_ranks: Sequence[int]
+    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult | RankCores], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
     """Returns the load of each node's cores, from `CoreLoad.summary` of every rank, in the order of `ranks`."""
-    nodes: dict[int, list[tuple[PlacedRank, Mapping[str, Any]]]] = {}
+    nodes: dict[int, list[tuple[RankResult | RankCores, Mapping[str, Any]]]] = {}
     for number, rank, summary in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, summary))
     loads = []

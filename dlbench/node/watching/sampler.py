@@ -1,12 +1,7 @@
-"""``python -m dlbench.node.watching.sampler``: the sampler process of one node.
-
-It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each:
-`{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` to end sampling and print a
-summary (one line, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. Node 0's answers
-requests for its clock until then. It writes all samples however it ends, except by SIGKILL; if its rank was killed,
-the kernel sends SIGTERM.
-
-It imports neither torch nor numpy nor pandas, since it shares memory and cores with the ranks.
+"""``python -m dlbench.node.watching.sampler``: the sampler process of one node. It reads its order from standard input
+(`SamplerOrder`, one line) and then commands, a line of JSON each: `measuring`, `finish` (prints a
+`records.watch.NodeWatch`), `stop`. It imports neither torch nor numpy nor pandas, since it shares memory and cores with
+the ranks.
 """
 
 from __future__ import annotations
@@ -114,7 +109,6 @@ class Sampler:
         return self._summary
 
     def close(self) -> None:
-        """Writes the remaining samples, and the summary if there is one."""
         sampling, self._sampling = self._sampling, None
         if sampling is not None:
             try:
@@ -136,12 +130,8 @@ class Sampler:
         problem = ""
         if self._follower is not None:
             points, problem = self._follower.finish()
-        samples: dict[str, Any] = {
-            "num_samples": 0,
-            "period_s": order.period_s,
-            "late_median_s": 0.0,
-            "late_max_s": 0.0,
-        }
+        samples: dict[str, Any] = {"num_samples": 0, "period_s": order.period_s}
+        samples |= {"late_median_s": 0.0, "late_max_s": 0.0}
         if self._sampling is not None:
             self._attempt(self._sampling.flush)
             samples = self._sampling.summary()
@@ -181,7 +171,6 @@ class Sampler:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Ends sampling after an error, such as a full disk."""
         if not self._is_sampling:
             return
         reason = str(error)

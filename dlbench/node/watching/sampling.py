@@ -24,14 +24,9 @@ _MAX_LINE = 1 << 20
 SLOW_EVERY = 10  # Every tenth sample also reads the slow sources.
 SPARE_ROWS = 3  # Rows reserved for the begin and end of the measured steps and for the last sample.
 
+# Number of parts of the file. Each time one is full, the sampling period doubles; the last part is divided again in the
+# same way. Parts are equal, so that the time covered by the file grows as 2 to their number.
 PARTS = 10
-"""Number of parts of the file. Each time one is full, the sampling period doubles; the last part is divided
-again in the same way.
-
-Equal parts hold equal numbers of rows, so that the time covered by the file grows as 2 to their number. If each part
-were half of the rest instead, all parts would cover equal times: a file of 50 kB would be full within two minutes.
-"""
-
 _BLOCK_BYTES = 64  # Most bytes of a block besides its rows.
 
 
@@ -228,7 +223,6 @@ class Sampling:
         return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
 
     def flush(self) -> None:
-        """Writes buffered rows. Raises OSError, e.g. if the disk is full."""
         self._writer.flush()
         self._num_buffered = 0
 
@@ -252,7 +246,6 @@ class Sampling:
         self._writer.note({"end": summary})
 
     def close(self) -> None:
-        """Closes file and source. Raises OSError, e.g. if the disk is full."""
         try:
             self._source.close()
         finally:

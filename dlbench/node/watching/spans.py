@@ -1,17 +1,12 @@
 """Spans of one rank: its stages, and layers and a profile in the window of watched steps.
 
-If spans cannot be written, the run continues without them and reports the reason.
+A module's backward pass begins with the gradient of its output, and ends when the last operation of the call has been
+differentiated: a node of autograd's graph, behind the output, with a sequence number from the time of the call. Hooks
+on nodes, unlike those of modules, allow operations in place, and are freed with the graph of their step. Recomputing
+and waits for swapped tensors count for the layer whose operation needed them first. On a GPU times are CUDA events.
 
-**Layers.** Hooks around a module's call see its forward pass. Its backward pass begins when the gradient of the
-module's output is there, and ends when the last operation of the call has been differentiated. These operations are the
-nodes of autograd's graph, behind the output, with sequence numbers from the time of the call. Unlike full backward
-hooks of modules, hooks on nodes allow operations in place, and they are freed with the graph of their step. A forward
-pass that is recomputed within the backward pass is marked; like waits for swapped tensors, it counts for the layer
-whose operation needed it first. On a GPU times are CUDA events, converted when the window closes.
-
-**torch.profiler** runs over the same window on rank 0. A `record_function` named `ANCHOR` in the profile and a span of
-this name tie its times to CLOCK_MONOTONIC: the former begins within the latter, whose length of about 20 microseconds
-bounds the error.
+A `record_function` named `ANCHOR` in torch.profiler's profile, of rank 0, and a span of this name tie its times to
+CLOCK_MONOTONIC: the former begins within the latter, whose length of about 20 microseconds bounds the error.
 """
 
 from __future__ import annotations
@@ -59,7 +54,7 @@ class RankSpans:
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
         self.problem = ""  # Reason why spans are missing; empty without a problem.
         self._writer: SpanWriter | None = None
-        self._given = 0
+        self._num_added = 0
         self._names: set[str] = set()
         self._name_bytes = 0
         self._num_spans = self._num_bytes = 0
@@ -76,7 +71,6 @@ class RankSpans:
             self._give_up(error)
 
     def stage(self, name: str) -> None:
-        """Begins a stage, and writes all spans so far."""
         self._end_stage(name)
         self._flush()
 
@@ -84,7 +78,7 @@ class RankSpans:
     def pause(self, name: str) -> Iterator[None]:
         """Interrupts the current stage by another; if there is no room, only counts the two spans."""
         if not self._has_room_for_pause():
-            self._given += 2
+            self._num_added += 2
             yield
             return
         before = self._stage
@@ -113,7 +107,7 @@ class RankSpans:
 
     def add(self, lane: int, name: str, start_ns: int, end_ns: int, **details: int) -> None:
         """Adds a span, CLOCK_MONOTONIC nanoseconds, with `details` of `SpanWriter.add`; only counts it if full."""
-        self._given += 1
+        self._num_added += 1
         writer = self._writer
         if writer is None:
             return
@@ -134,7 +128,7 @@ class RankSpans:
             self._end_stage(self._stage)
             self._is_closed = True
         self._end_file()
-        return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
+        return {"num": self._num_spans, "dropped": self._num_added - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
         if self._writer is not None:
@@ -200,7 +194,6 @@ class LayerWatch:
                 self._hooks.append(module.register_forward_hook(self._end))
 
     def enter(self, step: int) -> None:
-        """Begins to watch a step; called before its time begins."""
         if len(self._calls) > MAX_HELD_CALLS:
             self._write()
         self._running.clear()

@@ -162,7 +162,7 @@ def test_nobody_is_waited_for_without_end() -> None:
     assert isinstance(missed, PeerLostError)
     assert "rank 5, 6 did not ask for the index of the data set within" in str(missed)
     assert isinstance(late, PeerLostError)
-    assert "rank 4, which opens the data set" in str(late)
+    assert "rank 4 did not open the data set" in str(late)
 
 
 def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:

@@ -194,7 +194,7 @@ def tried(cores: int, ranks: int, device: str, workers: int | str, tmp_path: Pat
     spec = ImageData.model_validate({"format": "images", "source": "x", "loader_workers": workers})
     everyone = Alone(lambda value: [value] * ranks)
     reading = RankReading(spec, cores=cores, is_node_first=True, ranks=everyone, device=torch.device(device))
-    reading.settle(Files(tmp_path / "set"), order_of(), 4)
+    reading.prepare(Files(tmp_path / "set"), order_of(), 4)
     return [trial.loader_workers for trial in reading.result([[]], []).trials], reading
 
 
@@ -264,7 +264,7 @@ def test_ranks_that_decode_unlike_are_told(tmp_path: Path) -> None:
     unlike = Alone(lambda value: [value, [True, "Pillow"] if len(value) == 2 else value])
     spec = ImageData(format="images", source=str(tmp_path), loader_workers=0)
     reading = RankReading(spec, cores=1, is_node_first=True, ranks=unlike, device=CPU)
-    reading.settle(Files(tmp_path / "set"), order_of(), 4)
+    reading.prepare(Files(tmp_path / "set"), order_of(), 4)
     assert [told.rpartition(": rank")[2] for told in reading.warnings()] == [" 0: None; rank 1: Pillow"]
 
 
@@ -276,7 +276,7 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
     reference = keys_of([batch for batch, _ in zip(order_batches(data), range(7), strict=False)])
     spec = ImageData(format="images", source=str(tmp_path), cache="cold", loader_workers=workers)
     reading = RankReading(spec, cores=1, is_node_first=True, ranks=Alone(), device=CPU)
-    readers = reading.settle(data, order, 4)
+    readers = reading.prepare(data, order, 4)
     assert (cached_pages(data.files()).share or 0) <= FEW
     source = LoadedSource(data, order, loader_workers=readers.loader_workers, on_bad_sample="stop", epoch_by_epoch=True)
     taken, shares = [], []
@@ -322,7 +322,7 @@ def test_a_cache_that_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.
     def told(wanted: str) -> RankReading:
         spec = ImageData.model_validate({"format": "images", "source": "x", "cache": wanted})
         reading = RankReading(spec, cores=1, is_node_first=True, ranks=Alone(), device=CPU)
-        reading.settle(data, order, 4)
+        reading.prepare(data, order, 4)
         return reading
 
     monkeypatch.setattr(os, "posix_fadvise", lambda *_arguments: None)
@@ -352,7 +352,7 @@ def test_the_node_that_is_farthest_decides(tmp_path: Path) -> None:
         return [value, None, [0.75, "there", "filled"]] if isinstance(value, list) else [value]
 
     node = NodeCache([path], "warm", acts=True, ranks=Alone(answer), beat=lambda _what: None)
-    state = node.settle()
+    state = node.prepare()
     assert (state.share, state.in_force) == (0.75, False)
     assert state.summary == "filled; 75.0 % of its pages were cached (there), the worst of 2 nodes"
 

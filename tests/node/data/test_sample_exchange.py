@@ -190,7 +190,7 @@ def test_a_sample_that_does_not_come_in_time_is_told_with_its_rank(tmp_path: Pat
         assert isinstance(error, PeerLostError)
         assert f"which rank {due.senders[0]} has not sent" in str(error)
         held = int(group.orders[0].epoch(1)[0])
-        assert "no rank is to send it" in str(group.all[0].missing(0, held, 1.0))
+        assert "no rank has to send it" in str(group.all[0].missing(0, held, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -342,13 +342,13 @@ def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
         model, _ = on_gpu()
         state = {"model/weight": next(model.parameters()).detach(), "model/step": torch.tensor(3)}
     writer = CheckpointWriter(keep=1)
-    rooms = writer._room_for(state)
+    buffers = writer._buffers_for(state)
     assert writer._memory.startswith(said)
     for name, tensor in state.items():
-        assert (rooms[name].shape, rooms[name].dtype, rooms[name].device) == (tensor.shape, tensor.dtype, CPU)
-        rooms[name].fill_(7)
-    assert writer._room_for(state) is rooms
-    assert all(bool((one == 7).all()) for one in rooms.values())
+        assert (buffers[name].shape, buffers[name].dtype, buffers[name].device) == (tensor.shape, tensor.dtype, CPU)
+        buffers[name].fill_(7)
+    assert writer._buffers_for(state) is buffers
+    assert all(bool((one == 7).all()) for one in buffers.values())
 
 
 # Files

@@ -521,7 +521,7 @@ def test_the_probe_sees_each_part_before_the_exchange() -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     probe = NoiseProbe(4, small_batch=2, large_batch=8)
-    probe.watch(model)
+    probe.before_wrap(SimpleNamespace(model=model))
     batch = torch.randn(8, 6)
     norms = []
     for part in batch.split(2):
