@@ -1,8 +1,5 @@
-"""Sorts the files of a data set by their names into samples of each split, companions and unknown files.
-
-No file is opened. Files that look like samples of another format are refused, so that no data is ignored silently; for
-known formats that dlbench does not read the message says how to convert them.
-"""
+"""Sorts the files of a data set by their names into samples of each split, companions and unknown files; opens none.
+Files that look like samples of another format are refused, so that no data is ignored silently."""
 
 from __future__ import annotations
 
@@ -90,11 +87,8 @@ def is_companion(name: str) -> bool:
 def sample_names(
     folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split | None, layout: str
 ) -> list[str]:
-    """Returns the sample files of one split among the names in a folder, sorted; empty if there are no samples.
-
-    `is_sample`: returns whether a name is that of a sample file. `layout`: the expected layout, for messages. Raises
-    UserError: other files look like samples, too.
-    """
+    """Returns the sample files of one split in a folder, sorted; empty if there are none. `layout`: expected, for
+    messages. Raises UserError: other files look like samples, too."""
     samples, others = [], []
     for name in names:
         if is_sample(name):

@@ -1,7 +1,4 @@
-"""The kinds of data sets: for each its files, and how it is checked during planning, verified and counted.
-
-`dlbench.datasets.recognition` determines the kind of a folder.
-"""
+"""The kinds of data sets: for each its files, and how it is checked during planning, verified and counted."""
 
 from __future__ import annotations
 
@@ -146,11 +143,8 @@ class _Images(DataKind):
     counted = "images"
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Decodes every image in threads, and checks the checksums of TFRecords.
-
-        Remarks: one for each way in which images are usable but not a plain RGB JPEG (grey, CMYK, a PNG named .jpg),
-        and one for ignored files.
-        """
+        """Decodes every image in threads. Remarks: one for each way in which images are not a plain RGB JPEG (grey,
+        CMYK, a PNG named .jpg), and one for ignored files."""
         images = image_set.open_image_set(folder, checking.split)
         for remark in images.remarks:
             checking.on_remark(f"{str(images.root)!r}: {remark}")
@@ -229,7 +223,7 @@ class ShardedImages(_Images):
 
 
 def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | None:
-    """Returns the number of images in a tree, None if there are at least as many as needed, or too many to list."""
+    """Returns the number of images in a tree; None if it is at least `needed`, or there are too many to list."""
     num_images = num_entries = 0
     for name in sorted(classes):
         with os.scandir(folder / name) as entries:
@@ -343,10 +337,8 @@ class TextSamples(DataKind):
 
 
 def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int, int]:
-    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens of one text file.
-
-    Without a vocabulary there are no tokens.
-    """
+    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens (0 without a vocabulary) of a
+    file."""
     tokenizer, unknown_id = None, -1
     if vocabulary is not None:
         loaded = corpus.load_vocabulary(vocabulary)

@@ -1,8 +1,5 @@
-"""Determines the kind of data in a folder, and during planning whether a workload can use it.
-
-Planning reads only a folder's first names, a manifest, an index and the headers of a few files, and imports no torch.
-What would be expensive to check is left to the ranks, which open all files.
-"""
+"""Determines the kind of data in a folder, and during planning whether a workload can use it. Planning reads only
+names, a manifest, an index and the headers of a few files, and imports no torch."""
 
 from __future__ import annotations
 
@@ -75,10 +72,7 @@ def _foreign_files(folder: Path) -> str | None:
 
 
 def kind_of_files(paths: Sequence[Path], damaged: str = "density") -> str | None:
-    """Returns the kind of the files and folders in one folder; None if it is unknown.
-
-    `damaged`: kind of an HDF5 file that cannot be opened.
-    """
+    """Returns the kind of files and folders, None if unknown. `damaged`: kind of an HDF5 file that cannot be opened."""
     num_texts = 0
     # The kind of a damaged file is known only by its name, so that intact files count first.
     for sure in (True, False):
@@ -170,12 +164,9 @@ def require_fitting(
     evaluated: bool = False,
     on_account: Callable[[Account], None] | None = None,
 ) -> bool:
-    """Checks cheaply that a workload's data has the expected kind and layout, and enough samples.
-
-    Synthetic data and missing paths are not checked; validation data is checked if it is `evaluated`. `on_account`:
-    called with the files that are read and those that are not. Raises UserError: the workload cannot use the data.
-    Returns False if the file system did not answer in time.
-    """
+    """Checks cheaply that a workload's data has the expected kind and layout, and enough samples. Validation data is
+    checked if it is `evaluated`. `on_account`: called with the files that are read and those that are not. Raises
+    UserError: the workload cannot use the data. Returns False if the file system did not answer in time."""
     errors: list[Exception] = []
 
     def check() -> None:
@@ -280,10 +271,8 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
 
 
 def _kind(folder: Path, data_format: str | None = None) -> str | None:
-    """Returns the kind of the first files; None if it is unknown, or the folder cannot be listed.
-
-    `data_format`: `data.format`, which decides the kind of a damaged HDF5 file and of a file without a suffix.
-    """
+    """Returns the kind of the first files; None if it is unknown. `data_format`: `data.format`, which decides the kind
+    of a damaged HDF5 file and of a file without a suffix."""
     damaged = "samples" if data_format == "text" else "density"
     with suppress(OSError):
         if not folder.is_file():

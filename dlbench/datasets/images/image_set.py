@@ -1,9 +1,5 @@
-"""Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards.
-
-Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case), as ImageNet-2012 has it unpacked. The
-sorted class folders are labels 0, 1, ... Other files are not read; a remark names them, unless they are hidden, a
-manifest or a licence.
-"""
+"""Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards. In a tree, `<class>/<image>.jpg` (or
+.jpeg, .webp, any case), the sorted class folders are labels 0, 1, ...; a remark names files that are not read."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ _NAMED = 20  # files not read that are named; the others are only counted
 
 
 def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
-    """Opens a folder of class folders, or a folder of shards.
-
-    `split`: read this split if the names of the shards distinguish two.
-    """
+    """Opens a folder of class folders or of shards. `split`: to read if the names of the shards distinguish two."""
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
     if train.is_dir() and (

@@ -55,12 +55,8 @@ def num_predictions(num_tokens: int, max_predictions: int, probability: float) -
 def mask_tokens(
     ids: Ids, candidates: Ids, num_tokens: int, masking: Masking, generator: np.random.Generator
 ) -> tuple[Ids, Ids, Ids]:
-    """Masks tokens of one sequence.
-
-    `ids`: (S,) the sequence, which is not changed. `candidates`: positions that may be masked, ascending: all but
-    [CLS], [SEP] and padding. Returns the masked sequence (S,), the predicted positions (k,), ascending, and their
-    original ids (k,).
-    """
+    """Returns the masked sequence (S,), the predicted positions (k,), ascending, and their original ids (k,). `ids`:
+    (S,) the sequence. `candidates`: positions that may be masked, ascending."""
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])
     labels = ids[positions]
@@ -118,10 +114,8 @@ class SampleMaker:
         self._positions = np.arange(rule.sequence_length)
 
     def runs(self) -> tuple[Ids, Ids]:
-        """Cuts the documents into runs of sentences of full length; the last one of a document may be shorter.
-
-        Returns first sentence and end (n, 2), and the document (n,), of each run.
-        """
+        """Cuts the documents into runs of sentences of full length, except for a document's last run. Returns first
+        sentence and end (n, 2), and the document (n,), of each run."""
         runs, documents = [], []
         for document in range(self.corpus.num_documents):
             start, stop = self._sentences(document)
@@ -144,11 +138,9 @@ class SampleMaker:
         return Pair(document, begin, split, stop, random_next)
 
     def sample(self, pair: Pair, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Makes one sample: cuts A and B to fit, joins them, and masks tokens.
-
-        Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, 0 if
-        unused; masked_weights (P,) float32, 0 if unused; next_sentence () int64, 1 if B is random.
-        """
+        """Makes one sample: cuts A and B to fit, joins them, and masks tokens. Returns input_ids, token_type_ids,
+        attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, 0 if unused; masked_weights (P,) float32, 0
+        if unused; next_sentence () int64, 1 if B is random."""
         first = self.corpus.tokens[pair.begin : pair.split].astype(np.int64)
         if pair.random_next:
             second = self._elsewhere(pair.document, self.room - len(first), generator)
@@ -187,10 +179,7 @@ class SampleMaker:
         return min(start + 1 + int(np.searchsorted(ends, offsets[start] + target)), stop)
 
     def _elsewhere(self, document: int, num_tokens: int, generator: np.random.Generator) -> NDArray[Any]:
-        """Returns whole sentences with `num_tokens` tokens, or fewer at a document's end, from another document.
-
-        It is at least one whole sentence, because a partial one would show that B is random.
-        """
+        """Returns whole sentences, at least one, from another document: `num_tokens` tokens, or fewer at its end."""
         # The last document replaces the given one, so that all others are equally likely.
         last = self.corpus.num_documents - 1
         other = int(generator.integers(last))
