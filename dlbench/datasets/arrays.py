@@ -136,10 +136,8 @@ def heap_fault(path: Path) -> str | None:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Memory-maps the array of a .npy file, read-only.
-
-    Raises OSError: it cannot be read. ValueError: it is damaged, truncated, or holds Python objects.
-    """
+    """Memory-maps the array of a .npy file, read-only. Raises OSError: it cannot be read. ValueError: it is damaged,
+    truncated, or holds Python objects."""
     require_file(path)
     mapped: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     return mapped

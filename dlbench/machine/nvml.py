@@ -1,9 +1,6 @@
-"""Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything.
-
-NVML's utilisation shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of
-the GPU it used, as means since the previous reading, so that infrequent reading loses nothing; it needs no privileges.
-Source: the NVML API reference of the NVIDIA driver (nvml.h).
-"""
+"""Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything. NVML's utilisation
+shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of the GPU it used, as
+means since the previous reading; it needs no privileges. Source: the NVML API reference (nvml.h)."""
 
 from __future__ import annotations
 

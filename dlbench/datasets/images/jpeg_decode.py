@@ -233,8 +233,6 @@ def _any_header(data: bytes) -> Encoded:
 
 
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
-    """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels.
-
-    Raises ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed.
-    """
+    """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels. Raises
+    ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed."""
     return inspect(data).pixels()

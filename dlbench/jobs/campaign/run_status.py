@@ -49,7 +49,6 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
-        """True if every run of the series is valid."""
         run_ids = [run_id for job in self.submission.series.jobs for run_id in job.runs]
         return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in run_ids)
 
@@ -108,12 +107,9 @@ def wait(
     timeout_s: float,
     every_s: float = EVERY_S,
 ) -> Outcome:
-    """Waits until all jobs of a series have ended, or until the timeout; returns the last status.
-
-    `check`: called twice a second; its exceptions are passed on. `notify`: called with the status text when it changes.
-    `every_s`: polling interval in seconds; each poll asks the scheduler once. Raises `UserError`: there is no such
-    series. `IncompleteDataError`: its file, or that of a run, is damaged.
-    """
+    """Waits until all jobs of a series have ended, or until the timeout; returns the last status. `check`: called twice
+    a second; its exceptions are passed on. `notify`: called with the status text when it changes. `every_s`: polling
+    interval in seconds. Raises `UserError`: there is no such series. `IncompleteDataError`: a file is damaged."""
     end = time.monotonic() + timeout_s
     monitor = SeriesMonitor(root, series_id)
     pause_s = min(_FIRST_PAUSE_S, every_s)
@@ -151,10 +147,7 @@ class RunStatus:
 
 
 def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str]]:
-    """Returns the status of each run, and the errors of `submission.json` files that cannot be read.
-
-    A pending run whose `submission.json` cannot be read looks as if it had not been submitted.
-    """
+    """Returns the status of each run, and the errors of `submission.json` files that cannot be read."""
     submissions: dict[str, Submission] = {}
     unread: list[str] = []
     for run in runs:
@@ -324,10 +317,8 @@ def _is_running(status: RankStatus) -> bool:
 
 
 def counted(series: SubmissionStatus, run_statuses: Mapping[str, RunStatus]) -> str:
-    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
-
-    `run_statuses`: by run id; runs of other series are ignored.
-    """
+    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``; `run_statuses`: by run
+    id."""
     words = {"missing": "not submitted", "unsure": "not submitted", "written": "script written only"}
     states: dict[str, str] = {}
     for job, job_state in zip(series.series.jobs, series.states, strict=True):

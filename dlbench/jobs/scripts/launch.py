@@ -1,7 +1,5 @@
-"""Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job.
-
-Nothing is run here.
-"""
+"""Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job; runs
+nothing."""
 
 from __future__ import annotations
 
@@ -38,11 +36,8 @@ only as arguments (src/sbatch/opt.c of Slurm)."""
 
 
 def resolve(sources: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns variables with their values.
-
-    `sources`: values, or references to another variable or a file. `variables`: the environment of dlbench.
-    Raises `UserError`: a referenced variable is not set, or a file cannot be read; the message contains no value.
-    """
+    """Returns variables with their values. `sources`: values, or references to another variable or a file. `variables`:
+    the environment of dlbench. Raises `UserError`: a reference cannot be resolved; the message contains no value."""
     return {name: _value(name, source, variables) for name, source in sources.items()}
 
 
@@ -79,10 +74,8 @@ def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
 
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher.
-
-    `python`: Python of the ranks, unless the system names another.
-    """
+    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher. `python`: Python of the
+    ranks, unless the system names another."""
     return render(
         "launch.sh.j2",
         plan=plan,
@@ -111,11 +104,9 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
 def sbatch_options(
     plan: LaunchPlan, *, job_name: str = "", time_limit: str = "", warn_script: bool = False
 ) -> list[str]:
-    """Returns the options of sbatch that a plan and its system decide, without --chdir, --output and --comment.
-
-    `plan`: of the run, or the largest of the job. `job_name`, `time_limit`: in place of those of the plan and its
-    system. `warn_script`: Slurm's warning before the time limit goes to the script, not to its steps.
-    """
+    """Returns the options of sbatch that a plan (the largest of a job) and its system decide, without --chdir, --output
+    and --comment. `job_name`, `time_limit`: in place of those of the plan and its system. `warn_script`: Slurm's
+    warning before the time limit goes to the script, not to its steps."""
     layout, slurm = plan.layout, plan.system.slurm
     options = [
         f"--job-name={job_name or plan.job_name}",
@@ -192,17 +183,15 @@ def _resources(plan: LaunchPlan) -> list[str]:
 
 
 def srun_options(plan: LaunchPlan) -> list[str]:
-    """Returns the options of srun for the step of a plan's ranks.
-
-    --kill-on-bad-exit ends the step if a rank dies. --label begins each line of output with the rank's number.
-    --export=ALL gives ranks the variables of the script, whatever export policy the allocation has. Ranks are
-    distributed in blocks over nodes and sockets (srun(1), --distribution): neighbouring ranks share a socket, as GPUs
-    of neighbouring indices mostly do. Slurm's default is cyclic over the sockets. GPUs are not bound to ranks: a bound
-    rank cannot open the GPUs of others, and NCCL then copies through host memory. Each rank selects its GPU by its
-    local rank. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node. --gpu-bind=none is not used:
-    for steps of two or more tasks it unsets CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of
-    other jobs if the site does not constrain devices.
-    """
+    """Returns the options of srun for the step of a plan's ranks. --kill-on-bad-exit ends the step if a rank dies.
+    --label begins each line of output with the rank's number. --export=ALL gives ranks the variables of the script,
+    whatever export policy the allocation has. Ranks are distributed in blocks over nodes and sockets (srun(1),
+    --distribution): neighbouring ranks share a socket, as GPUs of neighbouring indices mostly do; Slurm's default is
+    cyclic over the sockets. GPUs are not bound to ranks: a bound rank cannot open the GPUs of others, and NCCL then
+    copies through host memory. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node, and it
+    selects one by its local rank. --gpu-bind=none is not used: for steps of two or more tasks it unsets
+    CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of other jobs if the site does not constrain
+    devices."""
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
     mpi_plugin = launch.mpi_plugin if launch.launcher == "srun-mpi" else "none"
     options = [
@@ -236,10 +225,8 @@ def _unbinds_tasks(plan: LaunchPlan) -> bool:
 
 
 def node_command(plan_file: str, python: str) -> list[str]:
-    """Returns the command of every rank: a supervisor, which runs the rank and ends its processes.
-
-    With -P Python imports no module from the working directory.
-    """
+    """Returns the command of every rank: a supervisor, which runs the rank and ends its processes. With -P Python
+    imports no module from the working directory."""
     return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
@@ -284,12 +271,10 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | Var
 
 
 def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
-    """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none.
-
-    Only the names of variables are options, because everybody can read a command line; mpirun passes on its own values.
-    Under Slurm a node has one slot per task, and so per rank. Elsewhere it has one slot per physical core, and a host
-    given by --host has one (mpirun(1)), so that oversubscription must be allowed.
-    """
+    """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none. Only the names of
+    variables are options, because everybody can read a command line. Under Slurm a node has one slot per task, and so
+    per rank; elsewhere one per physical core, and a host given by --host has one (mpirun(1)), so that oversubscription
+    must be allowed."""
     mapping = f"ppr:{plan.layout.ranks_per_node}:node"
     if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
         mapping += ":OVERSUBSCRIBE"
@@ -303,9 +288,7 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
     """Returns what comes before a rank's own command: the launcher, which is not `local`, and a container's runtime.
-
-    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation.
-    """
+    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation."""
     in_container = containers.in_container(plan, run.folder)
     if plan.system.launch.launcher == "mpirun":
         return [*_mpirun(plan, hosts), *in_container]
@@ -326,11 +309,9 @@ def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = 
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
-    """Returns the text of `job.sbatch`, for one run or several.
-
-    `job`: its system must have a scheduler. `folders`: absolute, one per run in the same order. `python`: Python of the
-    compute nodes, unless the system names another. `comment`: identifies the job in the queue; empty: none.
-    """
+    """Returns the text of `job.sbatch`, for one run or several. `folders`: absolute, one per run in the same order.
+    `python`: Python of the nodes, unless the system names another. `comment`: identifies the job in the queue; empty:
+    none."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
@@ -437,10 +418,8 @@ def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
 
 
 def directive(option: str) -> str:
-    """Returns an option as the text after `#SBATCH`; empty if it must be an argument.
-
-    Within double quotes sbatch interprets only backslashes, which escape (`_get_argument` of its opt.c).
-    """
+    """Returns an option as the text after `#SBATCH`; empty if it must be an argument. Within double quotes sbatch
+    interprets only backslashes, which escape (`_get_argument` of its opt.c)."""
     if not option.isprintable() or _NEVER_A_LINE.search(option):
         return ""
     name, equals, value = option.partition("=")
@@ -451,10 +430,7 @@ def directive(option: str) -> str:
 
 
 def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
-    """Returns a job's options for its script: `directives`, and `arguments` that cannot be directives.
-
-    The parameters are those of `sbatch_arguments`.
-    """
+    """Returns a job's options for its script: `directives`, and `arguments` that cannot be directives."""
     directives, arguments = [], []
     for option in _options(job, folder, comment):
         if line := directive(option):
@@ -465,11 +441,9 @@ def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, 
 
 
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """Returns the command that submits a job's script, with the options that the script cannot hold.
-
-    `folder`: of the first run, absolute. `after`: id of a job that must have ended before this one starts; runs of a
-    series would disturb each other on shared switches and file systems.
-    """
+    """Returns the command that submits a job's script, with the options that the script cannot hold. `folder`: of the
+    first run. `after`: id of a job that must end before, because runs of a series would disturb each other on shared
+    switches."""
     arguments = ["sbatch", "--parsable", *script_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")
