@@ -1,5 +1,6 @@
 """Sorts the files of a data set by their names into samples of each split, companions and unknown files; opens none.
-Files that look like samples of another format are refused, so that no data is ignored silently."""
+Files that look like samples of another format are refused, so that no data is ignored silently.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def sample_names(
     folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split | None, layout: str
 ) -> list[str]:
     """Returns the sample files of one split in a folder, sorted; empty if there are none. `layout`: expected, for
-    messages. Raises UserError: other files look like samples, too."""
+    messages. Raises UserError: other files look like samples, too.
+    """
     samples, others = [], []
     for name in names:
         if is_sample(name):

@@ -27,7 +27,8 @@ _HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # signature of a global h
 @contextmanager
 def damage_as_oserror() -> Iterator[None]:
     """Turns the errors of h5py on damaged metadata into an OSError of one line; ValueError, also raised by dlbench,
-    passes."""
+    passes.
+    """
     try:
         yield
     except (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
@@ -48,7 +49,8 @@ def open_hdf5(path: Path) -> h5py.File:
 
 def make_hdf5(path: Path) -> h5py.File:
     """Creates a file whose bytes depend only on its content and the HDF5 library; metadata have checksums (since HDF5
-    1.10). Raises OSError: the file exists already, or cannot be written."""
+    1.10). Raises OSError: the file exists already, or cannot be written.
+    """
     import h5py
 
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
@@ -60,7 +62,8 @@ def make_hdf5(path: Path) -> h5py.File:
 
 def require_plausible(file: h5py.File, dataset: h5py.Dataset) -> None:
     """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated: its values are in
-    other files, which HDF5 replaces by fill values if missing, or the file is too small for its shape."""
+    other files, which HDF5 replaces by fill values if missing, or the file is too small for its shape.
+    """
     name, kind = dataset.name.lstrip("/"), "a link"
     other_files = {dataset.file.filename} - {file.filename}
     if dataset.is_virtual:
@@ -91,7 +94,8 @@ class OpenFiles:
 
     def content(self, path: Path, read: Callable[[h5py.File], T]) -> T:
         """Returns what `read` returned for a file when it was opened; raises the errors of `open_hdf5` and of
-        `read`."""
+        `read`.
+        """
         if self._owner != os.getpid():  # handles of a parent process must neither be used nor closed in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
@@ -114,7 +118,8 @@ class OpenFiles:
 
 def heap_fault(path: Path) -> str | None:
     """Returns what is damaged in the heaps of rows of variable length, or None; the library loops forever at an object
-    of size 0. Layout: HDF5 file format specification 3.0, section III.E. Raises OSError: the file cannot be read."""
+    of size 0. Layout: HDF5 file format specification 3.0, section III.E. Raises OSError: the file cannot be read.
+    """
     with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = -1
         while (start := content.find(_HEAP, start + 1)) >= 0:
@@ -137,7 +142,8 @@ def heap_fault(path: Path) -> str | None:
 
 def map_array(path: Path) -> NDArray[Any]:
     """Memory-maps the array of a .npy file, read-only. Raises OSError: it cannot be read. ValueError: it is damaged,
-    truncated, or holds Python objects."""
+    truncated, or holds Python objects.
+    """
     require_file(path)
     mapped: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     return mapped

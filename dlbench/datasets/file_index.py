@@ -1,7 +1,8 @@
 """Packs the index of a data set into shared memory, so that one rank of a node lists the files for all. Format: 8
 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then arrays and byte strings, each
 aligned to 64 bytes. Nothing in it is executed: dataclasses are named, and must be among those that the reader
-expects."""
+expects.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Files(Sequence[Path]):
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:
     """Yields the pieces of the packed form in their order. `value`: None, a bool, an int, a str, bytes, a Path, an
-    array of numbers, or a tuple or a dataclass of these. Raises TypeError: it contains something else."""
+    array of numbers, or a tuple or a dataclass of these. Raises TypeError: it contains something else.
+    """
     blocks: list[bytes | memoryview] = []
     text = json.dumps(_described(value, blocks)).encode("ascii")
     for block in (_HEAD.pack(len(text)) + text, *blocks):

@@ -1,7 +1,8 @@
 """The manifest of a prepared data set: `manifest.json` is `{"format": "dlbench.dataset", "version": 1, "kind",
 "made_with": {...}, "counts": {...}, "files": {"list": "manifest.files.jsonl", "sha256" of that list, "count",
 "bytes"}}`. The list has one line per file, `{"path", "sha256", "bytes"}`, so that a million files need not be in memory
-at once. Bytes of a name that are not UTF-8 are stored as Python's surrogate escapes."""
+at once. Bytes of a name that are not UTF-8 are stored as Python's surrogate escapes.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ def verify_file(folder: Path, entry: FileEntry) -> str | None:
 
 def describe_files(folder: Path, skip: Callable[[str], bool] | None = None) -> list[FileEntry]:
     """Returns entries of the files below a folder, or of a single file, sorted by path, without names that begin with a
-    dot. `skip`: returns whether to leave out a file, by its relative path."""
+    dot. `skip`: returns whether to leave out a file, by its relative path.
+    """
     if not folder.is_dir():
         return [FileEntry(folder.name, file_sha256(folder), folder.stat().st_size)]
     entries = []

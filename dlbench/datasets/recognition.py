@@ -1,5 +1,6 @@
 """Determines the kind of data in a folder, and during planning whether a workload can use it. Planning reads only
-names, a manifest, an index and the headers of a few files, and imports no torch."""
+names, a manifest, an index and the headers of a few files, and imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +167,8 @@ def require_fitting(
 ) -> bool:
     """Checks cheaply that a workload's data has the expected kind and layout, and enough samples. Validation data is
     checked if it is `evaluated`. `on_account`: called with the files that are read and those that are not. Raises
-    UserError: the workload cannot use the data. Returns False if the file system did not answer in time."""
+    UserError: the workload cannot use the data. Returns False if the file system did not answer in time.
+    """
     errors: list[Exception] = []
 
     def check() -> None:
@@ -272,7 +274,8 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
 
 def _kind(folder: Path, data_format: str | None = None) -> str | None:
     """Returns the kind of the first files; None if it is unknown. `data_format`: `data.format`, which decides the kind
-    of a damaged HDF5 file and of a file without a suffix."""
+    of a damaged HDF5 file and of a file without a suffix.
+    """
     damaged = "samples" if data_format == "text" else "density"
     with suppress(OSError):
         if not folder.is_file():

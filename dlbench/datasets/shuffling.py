@@ -4,7 +4,8 @@ Partial shuffling after Nguyen et al., "Why Globally Re-shuffle? Revisiting Data
 samples of all ranks are distributed by a random permutation of the ranks, so that every rank sends and receives the
 same number. A sample that moves is read once more by its old rank, and belongs to its new rank from the next epoch on.
 Everything is a function of seed, epoch and sizes: every rank knows it of all others, and a resumed run needs only the
-epoch."""
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def exchanged_slots(num_samples: int, ranks: int, share: float) -> int:
 
 class Ownership:
     """The samples of all ranks in each epoch. Can be pickled, and used from any thread. `num_samples`: N. `ranks`: M.
-    `share`: Q; 0: no sample is exchanged (local shuffling)."""
+    `share`: Q; 0: no sample is exchanged (local shuffling).
+    """
 
     def __init__(
         self,
@@ -93,7 +95,8 @@ class Ownership:
 
     def parts(self, epoch: int) -> NDArray[np.int64]:
         """Returns the samples (M, ceil(N / M)) of each rank, read-only; `NOBODY` if a rank has one less. An epoch is
-        computed from the one before, so that the first call for epoch n takes n steps."""
+        computed from the one before, so that the first call for epoch n takes n steps.
+        """
         with self._lock:
             if not self.slots:
                 epoch = 0
@@ -169,7 +172,8 @@ def released(slots: int, *, done: int, batches: int) -> int:
 @dataclass(frozen=True)
 class Digest:
     """The number of samples, and two 64-bit sums of hashes of their numbers: two different collections have the same
-    digest with probability 2**-128, also if samples are doubled or missing."""
+    digest with probability 2**-128, also if samples are doubled or missing.
+    """
 
     count: int = 0
     sums: tuple[int, int] = (0, 0)

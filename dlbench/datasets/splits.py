@@ -1,6 +1,7 @@
 """Finds the training and the validation samples of a data set: two folders, or two sets of file names in one folder.
 Names distinguish splits by a word: `train-00000-of-00002`, `wikicorpus_en_test_0.hdf5`, `validation.h5`, or MLPerf's
-`part-00000-of-00500` and `eval.txt`. Without validation files, test files are used for validation."""
+`part-00000-of-00500` and `eval.txt`. Without validation files, test files are used for validation.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def split_word(name: str) -> str | None:
 
 def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] | None:
     """Sorts the sample files of one folder by split, by their names; None if all are of one split. Test files are left
-    out if there are validation files."""
+    out if there are validation files.
+    """
     groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}
     for name in sorted(names):
         groups[split_word(name)].append(name)
@@ -142,7 +144,8 @@ def is_split_name(name: str) -> bool:
 def split_names(folders: Iterable[str]) -> list[str]:
     """Returns which folders of one folder are splits, sorted: if one has a name that classes never have, if one is for
     training and another for evaluation, or if all have names of splits. Otherwise a single one, e.g. `dev`, may be a
-    class."""
+    class.
+    """
     names = sorted(folders)
     splits = [name for name in names if name.lower() in _NEVER_CLASSES or is_split_name(name)]
     if any(name.lower() in _NEVER_CLASSES for name in names):

@@ -3,7 +3,8 @@
 (tensorflow.org, "TFRecord and tf.train.Example"). Damage raises a ValueError with the record and its byte; the caller
 adds the file's name. Messages (tensorflow/core/example/example.proto and feature.proto): Example{features = 1},
 Features{map<string, Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list = 3}, each
-list{repeated value = 1}, encoded as in protobuf.dev, "Encoding"."""
+list{repeated value = 1}, encoded as in protobuf.dev, "Encoding".
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def is_gzip(start: bytes) -> bool:
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
     """Yields the payloads of a file; only one at a time is in memory. `gzip`: None: determined from its first bytes.
     Raises OSError: it cannot be read. ValueError: it is damaged. EnvironmentLacksError: google-crc32c is not
-    installed."""
+    installed.
+    """
     with open_file(path) as file:
         if gzip is None:
             gzip = is_gzip(file.read(_HEAD.size))
@@ -161,7 +163,8 @@ def unframe(data: bytes) -> Iterator[memoryview]:
 
 def record_offsets(path: Path) -> NDArray[np.int64]:
     """Returns the byte offsets (num_records,) of the records of a plain file, whose payloads are not read. Raises
-    OSError: it cannot be read. ValueError: it is compressed, damaged or truncated."""
+    OSError: it cannot be read. ValueError: it is compressed, damaged or truncated.
+    """
     offsets: list[int] = []
     with open_file(path) as file:
         offset, end = 0, os.fstat(file.fileno()).st_size
@@ -181,7 +184,8 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
 def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
     """Reads the payload of the record at a byte of a plain file. The position of a descriptor is neither used nor
     changed, so that processes can share it. Raises OSError: it cannot be read. ValueError: there is no complete
-    record."""
+    record.
+    """
     descriptor = file if isinstance(file, int) else file.fileno()
     head = os.pread(descriptor, _HEAD.size, offset)
     where = f"record at byte {offset}"
@@ -227,7 +231,8 @@ class RecordWriter:
 
 def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:
     """Returns the features of one Example by name: a list of views of bytes, or an array (n,) of float32 or int64; an
-    empty list for a feature without content, whose kind is unknown. Raises ValueError: it is not an Example."""
+    empty list for a feature without content, whose kind is unknown. Raises ValueError: it is not an Example.
+    """
     by_name: dict[str, list[memoryview] | NDArray[Any]] = {}
     for features in _fields(memoryview(payload), 1):
         for entry in _fields(features, 1):
@@ -248,7 +253,8 @@ def encode_example(
     features: Mapping[str, bytes | Sequence[bytes] | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]],
 ) -> bytes:
     """Encodes an Example, sorted by name: bytes, lists of bytes, and arrays, which become float32 or int64 (packed).
-    Raises ValueError: an array holds neither floating-point numbers nor integers."""
+    Raises ValueError: an array holds neither floating-point numbers nor integers.
+    """
     entries = []
     for name in sorted(features):
         feature = _sized(1, name.encode("utf-8")) + _sized(2, _encoded(name, features[name]))

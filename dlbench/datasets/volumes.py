@@ -85,7 +85,8 @@ class Volumes:
     @staticmethod
     def inspect(path: Path) -> VolumeShape:
         """Returns number and shape of the volumes; volumes of HDF5 and .npy are not read. Raises OSError: it cannot be
-        read. ValueError: it is damaged or empty, or `x` or `y` is missing or has another type or shape."""
+        read. ValueError: it is damaged or empty, or `x` or `y` is missing or has another type or shape.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -96,7 +97,8 @@ class Volumes:
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         """Reads sample `place` of the `num` samples of a file: its counts into `counts`; returns its parameters. Raises
         OSError, KeyError, ValueError or IndexError: the file is damaged or missing, the shape differs, or a count is
-        negative."""
+        negative.
+        """
         x, y = self._sample(path, place, num)
         require_form(x.shape, counts)
         for part, stored in zip(_parts(counts), _parts(x), strict=True):
@@ -203,7 +205,8 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
 
 def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int | None]]:
     """Returns `x` and `y` of a file, its descriptor, and a function for the byte offset of a volume, which returns None
-    if the file does not store the volume as contiguous int16."""
+    if the file does not store the volume as contiguous int16.
+    """
     x = file["x"]
     return x, file["y"], x.file.id.get_vfd_handle(), _volume_offsets(file, x)
 
@@ -262,7 +265,8 @@ def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 
 def decode_volume(payload: bytes | memoryview) -> Volume:
     """Returns the volume (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32. Raises ValueError:
-    it is not an Example, or `x` or `y` is missing or has another form."""
+    it is not an Example, or `x` or `y` is missing or has another form.
+    """
     features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
     if not isinstance(x, list) or len(x) != 1:
@@ -425,7 +429,8 @@ def _names(folder: Path) -> Iterator[str]:
 
 def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     """Lists the files of a folder with the number and the shape of their volumes. All HDF5 files are opened, but only
-    the first, the middle and the last TFRecord or .npy file: there may be half a million with one sample each."""
+    the first, the middle and the last TFRecord or .npy file: there may be half a million with one sample each.
+    """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}

@@ -1,5 +1,6 @@
 """Starts the ranks of a run on this machine, and determines its outcome. If one rank dies the others are ended. The
-outcome is read from the files of the run: after one SIGKILL launchers' exit codes are 137, 1 or 143."""
+outcome is read from the files of the run: after one SIGKILL launchers' exit codes are 137, 1 or 143.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def verdict(
 ) -> RunOutcome:
     """Returns the outcome of a run whose processes have ended. Raises nothing, so that a series continues. `ending`: of
     the process that failed first; None: none failed. `stopped`: processes on this machine that were in state T at that
-    time. `given_up`: why the launcher ended ranks that hang; empty if it did not."""
+    time. `given_up`: why the launcher ended ranks that hang; empty if it did not.
+    """
     from dlbench.records.comm import read_launched
     from dlbench.records.scan import Run
 
@@ -234,7 +236,8 @@ def product_rate() -> float | None:
 
 class HangDetector:
     """Detects that for a time, longer than the plan's stall timeout, no rank has written a status or reported a
-    step."""
+    step.
+    """
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
@@ -293,7 +296,8 @@ def require_python(python: str) -> None:
 def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation. Raises
     `EnvironmentLacksError`: the launcher or the ranks' Python cannot be executed. `UserError`: a variable that the plan
-    refers to has no value. `KeyboardInterrupt`: after the ranks were ended and the interruption was recorded."""
+    refers to has no value. `KeyboardInterrupt`: after the ranks were ended and the interruption was recorded.
+    """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
     memory, hang = MemoryKills(), HangDetector(folder, plan)
@@ -349,7 +353,8 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
 
 def require_launcher(system: SystemSpec, path: str | None = None) -> None:
     """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI.
-    Does nothing if modules or setup lines may provide another. `path`: PATH of the ranks; None: this process's."""
+    Does nothing if modules or setup lines may provide another. `path`: PATH of the ranks; None: this process's.
+    """
     launcher = system.launch.launcher
     if launcher == "local" or system.modules or system.setup:
         return

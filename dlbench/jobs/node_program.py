@@ -1,5 +1,6 @@
 """Runs a program of `dlbench.node` for one request, with JSON on its standard input and output. It imports torch, which
-the command line does not, and runs under a supervisor, so that none of its processes survives this one."""
+the command line does not, and runs under a supervisor, so that none of its processes survives this one.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], w
     becomes JSON. `kind`: type of the answer. `who`: name of the process in messages. Raises `UserError`: the program
     refuses the request; also its other `DlbenchError`s, by their exit codes. `EnvironmentLacksError`: it cannot be
     started. `RunError`: it died, or its answer cannot be read. `KeyboardInterrupt`: after all its processes have
-    ended."""
+    ended.
+    """
     try:
         process = subprocess.Popen(
             command,

@@ -1,7 +1,8 @@
 """Starts, monitors and ends the processes of a run on this machine, and handles signals to dlbench. Each process is a
 supervisor (dlbench.supervisor), which ends the processes of its program; if it was killed itself, all processes with
 the token of the launch are ended. Ctrl-C, SIGTERM and SIGHUP take effect only where dlbench checks for them, never
-during cleanup. SIGUSR1 asks the ranks to stop after the current step."""
+during cleanup. SIGUSR1 asks the ranks to stop after the current step.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Interruption:
     """A context in which SIGINT, SIGTERM and SIGHUP are only counted, until `check` or the end of the context. After a
     signal the handlers stay in place beyond the context, so that repeated Ctrl-C does not interrupt the end of the
     command. Ignored signals (nohup) stay ignored. Raises `KeyboardInterrupt`: at the end, if there was a signal and no
-    other error."""
+    other error.
+    """
 
     def __init__(self) -> None:
         self._num_signals = 0
@@ -176,7 +178,8 @@ def names_a_cause(lines: Sequence[str]) -> bool:
 
 def last_words(lines: Sequence[str]) -> str:
     """Returns the error message in a process's last lines, as one line, or "": an error of dlbench, else an exception,
-    else an error of mpirun or srun, else the last line that is not part of a warning."""
+    else an error of mpirun or srun, else the last line that is not part of a warning.
+    """
     text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
     # Without warnings of libraries; Python's module `warnings` prints a second, indented line of source.
     candidates: list[str] = []
@@ -221,7 +224,8 @@ OnProgress = Callable[[int, int, str], None]  # Called with the step or point, t
 class RankProcesses:
     """The processes of one run. `on_progress`: called from another thread. `token`: identifies this launch in
     DLBENCH_LAUNCH_TOKEN of all its processes. `launcher`: `mpirun` or `srun`, which starts all ranks; empty: each
-    process is one rank, in order."""
+    process is one rank, in order.
+    """
 
     def __init__(self, on_progress: OnProgress, token: str, *, launcher: str = "") -> None:
         self._on_progress = on_progress
@@ -241,7 +245,8 @@ class RankProcesses:
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one supervisor, which ends with the calling thread; its output goes to `log`, its progress lines to
         `on_progress`. Raises `EnvironmentLacksError`: the command cannot be executed. `OSError`: the log cannot be
-        written."""
+        written.
+        """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
         try:
@@ -290,7 +295,8 @@ class RankProcesses:
     def wait(self, check: Callable[[], None], may_continue: Callable[[], bool] = lambda: True) -> None:
         """Returns when all processes have ended; after the first failure the others get `GRACE_S`. `check`: called at
         every poll; its exceptions are passed on. `may_continue`: called about once a second; False: all processes are
-        ended."""
+        ended.
+        """
         deadline: float | None = None
         next_folder_poll = time.monotonic() + FOLDER_POLL_S
         while any(p.poll() is None for p in self._processes):
@@ -319,7 +325,8 @@ class RankProcesses:
 
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Ends all processes: SIGTERM to the supervisors, then, without waiting if `is_hurried`, SIGKILL to all of the
-        launch."""
+        launch.
+        """
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -351,7 +358,8 @@ class RankProcesses:
 
     def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
         """Returns how the process that failed first ended; None if none failed. `killed`: rank and signal that mpirun
-        or srun printed, for ranks whose supervisor was killed with them."""
+        or srun printed, for ranks whose supervisor was killed with them.
+        """
         ends = self._ends()
         if not ends:
             return None
@@ -371,7 +379,8 @@ class RankProcesses:
 
     def _ends(self) -> list[tuple[float, int, int]]:
         """Returns time, rank and exit code of each rank that failed, by time: from the reports of the supervisors, or
-        from exit codes of the processes if there are none or a supervisor was killed itself."""
+        from exit codes of the processes if there are none or a supervisor was killed itself.
+        """
         failed = [index for index, p in enumerate(self._processes) if p.returncode]
         if not failed:
             return []

@@ -82,7 +82,8 @@ class Queue:
 
     def find(self, folder: RunFolder, comment: str) -> str:
         """Returns the id of the job with this comment, else of an active job submitted from this folder, else "". A job
-        that has ended may be an earlier one of the run, so that its folder does not count."""
+        that has ended may be an earlier one of the run, so that its folder does not count.
+        """
         by_comment = [job for job in self.jobs.values() if comment and job.comment == comment]
         by_folder = [job for job in self.jobs.values() if job.folder == str(folder.path) and job.phase != "over"]
         for job in (*by_comment, *by_folder):
@@ -157,7 +158,8 @@ def keep_submission(
 ) -> None:
     """Writes `submission.json` into the folder of each run of a job. `job_id`: as sbatch printed it, `ID` or
     `ID;CLUSTER`. `variables`: names of the variables that the job was given. `submitted`: UTC, ISO 8601; empty: now.
-    Raises `RunError`: a file cannot be written."""
+    Raises `RunError`: a file cannot be written.
+    """
     now, first_run, owner = submitted or utc_now(), folders[0].path.name, user_name()
     bare_id, _, cluster = job_id.partition(";")
     shares_job = len(folders) > 1 and not job.is_array

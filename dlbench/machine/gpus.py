@@ -1,7 +1,8 @@
 """Finds the GPUs and network adapters of a machine with their NUMA nodes, and the GPUs that CUDA shows a process. Uses
 NVML and /sys, so that torch need not be imported. CUDA numbers devices by PCI bus if CUDA_DEVICE_ORDER is PCI_BUS_ID,
 as NVML always does; CUDA_VISIBLE_DEVICES hides and reorders (CUDA Programming Guide, environment variables). CUDA shows
-a process only the first of several MIG slices."""
+a process only the first of several MIG slices.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def adapters(root: Path = Path("/")) -> dict[str, int]:
 def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:
     """Returns the kind of each adapter of a fast network with an active link, by the adapter's name. EFA and Omni-Path
     are also in the class of InfiniBand; software adapters (rxe, siw) have no device (Linux,
-    Documentation/ABI/stable/sysfs-class-infiniband)."""
+    Documentation/ABI/stable/sysfs-class-infiniband).
+    """
     kind_by_adapter = {}
     for adapter in sorted((root / "sys/class/infiniband").glob("*")):
         ports = [port for port in (adapter / "ports").glob("*") if _text(port / "state").endswith("ACTIVE")]
@@ -208,7 +210,8 @@ def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Returns the devices that CUDA shows for a value of `CUDA_VISIBLE_DEVICES` (None: not set), up to the first wrong
-    entry. `gpus`: whole GPUs by PCI bus; one in MIG mode computes only in its slices."""
+    entry. `gpus`: whole GPUs by PCI bus; one in MIG mode computes only in its slices.
+    """
     if listed is None:
         # A GPU in MIG mode is not a device itself, and CUDA uses only the first slice.
         split_buses = {part.pci_bus_id for part in slices}
@@ -266,7 +269,8 @@ def gpu_trouble(uuid: str) -> str:
 
 def restricted_mode(uuid: str | None) -> str:
     """Returns e.g. `exclusive process mode, used by process 4711`; empty in the default mode (nvmlComputeMode_t).
-    `uuid`: None: the first GPU of the machine in such a mode counts."""
+    `uuid`: None: the first GPU of the machine in such a mode counts.
+    """
 
     def mode_text(nvml: ModuleType, handle: Any) -> str:
         mode = nvml.nvmlDeviceGetComputeMode(handle)
@@ -326,7 +330,8 @@ class Unusable(NamedTuple):
 def is_given_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether ranks started here should use a GPU: `has_gpu`, and this process may open its device file.
     Slurm's control groups (ConstrainDevices) keep the device files of other jobs' GPUs, and refuse to open them. AMD's
-    file counts even if the user is not in its group: `unusable` reports that."""
+    file counts even if the user is not in its group: `unusable` reports that.
+    """
     files = [*(root / "dev").glob("nvidia[0-9]*"), root / "dev/dxg"]
     if not _has_nvidia_driver(root):
         files = [root / "dev/kfd"]
@@ -355,7 +360,8 @@ def _lacking_group(file: Path) -> str:
 
 def hidden_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Unusable | None:
     """Returns why this process cannot use the machine's GPUs although no variable hides them; else None. A container
-    without devices still sees the PCI bus of its machine. GPUs with other drivers (nouveau, vfio-pci) do not count."""
+    without devices still sees the PCI bus of its machine. GPUs with other drivers (nouveau, vfio-pci) do not count.
+    """
     if is_given_gpu(root, environment) or environment.get(VISIBLE) is not None:
         return None
     devices = root / "sys/bus/pci/devices"

@@ -156,7 +156,8 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
 
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """Returns readings of the joules of each package and of its memory, without cores and uncore, which are parts of a
-    package, and `psys`, which includes all packages."""
+    package, and `psys`, which includes all packages.
+    """
     top = root / "sys/class/powercap"
     try:
         zones = sorted(zone for zone in top.iterdir() if zone.name.startswith("intel-rapl:"))

@@ -1,6 +1,7 @@
 """Reads the memory of this process, the memory that a job may still use, and out-of-memory kills by the kernel. Such a
 kill is proved by the counter `oom_kill` in `memory.events` of version 2 (Linux,
-Documentation/admin-guide/cgroup-v2.rst) or `memory.oom_control` of version 1 (since Linux 4.13)."""
+Documentation/admin-guide/cgroup-v2.rst) or `memory.oom_control` of version 1 (since Linux 4.13).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything. NVML's utilisation
 shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of the GPU it used, as
-means since the previous reading; it needs no privileges. Source: the NVML API reference (nvml.h)."""
+means since the previous reading; it needs no privileges. Source: the NVML API reference (nvml.h).
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,8 @@ def _count_cached(
 def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
     """Evicts files from the page cache while the caller iterates; appends lines about it to `report`. Dirty files are
     written, and all are advised as not needed. If this process is allowed to, it also drops the kernel's cache of names
-    and attributes, of the whole machine, so that opening is cold."""
+    and attributes, of the whole machine, so that opening is cold.
+    """
     yield from _advise(files, report)
     try:
         kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # never created

@@ -5,7 +5,8 @@ with MPI if it is installed, and with NCCL and CUDA if torch is built for CUDA a
 the timeline: with HOROVOD_TIMELINE set, rank 0 waits on the host for the gradients and the end of each message
 (`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile; with the patch only while a
 file is open, which dlbench opens and closes between two steps. The remaining cost is that negotiated bit vectors are
-twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`)."""
+twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`).
+"""
 
 from __future__ import annotations
 
@@ -159,7 +160,8 @@ def _first_line(*command: str) -> str:
 def toolchain() -> dict[str, str | None]:
     """Returns everything that affects the binary: versions and folders of Python, torch, compiler, MPI, NCCL and CUDA.
     The values for CUDA are None if torch is built for CPUs, or if a part is missing, which ``cuda_lacks`` then
-    names."""
+    names.
+    """
     torch = ask(_ASK_TORCH)
     if isinstance(torch, str):
         raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
@@ -191,7 +193,8 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
 
 def _architectures(torch: Mapping[str, Any], nvcc: Nvcc) -> str:
     """Returns the architectures of the visible GPUs, else all of torch's, as far as nvcc supports them; ``80,90``.
-    Horovod's default is all that nvcc supports, which takes minutes."""
+    Horovod's default is all that nvcc supports, which takes minutes.
+    """
     architectures = set(torch["gpus"])
     if not architectures:
         architectures.update(re.findall(r"^sm_(\d+)$", "\n".join(torch["built_for"]), re.MULTILINE))
@@ -227,7 +230,8 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
 
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
     """Links libraries from pip to the names that linkers need; returns the variables that point to them. At run time
-    the names with version numbers count: torch, imported first, has loaded these libraries."""
+    the names with version numbers count: torch, imported first, has loaded these libraries.
+    """
     if not facts.get("nccl"):
         return {}
     library, lib = Path(str(facts["nccl_library"])), Path(str(facts["cuda_home"])) / "lib"
@@ -331,7 +335,8 @@ def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Calla
 def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], source: Path | None = None) -> Path:
     """Builds the wheel for a toolchain and moves it into the cache; returns its path. `say`: prints a line. `source`:
     the archive; None to download it. Raises `EnvironmentLacksError`: a compiler or CMake is missing. `RunError`:
-    download, check, patch or build failed; the message names the log."""
+    download, check, patch or build failed; the message names the log.
+    """
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:
             raise EnvironmentLacksError(f"horovod: {program} is not on PATH; install the system package {package}")
@@ -365,7 +370,8 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], sou
 
 def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path | None = None) -> Path:
     """Installs Horovod into this environment, from the cache or a new build, unless that wheel is installed already;
-    returns the wheel. `say` and `source`: as in `build_wheel`."""
+    returns the wheel. `say` and `source`: as in `build_wheel`.
+    """
     source = given_source(source)
     facts = toolchain()
     if lacks := facts["cuda_lacks"]:

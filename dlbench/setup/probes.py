@@ -1,5 +1,6 @@
 """Checks what is installed here and works, with remedies, for `dlbench doctor`; changes nothing. Heavy libraries are
-imported in separate processes, so that a broken one does not affect the others."""
+imported in separate processes, so that a broken one does not affect the others.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Checks the ranks' Python for missing packages before a job is submitted, if this machine can execute it. Modules,
-setup lines, a container or variables of the loader may change what ranks load; then they report errors themselves."""
+setup lines, a container or variables of the loader may change what ranks load; then they report errors themselves.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def _sees_gpu(python: str) -> bool:
 @cache
 def _horovod(python: str) -> dict[str, Any] | None:
     """Returns how Horovod was built; None if it does not load here, e.g. on a login node without a driver. The answer
-    is cached until another torch or Horovod is installed, because importing torch takes seconds."""
+    is cached until another torch or Horovod is installed, because importing torch takes seconds.
+    """
 
     def find() -> str | None:
         answer = ask(ASK_HOROVOD, python=python)

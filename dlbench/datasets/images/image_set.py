@@ -1,5 +1,6 @@
 """Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards. In a tree, `<class>/<image>.jpg` (or
-.jpeg, .webp, any case), the sorted class folders are labels 0, 1, ...; a remark names files that are not read."""
+.jpeg, .webp, any case), the sorted class folders are labels 0, 1, ...; a remark names files that are not read.
+"""
 
 from __future__ import annotations
 

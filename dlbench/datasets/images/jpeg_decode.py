@@ -1,7 +1,8 @@
 """Decodes images, at their full size or at a half, a quarter or an eighth of it. A JPEG is stored as blocks of 8 x 8
 frequencies; taking the lowest 4 x 4, 2 x 2 or 1 x 1 of each decodes a smaller image directly (Independent JPEG Group,
 `libjpeg.txt`, "scale_num, scale_denom"), for which libjpeg-turbo has fast code. After `dlbench setup images` a function
-in C decodes only a part of an image (ibidem, "Partial image decompression"), which no Python library offers."""
+in C decodes only a part of an image (ibidem, "Partial image decompression"), which no Python library offers.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def _library() -> Path:
 @cache
 def region_function() -> tuple[Any | None, str]:
     """Returns the function in C, or None if whole images must be decoded, and the decoder's name for reports. It is
-    tested in each process, because machines with a common home folder may have different libjpegs."""
+    tested in each process, because machines with a common home folder may have different libjpegs.
+    """
     if _simplejpeg() is None:
         return None, "Pillow"
     try:
@@ -127,7 +129,8 @@ class Encoded:
     def pixels(self, factor: int = 1, part: Box | None = None) -> tuple[NDArray[np.uint8], str | None]:
         """Decodes to (ceil(height / factor), ceil(width / factor), 3) RGB, with a remark if it was converted. `factor`:
         one of `FACTORS`, at most width and height; 1 if not scalable. `part`: pixels to return (None: all); damage
-        outside of it may not be noticed. Raises ValueError: it is truncated or damaged."""
+        outside of it may not be noticed. Raises ValueError: it is truncated or damaged.
+        """
         left, top, right, bottom = box = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
         if part is not None and self.fast:
             decode_region, _ = region_function()
@@ -191,7 +194,8 @@ def _one_line(error: Exception) -> str:
 
 def inspect(data: bytes) -> Encoded:
     """Reads the header of an encoded image. Raises ValueError: it is empty, damaged or not an image, or claims more
-    pixels than a photograph has. EnvironmentLacksError: Pillow is not installed."""
+    pixels than a photograph has. EnvironmentLacksError: Pillow is not installed.
+    """
     if not data:
         raise ValueError("empty file")
     encoded = _jpeg_header(data) or _any_header(data)
@@ -234,5 +238,6 @@ def _any_header(data: bytes) -> Encoded:
 
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
     """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels. Raises
-    ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed."""
+    ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed.
+    """
     return inspect(data).pixels()

@@ -138,7 +138,8 @@ def scan_shards(
 ) -> ShardIndex:
     """Reads the headers of all shards of a folder. `classes`: names of the classes; None: from the shards, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
-    splits, else 0. `split`: to read if the names of the shards distinguish two."""
+    splits, else 0. `split`: to read if the names of the shards distinguish two.
+    """
     shards = shard_names(folder, split)
     if shards is None:
         raise UserError(f"{str(folder)!r} holds no shards; expected {SHARD_LAYOUT}")
@@ -377,7 +378,8 @@ class ImageSet:
     def read(self, index: int) -> bytes:
         """Reads the encoded bytes of one sample. Raises OSError: its file cannot be read. ValueError: its file is
         shorter than the index says, or the checksum (TFRecord) differs. EnvironmentLacksError: google-crc32c is not
-        installed."""
+        installed.
+        """
         raise NotImplementedError
 
     def name(self, index: int) -> str:
@@ -395,7 +397,8 @@ class ImageSet:
 class ImageShards(ImageSet):
     """Labelled encoded images in shards. Files are opened at first use in each copy, and are read only at given
     positions, so that a forked process can use its parent's. `open_at_most`: shards kept open; None: a quarter of the
-    process's limit."""
+    process's limit.
+    """
 
     def __init__(self, root: Path, index: ShardIndex, open_at_most: int | None = None) -> None:
         self.root, self.index, self.kind = root, index, index.container

@@ -65,7 +65,8 @@ class Cosmology:
 def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
     """Returns the transfer function at wave numbers k > 0 in 1/Mpc, which is 1 at small k. Eisenstein and Hu, "Baryonic
     Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29: the fit without wiggles, for no
-    baryons, where its Gamma_eff is Omega_m h."""
+    baryons, where its Gamma_eff is Omega_m h.
+    """
     q = k * _THETA**2 / (cosmology.omega_m * cosmology.h**2)
     logarithm = np.log(2 * math.e + 1.8 * q)
     fit: NDArray[np.float64] = logarithm / (logarithm + (14.2 + 731 / (1 + 62.5 * q)) * q * q)
@@ -89,7 +90,8 @@ def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
     """Returns the linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8. sigma^2(R)
     is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale Structure of
-    the Universe", 1980)."""
+    the Universe", 1980).
+    """
     low, high, points = _LOG_K
     grid = np.logspace(low, high, points)
     integrand = grid**3 / (2 * np.pi**2) * _unscaled(grid, cosmology) * top_hat(grid * 8 / cosmology.h) ** 2
@@ -100,7 +102,8 @@ def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.flo
 
 def growth(redshift: float, omega_m: float) -> float:
     """Returns the linear growth: the contrast at a redshift over that of today, 1 at redshift 0. Carroll, Press and
-    Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe."""
+    Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
+    """
     return _growth_suppression(redshift, omega_m) / (1 + redshift) / _growth_suppression(0.0, omega_m)
 
 

@@ -2,7 +2,8 @@
 photograph of the installed packages scikit-image and scikit-learn is a class. An image is a random crop of it at a
 random scale, with grain like a sensor's, so that a network has something to learn and a JPEG has a realistic size.
 Validation crops overlap with training crops: their accuracy shows that a network learns, not how well it generalises.
-The order of samples in shards is random, so that a shard read from front to back mixes the classes."""
+The order of samples in shards is random, so that a shard read from front to back mixes the classes.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +204,8 @@ def photo_path(photo: Photo) -> Path:
 class PhotoRecipe:
     """A tree of JPEGs of labelled photographs; a `Recipe` of dlbench.datasets.making.production. The defaults resemble
     ImageNet: 500 x 375 pixels, about 105 kB per image (ImageNet: 115 kB). Image k of a class does not depend on the
-    number of images."""
+    number of images.
+    """
 
     train_images: int  # over all classes, divided as evenly as possible
     validation_images: int  # 0, or at least one per class

@@ -1,7 +1,8 @@
 """Makes data sets: several processes write parts, and production can be resumed after any interruption. Parts are
 written in `.partial/`, synced and renamed, so that a part with its final name is complete. During production the folder
 holds a locked `.production.json`, `{"format": "dlbench.production", "version": 1, "kind", "made_with"}`. The manifest
-is written last."""
+is written last.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class Recipe(Protocol):
 
     def write(self, part: DatasetPart, path: Path) -> None:
         """Writes one part, in a worker process, to `path`, which has the name of the part's file and does not exist
-        yet."""
+        yet.
+        """
 
     def finish(self, folder: Path) -> None:
         """Writes small files next to the parts, after all parts."""
@@ -91,7 +93,8 @@ def produce(
 ) -> Manifest:
     """Makes the missing parts of a data set; returns its manifest. `folder`: new, empty, or with this data set.
     `workers`: processes that write; 1: this process. Raises UserError: the folder holds something else, or cannot be
-    written."""
+    written.
+    """
     made_with = dict(recipe.made_with)
     manifest = _finished(recipe.kind, made_with, folder)
     begun = folder / BEGUN

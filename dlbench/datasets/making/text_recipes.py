@@ -1,7 +1,8 @@
 """Makes a text data set from the reference topics and the docstrings of the running Python's standard library. Left out
 are tests, modules that distributions package separately, `encodings`, whose modules all have the same text, and
 doctests. There is one document per topic (`topic/for`) or module (`module/asyncio/queues.py`): with CPython 3.11.7 379
-documents, 1.57 MB, 20,148 sentences. Copyright Python Software Foundation, PSF License Version 2."""
+documents, 1.57 MB, 20,148 sentences. Copyright Python Software Foundation, PSF License Version 2.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Copies a whole data set to a node, file by file. Links are followed only to regular files inside the data set. A copy
 gets its name when it is complete, and the modification time of its source: a file of an earlier staging is reused if it
-has the size and time of its source and, with a manifest, its SHA-256."""
+has the size and time of its source and, with a manifest, its SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class Tally:
 
 def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) -> None:
     """Executes all tasks in `num` threads, started in their order; `work` gets the thread's number and a task. Raises
-    the error of the first task that failed, after all threads have ended."""
+    the error of the first task that failed, after all threads have ended.
+    """
     waiting, lock = iter(tasks), threading.Lock()
     failures: list[BaseException] = []
 
@@ -142,7 +144,8 @@ class SourceFile:
 def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[SourceFile]:
     """Lists the files of a data set, in the order of their names. `parts`: folders or files by their names in the copy,
     an empty name for the data set itself. `within`: the data set, which links must not leave. Raises UserError: an
-    entry is neither a file nor a folder, or a link out of the data set. OSError: it cannot be listed."""
+    entry is neither a file nor a folder, or a link out of the data set. OSError: it cannot be listed.
+    """
     files: list[SourceFile] = []
     for name, folder in parts.items():
         resolved = folder.resolve()
@@ -202,7 +205,8 @@ def replicate(
     """Copies a data set; returns its files, and how the copies were verified, as text. `parts`, `within`: as in
     `list_files`. `require`: called first with the bytes and files to be written; raises if they do not fit. Raises
     UserError: as `list_files`. IncompleteDataError: a file changed during the copy, or differs from the manifest.
-    OSError: copying failed."""
+    OSError: copying failed.
+    """
     files = list_files(parts, within, tally)
     digests: dict[str, str] = {}  # SHA-256 by path in the data set
     source = within if within.is_dir() else within.parent
@@ -243,7 +247,8 @@ def replicate(
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
     """Copies one file to `partial`, on the same file system, and renames it. `sha256`: the expected digest; None:
     unknown. Raises IncompleteDataError: the source changed during the copy, or its digest differs. OSError: copying
-    failed."""
+    failed.
+    """
     digest = hashlib.sha256()
     with open_file(Path(file.path)) as source, partial.open("wb") as copy:
         while piece := source.read(_PIECE_BYTES):

@@ -1,7 +1,8 @@
 """Stages single samples on a node: those of its ranks before training (shard), or each one at its first read (lazy).
 Several processes write and read at the same time. `<folder>/<index // 4096>/<index>` holds a sample's bytes and their
 CRC-32 (4 bytes, little-endian). A file is renamed when it is complete. It is not synced: a power failure ends the job,
-too, and the checksum reveals a damaged file."""
+too, and the checksum reveals a damaged file.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def find_whole(
     stores: Mapping[int, SampleStore], needed: Mapping[int, Sequence[int]], tally: Tally
 ) -> dict[int, set[int]]:
     """Returns the intact samples of an earlier staging by rank, and removes all others. `needed`: sample numbers by
-    rank."""
+    rank.
+    """
     intact: dict[int, set[int]] = {}
     for rank, store in stores.items():
         intact[rank], needed_indices = set(), set(needed[rank])
@@ -165,7 +167,8 @@ def fill(
 ) -> None:
     """Copies samples into the stores of ranks, in the order of the data set. `missing`: sample numbers by rank.
     `open_fetch`: returns a reader for one thread. `on_bad`: called with the error of a sample that cannot be read;
-    returns whether to continue. Raises OSError: writing failed. Exception: a sample cannot be read."""
+    returns whether to continue. Raises OSError: writing failed. Exception: a sample cannot be read.
+    """
     pairs: list[tuple[int, int]] = []  # sample number and rank
     for rank, indices in missing.items():
         pairs += [(int(index), rank) for index in indices]
@@ -194,7 +197,8 @@ def fill(
 def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: int) -> NDArray[np.bool_]:
     """Returns (N,) whether a node stores each sample if not all fit: in random order, equal on all nodes of equal
     capacity. A stored sample is never replaced: each one is read once per epoch, so that all are worth the same (Mohan
-    et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021: MinIO)."""
+    et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021: MinIO).
+    """
     disk_bytes = -(-(sizes + STORE_BYTES) // block) * block
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(sizes))
     is_stored = np.zeros(len(sizes), dtype=bool)

@@ -1,7 +1,8 @@
 """Tokenises raw text into flat arrays: tokens, starts of sentences, starts of documents. Input is a UTF-8 text file or
 a folder of files that end in `.txt` or, as MLPerf numbers them, `-00000-of-00500`. A blank line or the end of a file
 ends a document. A line is split into sentences after `.`, `!` or `?` if white space and then a capital, a digit or an
-opening quote or bracket follow. A vocabulary is a text file with one entry per line."""
+opening quote or bracket follow. A vocabulary is a text file with one entry per line.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def tokenise(
     documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
 ) -> TextCorpus:
     """Tokenises documents, each a list of sentences. `digest`: called for `sha256` when all documents have been
-    read."""
+    read.
+    """
     encoder = _Encoder(vocabulary)
     for document in documents:
         encoder.add(document)

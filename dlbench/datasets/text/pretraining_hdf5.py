@@ -187,7 +187,8 @@ class SampleRows:
 
     def read(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Reads one sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout. Raises OSError:
-        the file is damaged or missing. ValueError: a row of variable length is too long."""
+        the file is damaged or missing. ValueError: a row of variable length is too long.
+        """
         path, row = self.index.locate(index)
         with damage_as_oserror():
             datasets = self._files.content(path, _datasets)
@@ -207,7 +208,8 @@ def read_rows(
 ) -> dict[str, NDArray[np.int64]]:
     """Reads rows of an open file, or of its datasets by name, as (stop - start, S), (.., P) and (..,) int64.
     Predictions beyond P are dropped, missing ones are 0. Raises ValueError: a row of variable length has more than S
-    tokens, or parts of different lengths."""
+    tokens, or parts of different lengths.
+    """
     import h5py
 
     if h5py.check_vlen_dtype(file["input_ids"].dtype) is not None:

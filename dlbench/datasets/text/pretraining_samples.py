@@ -56,7 +56,8 @@ def mask_tokens(
     ids: Ids, candidates: Ids, num_tokens: int, masking: Masking, generator: np.random.Generator
 ) -> tuple[Ids, Ids, Ids]:
     """Returns the masked sequence (S,), the predicted positions (k,), ascending, and their original ids (k,). `ids`:
-    (S,) the sequence. `candidates`: positions that may be masked, ascending."""
+    (S,) the sequence. `candidates`: positions that may be masked, ascending.
+    """
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])
     labels = ids[positions]
@@ -115,7 +116,8 @@ class SampleMaker:
 
     def runs(self) -> tuple[Ids, Ids]:
         """Cuts the documents into runs of sentences of full length, except for a document's last run. Returns first
-        sentence and end (n, 2), and the document (n,), of each run."""
+        sentence and end (n, 2), and the document (n,), of each run.
+        """
         runs, documents = [], []
         for document in range(self.corpus.num_documents):
             start, stop = self._sentences(document)
@@ -140,7 +142,8 @@ class SampleMaker:
     def sample(self, pair: Pair, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
         """Makes one sample: cuts A and B to fit, joins them, and masks tokens. Returns input_ids, token_type_ids,
         attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, 0 if unused; masked_weights (P,) float32, 0
-        if unused; next_sentence () int64, 1 if B is random."""
+        if unused; next_sentence () int64, 1 if B is random.
+        """
         first = self.corpus.tokens[pair.begin : pair.split].astype(np.int64)
         if pair.random_next:
             second = self._elsewhere(pair.document, self.room - len(first), generator)

@@ -1,7 +1,8 @@
 """Plans the Slurm jobs of a series, and the node-hours that they may cost. A few jobs wait less in the queue than many:
 runs that request the same resources share a job, in the order of the series, in which repeats are interleaved over
 points. The repeats of a point run on the same nodes (`same`), which keeps differences between nodes out of comparisons,
-or start on a different node each time (`rotate`), which averages these differences."""
+or start on a different node each time (`rotate`), which averages these differences.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
     """Returns the plans with the nodes that each one runs on (`slurm.nodelist`). `mode`: `same`: the first nodes;
     `rotate`: repeat k of a run on n nodes begins at node k n, modulo the number of nodes. `hosts`: the nodes to choose
     from, as a Slurm host list. `share_one_job`: whether points of different sizes share a job. Raises `UserError`:
-    there are too few nodes, or the system file names nodes already."""
+    there are too few nodes, or the system file names nodes already.
+    """
     option = f"--{mode}-nodes {hosts}"
     try:
         names = list(dict.fromkeys(expanded(hosts)))
@@ -89,7 +91,8 @@ def jobs_of(
 ) -> list[Job]:
     """Returns the jobs of a series, in the order of their first runs. `seconds`: time limit of each run by run id, 0
     for no limit; None: that of its system. `chain`: whether the elements of an array run one at a time. Raises
-    `UserError`: the two sides of --ab cannot share a job."""
+    `UserError`: the two sides of --ab cannot share a job.
+    """
     _require_common_job(plans, packing)
     limits_s = seconds or _system_limits(plans)
     jobs = []
@@ -227,7 +230,8 @@ class _Earlier:
 def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, TimeEstimate]:
     """Returns the time limit of each run of a series, by run id. `out`: folder of all runs, which need not exist.
     `asked`: the user's time limit of a run, as Slurm writes it; None: that of the plan's settings, else an estimate
-    from earlier runs."""
+    from earlier runs.
+    """
     if asked is not None:
         return {plan.run_id: TimeEstimate(seconds=limit_seconds(asked)) for plan in plans}
     configurations = {plan.run_id: _configuration(plan.model_dump(mode="json")) for plan in plans if not _is_set(plan)}
@@ -372,7 +376,8 @@ def campaign_of(
 ) -> Campaign:
     """Plans the jobs of a series. `out`: folder of all runs. `time`: the user's time limit of a run, as Slurm writes
     it; None: estimated from earlier runs. Raises `UserError`: the two sides of --ab cannot share a job, or the time
-    limit of a job is so short that Slurm's warning would stop its runs."""
+    limit of a job is so short that Slurm's warning would stop its runs.
+    """
     time_estimates = estimates(plans, out, asked=time)
     seconds = {run_id: estimate.seconds for run_id, estimate in time_estimates.items()}
     jobs = []
@@ -390,7 +395,8 @@ def campaign_of(
 
 def _require_late_warning(job: Job, time_estimates: Mapping[str, TimeEstimate]) -> None:
     """Raises `UserError` if Slurm's warning may come before one of the job's runs can have ended; runs with checkpoints
-    continue after a requeue."""
+    continue after a requeue.
+    """
     ahead_s = _warned_ahead_s(job.shape)
     seconds = limit_seconds(job.time_limit)
     needed_s = 0.0

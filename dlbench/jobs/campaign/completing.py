@@ -1,6 +1,7 @@
 """Submits each job of a series exactly once, whatever sbatch answers and wherever this process is killed. The order of
 the files makes it so: plans, script, sbatch, `submission.json`. A run folder with a script and nothing else may belong
-to a queued job; then the scheduler is asked for a job with its comment."""
+to a queued job; then the scheduler is asked for a job with its comment.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
 ) -> str:
     """Writes the jobs of a new or an existing series to disk before anything is submitted; returns the name of the
     series. Raises `UserError`: a run of that name exists, the series belongs to another user, or another process
-    submits it. `RunError`: the files cannot be written."""
+    submits it. `RunError`: the files cannot be written.
+    """
     series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} belongs to user {owner}; choose another --series")
@@ -166,7 +168,8 @@ def submit(
     """Writes a job's script into the folder of each of its runs and submits it; returns its id. An sbatch that fails
     may have queued the job nevertheless ("Socket timed out on send/recv operation"): then Slurm is asked for it.
     `folders`: absolute, one per run. `comment`: unique to the job. Raises `RefusedError`: the job was refused; the
-    folders were removed. `SubmissionUnknownError`: Slurm lists no such job, and it may be queued; the folders stay."""
+    folders were removed. `SubmissionUnknownError`: Slurm lists no such job, and it may be queued; the folders stay.
+    """
     name, *others = job.run_ids
     if others:
         name = f"{name} and {counted(len(others), 'more run')}"
@@ -258,7 +261,8 @@ def complete(
     are passed on. `max_jobs`: most jobs of the series that wait or run at a time, counting elements of arrays. Raises
     `UserError`: this user has no such series, another process submits it, or `max_jobs` is less than the elements of
     one array. `RefusedError`, `SubmissionUnknownError`: as `submit`. `SchedulerUnavailableError`: the queue cannot be
-    read."""
+    read.
+    """
     require_own(root, series_id)
     with locked(root, series_id) as lock:
         now = submission_status(root, series_id)
@@ -308,7 +312,8 @@ def write_only(
 ) -> list[tuple[Job, str]]:
     """Writes the missing plans and scripts of a series without submitting them; returns the jobs, each with the id of
     the job that it has to wait for, or an empty text. `also_written`: also return jobs whose scripts were written
-    before. Raises `UserError` and `RunError` as `complete` does."""
+    before. Raises `UserError` and `RunError` as `complete` does.
+    """
     require_own(root, series_id)
     written = []
     with locked(root, series_id):
@@ -331,7 +336,8 @@ def write_only(
 
 def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
     """Records the jobs of a series that were submitted by hand, if their logs or the queue show them. Returns why the
-    scheduler does not answer, or an empty text."""
+    scheduler does not answer, or an empty text.
+    """
     with suppress(UserError, RunError):
         require_own(root, series_id)
         with locked(root, series_id):

@@ -2,7 +2,8 @@
 scheduler can say which jobs are the series' own: each was submitted with the folder of its first run as working
 directory, and the script of an array names the run of each element. A run whose job ended before the run began gets a
 new job. Runs of a cancelled job do so only on request; if they had begun they become a new attempt, as after a
-requeue."""
+requeue.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +169,8 @@ def _queue(scheduler: Slurm, clusters: Collection[str]) -> Queue:
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
     """Returns the ids of active jobs that were submitted from a folder, with one of the comments if any are given (the
-    user may have submitted other jobs there); the id of an array once."""
+    user may have submitted other jobs there); the id of an array once.
+    """
     job_ids = []
     for job in queue.jobs.values():
         if job.phase == "over" or (comments and job.comment not in comments):
@@ -229,7 +231,8 @@ def reopen(
     """Puts runs that never began, and whose jobs have ended but not in state COMPLETED, into new jobs of their series.
     Does nothing if the scheduler does not answer. `with_cancelled`: also take runs whose jobs were cancelled, even if
     they had begun. Raises `UserError`: this user has no such series, or another process submits it. `RunError`: a file
-    cannot be written. `IncompleteDataError`: a file of the series is damaged."""
+    cannot be written. `IncompleteDataError`: a file of the series is damaged.
+    """
     require_own(root, series_id)
     with locked(root, series_id):
         now = submission_status(root, series_id)
@@ -279,7 +282,8 @@ def _unfinished(root: Path, job: SeriesJob, series_job_id: str) -> Iterator[_Unf
 
 def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", ""]:
     """Returns how the job of an unfinished run ended, from the run's log if the scheduler has forgotten the job; empty
-    if it has not ended, was completed, or is unknown."""
+    if it has not ended, was completed, or is unknown.
+    """
     jobs = queue.of(run.job_id)
     if not jobs:
         if run.log is None:
@@ -292,7 +296,8 @@ def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", "
 
 def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run: bool) -> Campaign:
     """Moves runs into new jobs of their series. The folders are cleared first and the series file is written last, so
-    that another call continues after a kill."""
+    that another call continues after a kill.
+    """
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
@@ -322,7 +327,8 @@ def _position(plan: LaunchPlan) -> int:
 
 def _clear(folder: RunFolder) -> None:
     """Removes the files of the submission from a run's folder, and renames the log of the job. The files of a run that
-    had begun move to `attempt-NNNN/`, as slurm/earlier.j2 moves them after a requeue."""
+    had begun move to `attempt-NNNN/`, as slurm/earlier.j2 moves them after a requeue.
+    """
     try:
         if not never_began(folder):
             attempt_folder = folder.path / f"attempt-{attempt_of(folder):04d}"

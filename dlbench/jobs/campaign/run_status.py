@@ -109,7 +109,8 @@ def wait(
 ) -> Outcome:
     """Waits until all jobs of a series have ended, or until the timeout; returns the last status. `check`: called twice
     a second; its exceptions are passed on. `notify`: called with the status text when it changes. `every_s`: polling
-    interval in seconds. Raises `UserError`: there is no such series. `IncompleteDataError`: a file is damaged."""
+    interval in seconds. Raises `UserError`: there is no such series. `IncompleteDataError`: a file is damaged.
+    """
     end = time.monotonic() + timeout_s
     monitor = SeriesMonitor(root, series_id)
     pause_s = min(_FIRST_PAUSE_S, every_s)
@@ -318,7 +319,8 @@ def _is_running(status: RankStatus) -> bool:
 
 def counted(series: SubmissionStatus, run_statuses: Mapping[str, RunStatus]) -> str:
     """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``; `run_statuses`: by run
-    id."""
+    id.
+    """
     words = {"missing": "not submitted", "unsure": "not submitted", "written": "script written only"}
     states: dict[str, str] = {}
     for job, job_state in zip(series.series.jobs, series.states, strict=True):

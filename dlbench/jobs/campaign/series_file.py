@@ -1,5 +1,6 @@
 """The files of a series, written before the first job is submitted, so that a series can be resumed: `.series/ID.json`
-lists its jobs, `.series/ID.plans` holds one plan per line, and `.series/ID.jobs` gets one line per submitted job."""
+lists its jobs, `.series/ID.plans` holds one plan per line, and `.series/ID.jobs` gets one line per submitted job.
+"""
 
 from __future__ import annotations
 
@@ -283,7 +284,8 @@ def owner_of_other(root: Path, series_id: str) -> str:
 def locked(root: Path, series_id: str) -> Iterator[int]:
     """Keeps other processes from submitting the series, if the file system has locks. Yields a file descriptor: a
     program that inherits it holds the lock. Raises `UserError`: another process submits the series. `RunError`: the
-    file cannot be created."""
+    file cannot be created.
+    """
     with _appending(series_path(root, series_id, "plans")) as file:
         for remaining_tries in reversed(range(_LOCK_TRIES)):
             try:

@@ -1,5 +1,6 @@
 """Builds the commands that run ranks in a container, without running anything. The options are those of
-apptainer-exec(1), srun --help with Pyxis, and podman-run(1)."""
+apptainer-exec(1), srun --help with Pyxis, and podman-run(1).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def python_of(plan: LaunchPlan, python: str) -> str:
 
 def srun_words(plan: LaunchPlan, folder: str) -> list[str]:
     """Returns the options of srun for Pyxis; empty for other kinds of container. The host's value of a variable that
-    the image sets is passed in only if the variable is named here."""
+    the image sets is passed in only if the variable is named here.
+    """
     container = plan.system.container
     if container.kind != "pyxis":
         return []
@@ -69,7 +71,8 @@ def in_container(plan: LaunchPlan, folder: str) -> list[str]:
 
 def _apptainer(plan: LaunchPlan, folder: str) -> list[str]:
     """Uses no PID namespace, so that the rank's supervisor sees the runtime and ends with it. Apptainer passes all
-    variables in except LD_LIBRARY_PATH and PATH."""
+    variables in except LD_LIBRARY_PATH and PATH.
+    """
     container = plan.system.container
     command = _withheld(plan) or ["env"]
     command += _python_path(plan)
@@ -129,7 +132,8 @@ def _package() -> Path:
 
 def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
     """Returns mounts as SRC:DST or SRC:DST:ro, in order. A mount of the system file replaces another one at the same
-    path, because podman refuses two mounts at one path."""
+    path, because podman refuses two mounts at one path.
+    """
     mounts = {path: joined(path, path, by=":") for path in (folder, variable("TMPDIR"))}
     inputs: list[object] = []
     if isinstance(plan, RunPlan):

@@ -1,6 +1,7 @@
 """A job, the runs that one sbatch submits, and the resources that it requests; nothing is run here. In the templates of
 `slurm/` undefined names are errors, and text from outside passes through a filter: `sh` quotes it as one word,
-`comment` turns it into one line of printable characters."""
+`comment` turns it into one line of printable characters.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ class Job:
     @property
     def passes_warning_on(self) -> bool:
         """True if Slurm's warning before the time limit goes to the script, which signals mpirun. Otherwise Slurm
-        signals the tasks of the steps; those of mpirun's step are daemons, which ignore the signal."""
+        signals the tasks of the steps; those of mpirun's step are daemons, which ignore the signal.
+        """
         by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
         return by_mpirun and self.shape.system.slurm.warning_s > 0
 
@@ -178,7 +180,8 @@ def time_text(seconds: int) -> str:
 
 def limit_seconds(limit: str) -> int:
     """Returns a time limit in seconds. `limit`: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
-    `days-hours:minutes` or `days-hours:minutes:seconds` (sbatch(1), --time)."""
+    `days-hours:minutes` or `days-hours:minutes:seconds` (sbatch(1), --time).
+    """
     days, dash, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash or len(parts) == 3:

@@ -1,5 +1,6 @@
 """Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job; runs
-nothing."""
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ only as arguments (src/sbatch/opt.c of Slurm)."""
 
 def resolve(sources: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns variables with their values. `sources`: values, or references to another variable or a file. `variables`:
-    the environment of dlbench. Raises `UserError`: a reference cannot be resolved; the message contains no value."""
+    the environment of dlbench. Raises `UserError`: a reference cannot be resolved; the message contains no value.
+    """
     return {name: _value(name, source, variables) for name, source in sources.items()}
 
 
@@ -75,7 +77,8 @@ def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher. `python`: Python of the
-    ranks, unless the system names another."""
+    ranks, unless the system names another.
+    """
     return render(
         "launch.sh.j2",
         plan=plan,
@@ -106,7 +109,8 @@ def sbatch_options(
 ) -> list[str]:
     """Returns the options of sbatch that a plan (the largest of a job) and its system decide, without --chdir, --output
     and --comment. `job_name`, `time_limit`: in place of those of the plan and its system. `warn_script`: Slurm's
-    warning before the time limit goes to the script, not to its steps."""
+    warning before the time limit goes to the script, not to its steps.
+    """
     layout, slurm = plan.layout, plan.system.slurm
     options = [
         f"--job-name={job_name or plan.job_name}",
@@ -191,7 +195,8 @@ def srun_options(plan: LaunchPlan) -> list[str]:
     copies through host memory. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node, and it
     selects one by its local rank. --gpu-bind=none is not used: for steps of two or more tasks it unsets
     CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of other jobs if the site does not constrain
-    devices."""
+    devices.
+    """
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
     mpi_plugin = launch.mpi_plugin if launch.launcher == "srun-mpi" else "none"
     options = [
@@ -226,7 +231,8 @@ def _unbinds_tasks(plan: LaunchPlan) -> bool:
 
 def node_command(plan_file: str, python: str) -> list[str]:
     """Returns the command of every rank: a supervisor, which runs the rank and ends its processes. With -P Python
-    imports no module from the working directory."""
+    imports no module from the working directory.
+    """
     return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
@@ -274,7 +280,8 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
     """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none. Only the names of
     variables are options, because everybody can read a command line. Under Slurm a node has one slot per task, and so
     per rank; elsewhere one per physical core, and a host given by --host has one (mpirun(1)), so that oversubscription
-    must be allowed."""
+    must be allowed.
+    """
     mapping = f"ppr:{plan.layout.ranks_per_node}:node"
     if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
         mapping += ":OVERSUBSCRIBE"
@@ -288,7 +295,8 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
     """Returns what comes before a rank's own command: the launcher, which is not `local`, and a container's runtime.
-    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation."""
+    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation.
+    """
     in_container = containers.in_container(plan, run.folder)
     if plan.system.launch.launcher == "mpirun":
         return [*_mpirun(plan, hosts), *in_container]
@@ -311,7 +319,8 @@ def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
     """Returns the text of `job.sbatch`, for one run or several. `folders`: absolute, one per run in the same order.
     `python`: Python of the nodes, unless the system names another. `comment`: identifies the job in the queue; empty:
-    none."""
+    none.
+    """
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
@@ -419,7 +428,8 @@ def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
 
 def directive(option: str) -> str:
     """Returns an option as the text after `#SBATCH`; empty if it must be an argument. Within double quotes sbatch
-    interprets only backslashes, which escape (`_get_argument` of its opt.c)."""
+    interprets only backslashes, which escape (`_get_argument` of its opt.c).
+    """
     if not option.isprintable() or _NEVER_A_LINE.search(option):
         return ""
     name, equals, value = option.partition("=")
@@ -443,7 +453,8 @@ def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, 
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
     """Returns the command that submits a job's script, with the options that the script cannot hold. `folder`: of the
     first run. `after`: id of a job that must end before, because runs of a series would disturb each other on shared
-    switches."""
+    switches.
+    """
     arguments = ["sbatch", "--parsable", *script_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")

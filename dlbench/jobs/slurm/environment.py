@@ -1,6 +1,7 @@
 """Runs Slurm's programs with an environment that does not depend on the submitting shell. Variables set options of
 sbatch, squeue, sacct and srun (sbatch(1), INPUT ENVIRONMENT VARIABLES), with precedence over the script, and a shell
-inside a job has those of its own job. Only variables that a client needs to reach its cluster are kept."""
+inside a job has those of its own job. Only variables that a client needs to reach its cluster are kept.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and captures its output. `environment`: None: `client_environment`. `keep_open`: file
     descriptors that it inherits. Raises `OSError`: it cannot be started. subprocess.TimeoutExpired: no answer within
-    `CALL_TIMEOUT_S`."""
+    `CALL_TIMEOUT_S`.
+    """
     if environment is None:
         environment = client_environment()
     return subprocess.run(
@@ -78,7 +80,8 @@ def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, s
 
 def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the environment of sbatch, which a job inherits: the variables that slurm.export of its system names.
-    Values of launch.environment that are given by reference reach the job only this way."""
+    Values of launch.environment that are given by reference reach the job only this way.
+    """
     client = client_environment(variables)
     slurm = plans[0].system.slurm
     if slurm.clusters:
