@@ -88,9 +88,7 @@ def is_companion(name: str) -> bool:
 def sample_names(
     folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split | None, layout: str
 ) -> list[str]:
-    """Returns the sample files of one split in a folder, sorted; empty if there are none. `layout`: expected, for
-    messages. Raises UserError: other files look like samples, too.
-    """
+    """Returns the sorted sample files of one split. Raises UserError: other files look like samples, too."""
     samples, others = [], []
     for name in names:
         if is_sample(name):

@@ -26,9 +26,7 @@ _HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # signature of a global h
 
 @contextmanager
 def damage_as_oserror() -> Iterator[None]:
-    """Turns the errors of h5py on damaged metadata into an OSError of one line; ValueError, also raised by dlbench,
-    passes.
-    """
+    """Turns errors of h5py on damaged metadata, but not ValueError, into an OSError of one line."""
     try:
         yield
     except (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
@@ -48,9 +46,7 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 def make_hdf5(path: Path) -> h5py.File:
-    """Creates a file whose bytes depend only on its content and the HDF5 library; metadata have checksums (since HDF5
-    1.10). Raises OSError: the file exists already, or cannot be written.
-    """
+    """Creates a file whose bytes depend only on its content and the HDF5 library, with checksums of metadata."""
     import h5py
 
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
@@ -61,9 +57,7 @@ def make_hdf5(path: Path) -> h5py.File:
 
 
 def require_plausible(file: h5py.File, dataset: h5py.Dataset) -> None:
-    """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated: its values are in
-    other files, which HDF5 replaces by fill values if missing, or the file is too small for its shape.
-    """
+    """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated."""
     name, kind = dataset.name.lstrip("/"), "a link"
     other_files = {dataset.file.filename} - {file.filename}
     if dataset.is_virtual:
@@ -93,9 +87,7 @@ class OpenFiles:
         return {"_handles": {}, "_owner": -1}
 
     def content(self, path: Path, read: Callable[[h5py.File], T]) -> T:
-        """Returns what `read` returned for a file when it was opened; raises the errors of `open_hdf5` and of
-        `read`.
-        """
+        """Returns what `read` returned for a file when it was opened; raises its errors and those of `open_hdf5`."""
         if self._owner != os.getpid():  # handles of a parent process must neither be used nor closed in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
@@ -141,9 +133,7 @@ def heap_fault(path: Path) -> str | None:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Memory-maps the array of a .npy file, read-only. Raises OSError: it cannot be read. ValueError: it is damaged,
-    truncated, or holds Python objects.
-    """
+    """Memory-maps a .npy file, read-only. Raises OSError or ValueError: it is unreadable, or damaged."""
     require_file(path)
     mapped: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     return mapped

@@ -143,9 +143,7 @@ class _Images(DataKind):
     counted = "images"
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Decodes every image in threads. Remarks: one for each way in which images are not a plain RGB JPEG (grey,
-        CMYK, a PNG named .jpg), and one for ignored files.
-        """
+        """Decodes every image in threads; remarks each kind of image that is not a plain RGB JPEG."""
         images = image_set.open_image_set(folder, checking.split)
         for remark in images.remarks:
             checking.on_remark(f"{str(images.root)!r}: {remark}")
@@ -338,9 +336,7 @@ class TextSamples(DataKind):
 
 
 def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int, int]:
-    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens (0 without a vocabulary) of a
-    file.
-    """
+    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens of a file."""
     tokenizer, unknown_id = None, -1
     if vocabulary is not None:
         loaded = corpus.load_vocabulary(vocabulary)

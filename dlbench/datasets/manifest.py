@@ -141,9 +141,7 @@ def verify_file(folder: Path, entry: FileEntry) -> str | None:
 
 
 def describe_files(folder: Path, skip: Callable[[str], bool] | None = None) -> list[FileEntry]:
-    """Returns entries of the files below a folder, or of a single file, sorted by path, without names that begin with a
-    dot. `skip`: returns whether to leave out a file, by its relative path.
-    """
+    """Returns entries of the visible files below a folder, or of a file; `skip`: whether to leave out a path."""
     if not folder.is_dir():
         return [FileEntry(folder.name, file_sha256(folder), folder.stat().st_size)]
     entries = []

@@ -165,9 +165,8 @@ def require_fitting(
     evaluated: bool = False,
     on_account: Callable[[Account], None] | None = None,
 ) -> bool:
-    """Checks cheaply that a workload's data has the expected kind and layout, and enough samples. Validation data is
-    checked if it is `evaluated`. `on_account`: called with the files that are read and those that are not. Raises
-    UserError: the workload cannot use the data. Returns False if the file system did not answer in time.
+    """Checks cheaply that a workload can use its data; validation data if it is `evaluated`. Returns False if the file
+    system did not answer in time. Raises UserError: the workload cannot use the data.
     """
     errors: list[Exception] = []
 
@@ -273,9 +272,7 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
 
 
 def _kind(folder: Path, data_format: str | None = None) -> str | None:
-    """Returns the kind of the first files; None if it is unknown. `data_format`: `data.format`, which decides the kind
-    of a damaged HDF5 file and of a file without a suffix.
-    """
+    """Returns the kind of the first files, or None; `data_format`: decides the kind of a damaged HDF5 file."""
     damaged = "samples" if data_format == "text" else "density"
     with suppress(OSError):
         if not folder.is_file():

@@ -171,9 +171,7 @@ def released(slots: int, *, done: int, batches: int) -> int:
 
 @dataclass(frozen=True)
 class Digest:
-    """The number of samples, and two 64-bit sums of hashes of their numbers: two different collections have the same
-    digest with probability 2**-128, also if samples are doubled or missing.
-    """
+    """The number of samples and two 64-bit sums of hashes: wrong collections agree with probability 2**-128."""
 
     count: int = 0
     sums: tuple[int, int] = (0, 0)

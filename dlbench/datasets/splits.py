@@ -94,9 +94,7 @@ def split_word(name: str) -> str | None:
 
 
 def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] | None:
-    """Sorts the sample files of one folder by split, by their names; None if all are of one split. Test files are left
-    out if there are validation files.
-    """
+    """Sorts the sample files of one folder by split, by their names; None if all are of one split."""
     groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}
     for name in sorted(names):
         groups[split_word(name)].append(name)

@@ -89,10 +89,7 @@ def is_gzip(start: bytes) -> bool:
 
 
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
-    """Yields the payloads of a file; only one at a time is in memory. `gzip`: None: determined from its first bytes.
-    Raises OSError: it cannot be read. ValueError: it is damaged. EnvironmentLacksError: google-crc32c is not
-    installed.
-    """
+    """Yields the payloads of a file, one at a time in memory. Raises OSError, or ValueError: it is damaged."""
     with open_file(path) as file:
         if gzip is None:
             gzip = is_gzip(file.read(_HEAD.size))
@@ -162,9 +159,7 @@ def unframe(data: bytes) -> Iterator[memoryview]:
 
 
 def record_offsets(path: Path) -> NDArray[np.int64]:
-    """Returns the byte offsets (num_records,) of the records of a plain file, whose payloads are not read. Raises
-    OSError: it cannot be read. ValueError: it is compressed, damaged or truncated.
-    """
+    """Returns the byte offsets (num_records,) of a plain file's records. Raises OSError, or ValueError: damaged."""
     offsets: list[int] = []
     with open_file(path) as file:
         offset, end = 0, os.fstat(file.fileno()).st_size
@@ -182,10 +177,7 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
 
 
 def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
-    """Reads the payload of the record at a byte of a plain file. The position of a descriptor is neither used nor
-    changed, so that processes can share it. Raises OSError: it cannot be read. ValueError: there is no complete
-    record.
-    """
+    """Reads the payload of the record at a byte; the position of a descriptor is neither used nor changed."""
     descriptor = file if isinstance(file, int) else file.fileno()
     head = os.pread(descriptor, _HEAD.size, offset)
     where = f"record at byte {offset}"
@@ -252,9 +244,7 @@ def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | N
 def encode_example(
     features: Mapping[str, bytes | Sequence[bytes] | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]],
 ) -> bytes:
-    """Encodes an Example, sorted by name: bytes, lists of bytes, and arrays, which become float32 or int64 (packed).
-    Raises ValueError: an array holds neither floating-point numbers nor integers.
-    """
+    """Encodes an Example, sorted by name; arrays of numbers become float32 or int64 (packed), else ValueError."""
     entries = []
     for name in sorted(features):
         feature = _sized(1, name.encode("utf-8")) + _sized(2, _encoded(name, features[name]))

@@ -84,9 +84,7 @@ class Volumes:
 
     @staticmethod
     def inspect(path: Path) -> VolumeShape:
-        """Returns number and shape of the volumes; volumes of HDF5 and .npy are not read. Raises OSError: it cannot be
-        read. ValueError: it is damaged or empty, or `x` or `y` is missing or has another type or shape.
-        """
+        """Returns number and shape of volumes. Raises OSError, or ValueError: damaged, or `x` or `y` is unsuitable."""
         raise NotImplementedError
 
     @staticmethod
@@ -95,9 +93,8 @@ class Volumes:
         raise NotImplementedError
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
-        """Reads sample `place` of the `num` samples of a file: its counts into `counts`; returns its parameters. Raises
-        OSError, KeyError, ValueError or IndexError: the file is damaged or missing, the shape differs, or a count is
-        negative.
+        """Reads sample `place` of `num`: counts into `counts`, returns parameters. Raises OSError, KeyError, ValueError
+        or IndexError: the file is damaged or missing, the shape differs, or a count is negative.
         """
         x, y = self._sample(path, place, num)
         require_form(x.shape, counts)
@@ -204,9 +201,7 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
 
 
 def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int | None]]:
-    """Returns `x` and `y` of a file, its descriptor, and a function for the byte offset of a volume, which returns None
-    if the file does not store the volume as contiguous int16.
-    """
+    """Returns `x`, `y`, the file's descriptor, and a function for the byte offset of a volume, or None."""
     x = file["x"]
     return x, file["y"], x.file.id.get_vfd_handle(), _volume_offsets(file, x)
 
@@ -264,9 +259,7 @@ def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 
 
 def decode_volume(payload: bytes | memoryview) -> Volume:
-    """Returns the volume (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32. Raises ValueError:
-    it is not an Example, or `x` or `y` is missing or has another form.
-    """
+    """Returns (S, S, S, C) int16, a view of the payload, and (T,) float32. Raises ValueError: unsuitable."""
     features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
     if not isinstance(x, list) or len(x) != 1:

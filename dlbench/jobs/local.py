@@ -235,9 +235,7 @@ def product_rate() -> float | None:
 
 
 class HangDetector:
-    """Detects that for a time, longer than the plan's stall timeout, no rank has written a status or reported a
-    step.
-    """
+    """Detects that for longer than the stall timeout no rank has written a status or reported a step."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
@@ -352,8 +350,8 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
 
 
 def require_launcher(system: SystemSpec, path: str | None = None) -> None:
-    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI.
-    Does nothing if modules or setup lines may provide another. `path`: PATH of the ranks; None: this process's.
+    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI,
+    unless modules or setup lines may provide another. `path`: PATH of the ranks; None: this process's.
     """
     launcher = system.launch.launcher
     if launcher == "local" or system.modules or system.setup:

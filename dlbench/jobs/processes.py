@@ -177,9 +177,7 @@ def names_a_cause(lines: Sequence[str]) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Returns the error message in a process's last lines, as one line, or "": an error of dlbench, else an exception,
-    else an error of mpirun or srun, else the last line that is not part of a warning.
-    """
+    """Returns the error message in a process's last lines, as one line; empty if there is none."""
     text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
     # Without warnings of libraries; Python's module `warnings` prints a second, indented line of source.
     candidates: list[str] = []
@@ -243,9 +241,8 @@ class RankProcesses:
         """Processes in state T when the first process failed, or when the run was given up."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Starts one supervisor, which ends with the calling thread; its output goes to `log`, its progress lines to
-        `on_progress`. Raises `EnvironmentLacksError`: the command cannot be executed. `OSError`: the log cannot be
-        written.
+        """Starts one supervisor, which ends with the calling thread; progress lines go to `on_progress`, others to
+        `log`.
         """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
@@ -293,9 +290,8 @@ class RankProcesses:
                         sink.write(text)
 
     def wait(self, check: Callable[[], None], may_continue: Callable[[], bool] = lambda: True) -> None:
-        """Returns when all processes have ended; after the first failure the others get `GRACE_S`. `check`: called at
-        every poll; its exceptions are passed on. `may_continue`: called about once a second; False: all processes are
-        ended.
+        """Returns when all processes have ended; after the first failure, or if `may_continue` returns False, they are
+        ended. `check`: called at every poll; its exceptions are passed on.
         """
         deadline: float | None = None
         next_folder_poll = time.monotonic() + FOLDER_POLL_S
@@ -324,9 +320,7 @@ class RankProcesses:
                 process.send_signal(number)
 
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Ends all processes: SIGTERM to the supervisors, then, without waiting if `is_hurried`, SIGKILL to all of the
-        launch.
-        """
+        """Sends SIGTERM to the supervisors, then, at once if `is_hurried`, SIGKILL to all processes of the launch."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -357,9 +351,7 @@ class RankProcesses:
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
     def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
-        """Returns how the process that failed first ended; None if none failed. `killed`: rank and signal that mpirun
-        or srun printed, for ranks whose supervisor was killed with them.
-        """
+        """Returns how the process that failed first ended; `killed`: rank and signal that mpirun or srun printed."""
         ends = self._ends()
         if not ends:
             return None
@@ -378,9 +370,7 @@ class RankProcesses:
         return self._ending(rank, code, at, log)
 
     def _ends(self) -> list[tuple[float, int, int]]:
-        """Returns time, rank and exit code of each rank that failed, by time: from the reports of the supervisors, or
-        from exit codes of the processes if there are none or a supervisor was killed itself.
-        """
+        """Returns time, rank and exit code of each rank that failed, by time."""
         failed = [index for index, p in enumerate(self._processes) if p.returncode]
         if not failed:
             return []

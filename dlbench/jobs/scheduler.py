@@ -156,9 +156,8 @@ def keep_submission(
     *,
     submitted: str = "",
 ) -> None:
-    """Writes `submission.json` into the folder of each run of a job. `job_id`: as sbatch printed it, `ID` or
-    `ID;CLUSTER`. `variables`: names of the variables that the job was given. `submitted`: UTC, ISO 8601; empty: now.
-    Raises `RunError`: a file cannot be written.
+    """Writes `submission.json` into the folder of each run of a job. `job_id`: `ID` or `ID;CLUSTER`. `submitted`: UTC,
+    ISO 8601; empty: now. Raises `RunError`: a file cannot be written.
     """
     now, first_run, owner = submitted or utc_now(), folders[0].path.name, user_name()
     bare_id, _, cluster = job_id.partition(";")

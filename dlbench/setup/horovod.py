@@ -333,10 +333,7 @@ def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Calla
 
 
 def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], source: Path | None = None) -> Path:
-    """Builds the wheel for a toolchain and moves it into the cache; returns its path. `say`: prints a line. `source`:
-    the archive; None to download it. Raises `EnvironmentLacksError`: a compiler or CMake is missing. `RunError`:
-    download, check, patch or build failed; the message names the log.
-    """
+    """Builds the wheel and moves it into the cache; returns its path. Raises EnvironmentLacksError or RunError."""
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:
             raise EnvironmentLacksError(f"horovod: {program} is not on PATH; install the system package {package}")

@@ -62,9 +62,7 @@ def _library() -> Path:
 
 @cache
 def region_function() -> tuple[Any | None, str]:
-    """Returns the function in C, or None if whole images must be decoded, and the decoder's name for reports. It is
-    tested in each process, because machines with a common home folder may have different libjpegs.
-    """
+    """Returns the function in C, or None if whole images must be decoded, and the decoder's name."""
     if _simplejpeg() is None:
         return None, "Pillow"
     try:
@@ -193,9 +191,7 @@ def _one_line(error: Exception) -> str:
 
 
 def inspect(data: bytes) -> Encoded:
-    """Reads the header of an encoded image. Raises ValueError: it is empty, damaged or not an image, or claims more
-    pixels than a photograph has. EnvironmentLacksError: Pillow is not installed.
-    """
+    """Reads the header of an image. Raises ValueError: it is damaged. EnvironmentLacksError: Pillow is missing."""
     if not data:
         raise ValueError("empty file")
     encoded = _jpeg_header(data) or _any_header(data)
@@ -237,7 +233,5 @@ def _any_header(data: bytes) -> Encoded:
 
 
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
-    """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels. Raises
-    ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed.
-    """
+    """Decodes an image to (H, W, 3) RGB, with a remark if it was converted; raises the errors of `inspect`."""
     return inspect(data).pixels()

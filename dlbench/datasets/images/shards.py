@@ -376,10 +376,7 @@ class ImageSet:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Reads the encoded bytes of one sample. Raises OSError: its file cannot be read. ValueError: its file is
-        shorter than the index says, or the checksum (TFRecord) differs. EnvironmentLacksError: google-crc32c is not
-        installed.
-        """
+        """Reads the encoded bytes of one sample. Raises OSError, ValueError or EnvironmentLacksError: unreadable."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:

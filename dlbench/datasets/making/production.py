@@ -76,9 +76,7 @@ class Recipe(Protocol):
         """Returns all parts, train before validation."""
 
     def write(self, part: DatasetPart, path: Path) -> None:
-        """Writes one part, in a worker process, to `path`, which has the name of the part's file and does not exist
-        yet.
-        """
+        """Writes one part, in a worker process, to `path`, which does not exist yet."""
 
     def finish(self, folder: Path) -> None:
         """Writes small files next to the parts, after all parts."""
@@ -91,10 +89,7 @@ def produce(
     workers: int = 1,
     progress: Progress = lambda _done, _total, _num_bytes: None,
 ) -> Manifest:
-    """Makes the missing parts of a data set; returns its manifest. `folder`: new, empty, or with this data set.
-    `workers`: processes that write; 1: this process. Raises UserError: the folder holds something else, or cannot be
-    written.
-    """
+    """Makes the missing parts of a data set; returns its manifest. Raises UserError: the folder is unsuitable."""
     made_with = dict(recipe.made_with)
     manifest = _finished(recipe.kind, made_with, folder)
     begun = folder / BEGUN

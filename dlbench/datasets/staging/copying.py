@@ -93,9 +93,7 @@ class Tally:
 
 
 def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) -> None:
-    """Executes all tasks in `num` threads, started in their order; `work` gets the thread's number and a task. Raises
-    the error of the first task that failed, after all threads have ended.
-    """
+    """Executes all tasks in `num` threads in their order; raises the first error after all threads have ended."""
     waiting, lock = iter(tasks), threading.Lock()
     failures: list[BaseException] = []
 
@@ -142,9 +140,8 @@ class SourceFile:
 
 
 def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[SourceFile]:
-    """Lists the files of a data set, in the order of their names. `parts`: folders or files by their names in the copy,
-    an empty name for the data set itself. `within`: the data set, which links must not leave. Raises UserError: an
-    entry is neither a file nor a folder, or a link out of the data set. OSError: it cannot be listed.
+    """Lists the files of a data set. `parts`: folders or files by their names in the copy, an empty name for the data
+    set itself. `within`: the data set, which links must not leave. Raises UserError: an entry cannot be staged.
     """
     files: list[SourceFile] = []
     for name, folder in parts.items():
@@ -202,10 +199,8 @@ def replicate(
     tally: Tally,
     require: Callable[[int, int], None],
 ) -> tuple[Sequence[SourceFile], str]:
-    """Copies a data set; returns its files, and how the copies were verified, as text. `parts`, `within`: as in
-    `list_files`. `require`: called first with the bytes and files to be written; raises if they do not fit. Raises
-    UserError: as `list_files`. IncompleteDataError: a file changed during the copy, or differs from the manifest.
-    OSError: copying failed.
+    """Copies a data set; returns its files, and how the copies were verified. `require`: raises if the bytes and files
+    to be written do not fit. Raises UserError, IncompleteDataError (a file changed or is altered), or OSError.
     """
     files = list_files(parts, within, tally)
     digests: dict[str, str] = {}  # SHA-256 by path in the data set
@@ -245,10 +240,7 @@ def replicate(
 
 
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
-    """Copies one file to `partial`, on the same file system, and renames it. `sha256`: the expected digest; None:
-    unknown. Raises IncompleteDataError: the source changed during the copy, or its digest differs. OSError: copying
-    failed.
-    """
+    """Copies one file to `partial` and renames it. Raises IncompleteDataError: it changed, or is altered; OSError."""
     digest = hashlib.sha256()
     with open_file(Path(file.path)) as source, partial.open("wb") as copy:
         while piece := source.read(_PIECE_BYTES):

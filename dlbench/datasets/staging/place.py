@@ -75,9 +75,7 @@ def tier_path(
 
 
 class StagingFolder:
-    """A private folder for staged samples, locked by this process. `place`: folder of the tier. `identity`: equal for
-    equal data that is staged in the same way. `keep`: keep it for the next run. `host`: this node.
-    """
+    """A private folder for staged samples, locked by this process; `identity`: equal for equally staged data."""
 
     def __init__(self, place: Path, key: StagingTier, identity: str, *, keep: bool, host: str) -> None:
         self._place, self._key, self._host = place, key, host
@@ -124,9 +122,8 @@ class StagingFolder:
         return True
 
     def require(self, needed: int, files: int, capacity: int | None, room_in_memory: int | None) -> Room:
-        """Returns the free space. `capacity`: `capacity_bytes` of the tier. `room_in_memory`: bytes that memory limits
-        allow if the tier is in memory, else None. Raises EnvironmentLacksError: it is less than `needed` bytes or
-        `files` files.
+        """Returns the free space. Raises EnvironmentLacksError: it is less than `needed` bytes or `files` files.
+        `room_in_memory`: bytes that memory limits allow if the tier is in memory.
         """
         room = self.room(room_in_memory)
         request = f"staging to storage.{self._key} {str(self._place)!r} on {self._host} needs {format_bytes(needed)}"

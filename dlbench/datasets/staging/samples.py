@@ -136,9 +136,7 @@ def stored_bytes(sizes: Sequence[int], folder: Path) -> int:
 def find_whole(
     stores: Mapping[int, SampleStore], needed: Mapping[int, Sequence[int]], tally: Tally
 ) -> dict[int, set[int]]:
-    """Returns the intact samples of an earlier staging by rank, and removes all others. `needed`: sample numbers by
-    rank.
-    """
+    """Returns the intact samples of an earlier staging by rank, and removes all others."""
     intact: dict[int, set[int]] = {}
     for rank, store in stores.items():
         intact[rank], needed_indices = set(), set(needed[rank])
@@ -165,9 +163,9 @@ def fill(
     tally: Tally,
     on_bad: Callable[[Exception], bool],
 ) -> None:
-    """Copies samples into the stores of ranks, in the order of the data set. `missing`: sample numbers by rank.
-    `open_fetch`: returns a reader for one thread. `on_bad`: called with the error of a sample that cannot be read;
-    returns whether to continue. Raises OSError: writing failed. Exception: a sample cannot be read.
+    """Copies samples into the stores of ranks, in the order of the data set. `open_fetch`: returns a reader for one
+    thread. `on_bad`: returns whether to continue without a sample that cannot be read. Raises the error of a sample, or
+    OSError.
     """
     pairs: list[tuple[int, int]] = []  # sample number and rank
     for rank, indices in missing.items():

@@ -121,9 +121,7 @@ def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None
 def tokenise(
     documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
 ) -> TextCorpus:
-    """Tokenises documents, each a list of sentences. `digest`: called for `sha256` when all documents have been
-    read.
-    """
+    """Tokenises documents, each a list of sentences; `digest`: called for `sha256` after the last document."""
     encoder = _Encoder(vocabulary)
     for document in documents:
         encoder.add(document)

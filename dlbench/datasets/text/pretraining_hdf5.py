@@ -186,9 +186,7 @@ class SampleRows:
         self._max_predictions = max_predictions
 
     def read(self, index: int) -> dict[str, NDArray[np.int64]]:
-        """Reads one sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout. Raises OSError:
-        the file is damaged or missing. ValueError: a row of variable length is too long.
-        """
+        """Reads one sample as int64 arrays (1, S), (1, P), (1,). Raises OSError, or ValueError: the row is too long."""
         path, row = self.index.locate(index)
         with damage_as_oserror():
             datasets = self._files.content(path, _datasets)

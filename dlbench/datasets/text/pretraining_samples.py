@@ -55,9 +55,7 @@ def num_predictions(num_tokens: int, max_predictions: int, probability: float) -
 def mask_tokens(
     ids: Ids, candidates: Ids, num_tokens: int, masking: Masking, generator: np.random.Generator
 ) -> tuple[Ids, Ids, Ids]:
-    """Returns the masked sequence (S,), the predicted positions (k,), ascending, and their original ids (k,). `ids`:
-    (S,) the sequence. `candidates`: positions that may be masked, ascending.
-    """
+    """Returns the masked sequence (S,), the predicted positions (k,), ascending, and their original ids (k,)."""
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])
     labels = ids[positions]
@@ -115,9 +113,7 @@ class SampleMaker:
         self._positions = np.arange(rule.sequence_length)
 
     def runs(self) -> tuple[Ids, Ids]:
-        """Cuts the documents into runs of sentences of full length, except for a document's last run. Returns first
-        sentence and end (n, 2), and the document (n,), of each run.
-        """
+        """Cuts documents into runs of sentences of full length: sentences begin and end (n, 2), document (n,)."""
         runs, documents = [], []
         for document in range(self.corpus.num_documents):
             start, stop = self._sentences(document)

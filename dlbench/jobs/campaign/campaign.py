@@ -394,9 +394,7 @@ def campaign_of(
 
 
 def _require_late_warning(job: Job, time_estimates: Mapping[str, TimeEstimate]) -> None:
-    """Raises `UserError` if Slurm's warning may come before one of the job's runs can have ended; runs with checkpoints
-    continue after a requeue.
-    """
+    """Raises `UserError` if Slurm's warning may come before a run without checkpoints can have ended."""
     ahead_s = _warned_ahead_s(job.shape)
     seconds = limit_seconds(job.time_limit)
     needed_s = 0.0

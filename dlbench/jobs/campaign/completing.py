@@ -335,9 +335,7 @@ def write_only(
 
 
 def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
-    """Records the jobs of a series that were submitted by hand, if their logs or the queue show them. Returns why the
-    scheduler does not answer, or an empty text.
-    """
+    """Records jobs that were submitted by hand; returns why the scheduler does not answer, or an empty text."""
     with suppress(UserError, RunError):
         require_own(root, series_id)
         with locked(root, series_id):

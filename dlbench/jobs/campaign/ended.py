@@ -168,9 +168,7 @@ def _queue(scheduler: Slurm, clusters: Collection[str]) -> Queue:
 
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
-    """Returns the ids of active jobs that were submitted from a folder, with one of the comments if any are given (the
-    user may have submitted other jobs there); the id of an array once.
-    """
+    """Returns the ids of active jobs submitted from a folder, with one of the comments if any are given."""
     job_ids = []
     for job in queue.jobs.values():
         if job.phase == "over" or (comments and job.comment not in comments):
@@ -281,9 +279,7 @@ def _unfinished(root: Path, job: SeriesJob, series_job_id: str) -> Iterator[_Unf
 
 
 def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", ""]:
-    """Returns how the job of an unfinished run ended, from the run's log if the scheduler has forgotten the job; empty
-    if it has not ended, was completed, or is unknown.
-    """
+    """Returns how the job of an unfinished run ended; empty if it has not ended, was completed, or is unknown."""
     jobs = queue.of(run.job_id)
     if not jobs:
         if run.log is None:
@@ -295,9 +291,7 @@ def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", "
 
 
 def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run: bool) -> Campaign:
-    """Moves runs into new jobs of their series. The folders are cleared first and the series file is written last, so
-    that another call continues after a kill.
-    """
+    """Moves runs into new jobs of their series."""
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
@@ -326,9 +320,7 @@ def _position(plan: LaunchPlan) -> int:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Removes the files of the submission from a run's folder, and renames the log of the job. The files of a run that
-    had begun move to `attempt-NNNN/`, as slurm/earlier.j2 moves them after a requeue.
-    """
+    """Removes the files of the submission from a run's folder; those of ranks move to `attempt-NNNN/`."""
     try:
         if not never_began(folder):
             attempt_folder = folder.path / f"attempt-{attempt_of(folder):04d}"

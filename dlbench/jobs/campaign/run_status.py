@@ -318,9 +318,7 @@ def _is_running(status: RankStatus) -> bool:
 
 
 def counted(series: SubmissionStatus, run_statuses: Mapping[str, RunStatus]) -> str:
-    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``; `run_statuses`: by run
-    id.
-    """
+    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``."""
     words = {"missing": "not submitted", "unsure": "not submitted", "written": "script written only"}
     states: dict[str, str] = {}
     for job, job_state in zip(series.series.jobs, series.states, strict=True):

@@ -61,9 +61,7 @@ exit 0
 
 
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
-    """Returns the plan of the job's all-reduce. `machine_cores`: cores of this machine, used if the system does not set
-    the cores of a node. Raises `UserError`: no run can be planned on such a system.
-    """
+    """Returns the plan of the job's all-reduce. Raises `UserError`: no run can be planned on such a system."""
     # After a requeue the files of two sets of nodes would be mixed, and the user waits anyway.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
     request = SeriesRequest(points=(nodes,), points_are="nodes")
@@ -136,9 +134,7 @@ def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> 
 def wait(
     job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], notify: Callable[[str], None]
 ) -> Waited:
-    """Waits until the job has ended; cancels it after `timeout_s`, pending and running, or if `check` raises. `folder`:
-    the script writes a file there when it ends. `notify`: called with the state and its reason when they change.
-    """
+    """Waits until the job has ended; cancels it after `timeout_s`, pending and running, or if `check` raises."""
     begin = time.monotonic()
     state_text = ""
     try:
@@ -189,10 +185,7 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
 
 
 def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
-    """Returns the command that starts the check of the nodes as it would start the ranks of a run, not with launcher
-    `local`. Each rank executes a shell, which also works if Python is broken, and in it the check under a
-    supervisor.
-    """
+    """Returns the command that checks the nodes: each rank executes a shell, which also works if Python is broken."""
     before = launch.before_rank(plan, words_of(folder.run))
     program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *program]
@@ -201,10 +194,8 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 def preflight(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool = True
 ) -> PreflightReport:
-    """Runs the pre-flight and writes its report into the folder, which is created. `timeout_s`: for the job, pending
-    and running time together. `notify`: called with lines about the progress. `starts_job`: False: nothing is
-    submitted. Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
-    `KeyboardInterrupt`: on a signal; the job is cancelled.
+    """Runs the pre-flight and writes its report into the folder. Raises `EnvironmentLacksError`: sbatch is not on PATH.
+    `RunError`: the folder cannot be written. `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
     Slurm().require()
     try:

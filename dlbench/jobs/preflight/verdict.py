@@ -21,9 +21,7 @@ _REQUIRED = ("torch", "numpy")  # Packages without which no run can start.
 
 
 def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
-    """Returns the nodes with their problems and doubts, in the order of their ranks, after the job has ended. `hosts`:
-    names of the nodes, as far as they are known.
-    """
+    """Returns the nodes in the order of their ranks; `hosts`: their names, as far as they are known."""
     per_node = plan.layout.ranks_per_node
     reports = [_report(folder, rank) for rank in range(plan.layout.ranks)]
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # Ranks by package and version.

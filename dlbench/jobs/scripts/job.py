@@ -100,9 +100,7 @@ class Job:
 
     @property
     def passes_warning_on(self) -> bool:
-        """True if Slurm's warning before the time limit goes to the script, which signals mpirun. Otherwise Slurm
-        signals the tasks of the steps; those of mpirun's step are daemons, which ignore the signal.
-        """
+        """True if Slurm warns the script, not the steps: the tasks of mpirun's step are daemons, which ignore it."""
         by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
         return by_mpirun and self.shape.system.slurm.warning_s > 0
 
@@ -179,9 +177,7 @@ def time_text(seconds: int) -> str:
 
 
 def limit_seconds(limit: str) -> int:
-    """Returns a time limit in seconds. `limit`: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
-    `days-hours:minutes` or `days-hours:minutes:seconds` (sbatch(1), --time).
-    """
+    """Returns a time limit of Slurm, such as `90`, `1:30:00` or `1-12` (sbatch(1), --time), in seconds."""
     days, dash, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash or len(parts) == 3:

@@ -37,9 +37,7 @@ only as arguments (src/sbatch/opt.c of Slurm)."""
 
 
 def resolve(sources: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns variables with their values. `sources`: values, or references to another variable or a file. `variables`:
-    the environment of dlbench. Raises `UserError`: a reference cannot be resolved; the message contains no value.
-    """
+    """Returns the values of variables. Raises `UserError`: a reference has no value; the message contains none."""
     return {name: _value(name, source, variables) for name, source in sources.items()}
 
 
@@ -76,9 +74,7 @@ def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
 
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher. `python`: Python of the
-    ranks, unless the system names another.
-    """
+    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher."""
     return render(
         "launch.sh.j2",
         plan=plan,
@@ -230,9 +226,7 @@ def _unbinds_tasks(plan: LaunchPlan) -> bool:
 
 
 def node_command(plan_file: str, python: str) -> list[str]:
-    """Returns the command of every rank: a supervisor, which runs the rank and ends its processes. With -P Python
-    imports no module from the working directory.
-    """
+    """Returns the command of every rank; with -P Python imports no module from the working directory."""
     return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
@@ -294,9 +288,7 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
 
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
-    """Returns what comes before a rank's own command: the launcher, which is not `local`, and a container's runtime.
-    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation.
-    """
+    """Returns the launcher (not `local`) and a container's runtime; `hosts`: names, separated by commas, or all."""
     in_container = containers.in_container(plan, run.folder)
     if plan.system.launch.launcher == "mpirun":
         return [*_mpirun(plan, hosts), *in_container]
@@ -317,10 +309,7 @@ def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = 
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
-    """Returns the text of `job.sbatch`, for one run or several. `folders`: absolute, one per run in the same order.
-    `python`: Python of the nodes, unless the system names another. `comment`: identifies the job in the queue; empty:
-    none.
-    """
+    """Returns the text of `job.sbatch`. `folders`: absolute, one per run; `comment`: identifies the job."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
@@ -427,9 +416,7 @@ def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
 
 
 def directive(option: str) -> str:
-    """Returns an option as the text after `#SBATCH`; empty if it must be an argument. Within double quotes sbatch
-    interprets only backslashes, which escape (`_get_argument` of its opt.c).
-    """
+    """Returns an option as the text after `#SBATCH`; empty if it must be an argument."""
     if not option.isprintable() or _NEVER_A_LINE.search(option):
         return ""
     name, equals, value = option.partition("=")
@@ -451,10 +438,7 @@ def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, 
 
 
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """Returns the command that submits a job's script, with the options that the script cannot hold. `folder`: of the
-    first run. `after`: id of a job that must end before, because runs of a series would disturb each other on shared
-    switches.
-    """
+    """Returns the command that submits a job's script; `after`: id of a job that must have ended before."""
     arguments = ["sbatch", "--parsable", *script_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")

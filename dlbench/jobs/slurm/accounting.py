@@ -87,9 +87,7 @@ _PART_OF_ENERGY = "Slurm counted the energy of only some of the job's attempts o
 
 
 def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
-    """Returns the meaning of a pending reason with a remedy, empty if the job waits for its turn, and whether it can
-    never start.
-    """
+    """Returns the meaning of a pending reason, empty for a normal wait, and whether the job can never start."""
     for pattern, meaning in (*_HELD, *_NEVER, *_LATER):
         if not re.fullmatch(pattern, reason):
             continue
@@ -258,9 +256,7 @@ RunT = TypeVar("RunT", bound=LaunchedRun)
 
 
 def accounting_of(runs: Iterable[LaunchedRun]) -> tuple[dict[str, RunAccounting], dict[str, str]]:
-    """Returns the accounting of submitted runs whose jobs have ended, and why others have none, by run id. Accounting
-    that is stored with a run is not asked for again.
-    """
+    """Returns stored or new accounting of runs whose jobs have ended, and why others have none, by run id."""
     accounting: dict[str, RunAccounting] = {}
     submissions: dict[str, Submission] = {}
     problems: dict[str, str] = {}
@@ -304,9 +300,7 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 
 
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
-    """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id. slurmctld informs
-    the accounting database with a delay, so that it is asked again for some seconds. `pause`: waits for seconds.
-    """
+    """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id."""
     for wait_s in SETTLING_S:
         if wait_s:
             pause(wait_s)
@@ -395,9 +389,7 @@ def _of_run(
 
 
 def _job_energy(attempts: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
-    """Returns the energy of all attempts of a job in joules; None if it is missing for one of them. `attempts`: rows of
-    the job itself. `rows`: these and the rows of its steps.
-    """
+    """Returns joules of all attempts of a job, or None; `attempts`: rows of the job, `rows`: with its steps."""
     started = [row for row in attempts if _started(row) is not None and _started(row) != _seconds(row["End"])]
     attempt_energies_j = [energy_j for row in started if (energy_j := _energy(row)) is not None]
     if attempt_energies_j:

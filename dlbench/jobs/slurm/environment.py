@@ -28,10 +28,7 @@ _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\
 def call(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, keep_open: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of Slurm and captures its output. `environment`: None: `client_environment`. `keep_open`: file
-    descriptors that it inherits. Raises `OSError`: it cannot be started. subprocess.TimeoutExpired: no answer within
-    `CALL_TIMEOUT_S`.
-    """
+    """Runs a program of Slurm and captures its output. Raises OSError, or subprocess.TimeoutExpired."""
     if environment is None:
         environment = client_environment()
     return subprocess.run(
@@ -79,9 +76,7 @@ def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment of sbatch, which a job inherits: the variables that slurm.export of its system names.
-    Values of launch.environment that are given by reference reach the job only this way.
-    """
+    """Returns the environment of sbatch, which a job inherits: the variables that slurm.export names."""
     client = client_environment(variables)
     slurm = plans[0].system.slurm
     if slurm.clusters:

@@ -45,9 +45,7 @@ class Slurm:
             )
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """Returns the batch script of a job. `python`: Python of the nodes, unless the system names another. `comment`:
-        identifies the job in the queue; if the system file sets a comment, the working directory does.
-        """
+        """Returns the batch script of a job; `comment`: identifies it in the queue."""
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
@@ -88,9 +86,8 @@ class Slurm:
         return Answer(doubt=f"sbatch failed: {message:.300}")
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """Returns this user's jobs from one squeue and at most one sacct per cluster. `job_ids`: jobs to ask sacct for
-        if squeue no longer lists them. `users`: other users whose jobs are listed. `clusters`: asked in addition to
-        those of the ids; without both, the local cluster.
+        """Returns this user's jobs, and those of `users`; `job_ids`: jobs to ask sacct for if squeue does not list
+        them.
         """
         return ask(job_ids, users, clusters)
 
