@@ -79,9 +79,8 @@ class Checking(NamedTuple):
     vocabulary: str | None = None  # Path or name of a vocabulary for checks of text and samples.
     workers: int = 1
     on_progress: Callable[[int, int], None] = lambda _done, _total: None
-    on_remark: Callable[[str], None] = lambda _line: (
-        None
-    )  # Called with lines about unusual but usable data, and counts.
+    # Called with lines about unusual but usable data, and counts.
+    on_remark: Callable[[str], None] = lambda _line: None
 
     def each(self, check: Callable[..., Result], files: Sequence[Any]) -> list[Result]:
         """Returns the results of a check of each file, which runs in several processes."""
@@ -161,10 +160,8 @@ class _Images(DataKind):
                 checking.on_progress(span.stop, images.num_samples)
         images.close()
         for remark, name in sorted(first_name.items()):
-            images_text = name
-            if counts[remark] > 1:
-                images_text = f"{name} and {counts[remark] - 1:,} more"
-            checking.on_remark(f"{images_text}: {remark}")
+            more = f" and {counts[remark] - 1:,} more" if counts[remark] > 1 else ""
+            checking.on_remark(f"{name}{more}: {remark}")
         return faults
 
     def count(self, folder: Path, split: Split | None) -> SplitCount:

@@ -193,9 +193,7 @@ def require_fitting(
 def account_for(data: DataSpec) -> Account | None:
     """Returns the account of a plan's data; None if it is synthetic, missing or of unknown kind."""
     source = Path(data.source)
-    if data.is_synthetic or not source.exists():
-        return None
-    if not data.kinds:
+    if data.is_synthetic or not source.exists() or not data.kinds:
         return None
     kind = _kind(train_folder(source))
     if kind not in data.kinds:  # for example lists next to classes

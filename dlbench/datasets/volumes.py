@@ -82,29 +82,26 @@ class Volumes:
     LAYOUT: ClassVar[str]
     SUFFIXES: ClassVar[tuple[str, ...]]
 
-    @staticmethod
-    def inspect(path: Path) -> VolumeShape:
+    @classmethod
+    def inspect(cls, path: Path) -> VolumeShape:
         """Returns number and shape of volumes. Raises OSError, or ValueError: damaged, or `x` or `y` is unsuitable."""
-        raise NotImplementedError
+        return _shape_of(*next(cls.samples(path)))
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         """Yields all samples of a file, in order; raises as `inspect` does."""
         raise NotImplementedError
 
-    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
-        """Reads sample `place` of `num`: counts into `counts`, returns parameters. Raises OSError, KeyError, ValueError
-        or IndexError: the file is damaged or missing, the shape differs, or a count is negative.
+    def read(self, path: Path, place: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+        """Reads sample `place`: counts into `counts`, returns parameters. Raises OSError, KeyError, ValueError or
+        IndexError: the file is damaged or missing, the shape differs, or a count is negative.
         """
-        x, y = self._sample(path, place, num)
+        x, y = next(self.samples(path))  # files of containers other than HDF5 have one sample
         require_form(x.shape, counts)
         for part, stored in zip(_parts(counts), _parts(x), strict=True):
             np.copyto(part, stored)
             require_counts(part)
         return y
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Closes open files; reading again opens them again."""
@@ -137,8 +134,8 @@ class Hdf5Volumes(Volumes):
     def __init__(self) -> None:
         self._files = OpenFiles()
 
-    @staticmethod
-    def inspect(path: Path) -> VolumeShape:
+    @classmethod
+    def inspect(cls, path: Path) -> VolumeShape:
         try:
             with damage_as_oserror(), open_hdf5(path) as file:
                 x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
@@ -164,7 +161,7 @@ class Hdf5Volumes(Volumes):
             for place in range(num):
                 yield x[place], y[place]
 
-    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+    def read(self, path: Path, place: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself raises an error for an index beyond the end
             x, y, descriptor, start_of = self._files.content(path, _hdf5_content)
             require_form(x.shape[-4:], counts)
@@ -232,15 +229,8 @@ class TfrecordVolumes(Volumes):
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
     @staticmethod
-    def inspect(path: Path) -> VolumeShape:
-        return _shape_of(*_record(path))
-
-    @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         yield _record(path)
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        return _record(path)
 
 
 def _record(path: Path) -> Volume:
@@ -281,15 +271,8 @@ class NpyVolumes(Volumes):
     SUFFIXES = (_DATA,)
 
     @staticmethod
-    def inspect(path: Path) -> VolumeShape:
-        return _shape_of(*_npy_pair(path))
-
-    @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         yield _npy_pair(path)
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        return _npy_pair(path)
 
 
 def targets_name(name: str) -> str:
@@ -368,11 +351,10 @@ class DensityIndex:
             return names
         return [*names, *(self.root / targets_name(name) for name in self.files)]
 
-    def place(self, index: int) -> tuple[Path, int, int]:
-        """Returns the file of a sample, its index in the file, and the file's number of samples."""
+    def place(self, index: int) -> tuple[Path, int]:
+        """Returns the file of a sample, and its index in the file."""
         file = int(self.offsets.searchsorted(index, side="right")) - 1
-        first = int(self.offsets[file])
-        return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
+        return self.root / self.files[file], index - int(self.offsets[file])
 
 
 def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:

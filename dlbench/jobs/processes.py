@@ -406,7 +406,5 @@ class RankProcesses:
 
 def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:
     """Returns the error for a Python of the ranks that cannot be executed."""
-    reason = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
+    reason = getattr(error, "strerror", None) or error
     return EnvironmentLacksError(f"python: {program}: cannot be executed: {reason}")

@@ -172,10 +172,8 @@ def nvml_session() -> Iterator[ModuleType | None]:
 
 def shut_down(nvml: ModuleType) -> None:
     """Closes NVML."""
-    try:
+    with suppress(nvml.NVMLError):  # the driver was unloaded meanwhile
         nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return  # the driver was unloaded meanwhile
 
 
 def nvml_remedy(error: str) -> str:
@@ -226,10 +224,8 @@ def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> t
         else:
             break
         if device is not None and not device.is_slice:
-            for part in slices:
-                if part.pci_bus_id == device.pci_bus_id:
-                    device = part
-                    break
+            bus = device.pci_bus_id
+            device = next((part for part in slices if part.pci_bus_id == bus), device)
         if device is None or device in devices:
             break
         devices.append(device)
@@ -410,14 +406,11 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
         return Unusable(f"/dev/kfd is for group {group}, which this user is not in", join)
     driver = driver_version(root)
     branch = int(driver.partition(".")[0] or 0)
-    supported_cuda = 0 if branch else 12
-    for major, oldest in _OLDEST_DRIVERS.items():
-        if branch >= oldest:
-            supported_cuda = major
-            break
+    supported = [major for major, oldest in _OLDEST_DRIVERS.items() if branch >= oldest]
+    newest_cuda = max(supported, default=0) if branch else 12
     remedy = f"update the driver: torch {base} needs {_OLDEST_DRIVERS[12]} or newer"
-    if supported_cuda in _WHEELS:
-        remedy = wheel_for(torch, supported_cuda)
+    if newest_cuda in _WHEELS:
+        remedy = wheel_for(torch, newest_cuda)
     if cuda is None:
         target = f"ROCm {hip}" if hip else "CPUs"
         reason = f"torch {torch} is built for {target}, and the GPU is NVIDIA's"

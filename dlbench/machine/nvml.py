@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -191,7 +192,8 @@ class _Device:
 
     def by_field_values(self) -> Reading:
         """Returns a reading of memory temperature and NVLink counters; ids that failed are not read again."""
-        names = ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
+        kinds: dict[str, Kind] = {"memory_temperature_c": FLOAT, "nvlink_replays": DOUBLE}
+        kinds |= {"nvlink_received_bytes": DOUBLE, "nvlink_sent_bytes": DOUBLE}
         ids = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
         factors = (1, 1, 1024, 1024)
         errors: dict[int, ReadingFailedError] = {}
@@ -218,10 +220,7 @@ class _Device:
                 sums.append(errors.get(number, total))
             return sums
 
-        kinds = (FLOAT, DOUBLE, DOUBLE, DOUBLE)
-        fields = [
-            Field(name=self.prefix + name, kind=kind, is_slow=True) for name, kind in zip(names, kinds, strict=True)
-        ]
+        fields = [Field(name=self.prefix + name, kind=kind, is_slow=True) for name, kind in kinds.items()]
         return self.reading(tuple(fields), call)
 
     def readings(self) -> list[Reading]:
@@ -333,11 +332,9 @@ class _Gpm:
         """Frees the samples; later readings fail."""
         samples, self._samples = self._samples, []
         self._error = ReadingFailedError("closed")
-        for sample in samples:
-            try:
+        with suppress(self._device.nvml.NVMLError):  # the driver was unloaded meanwhile
+            for sample in samples:
                 self._device.nvml.nvmlGpmSampleFree(sample)
-            except self._device.nvml.NVMLError:
-                return  # the driver was unloaded meanwhile
 
 
 def _fact(nvml: ModuleType, call: Callable[[], Any], member: str = "", factor: float | None = None) -> str:

@@ -65,6 +65,7 @@ def region_function() -> tuple[Any | None, str]:
     """Returns the function in C, or None if whole images must be decoded, and the decoder's name."""
     if _simplejpeg() is None:
         return None, "Pillow"
+    # It is tested in each process, because machines with a common home folder may have different libjpegs.
     try:
         if (path := _library()).exists():
             return _tested(path), "simplejpeg, crops by libjpeg-turbo"
@@ -104,9 +105,7 @@ def build_region() -> Path:
             part.replace(path)
         except (OSError, subprocess.CalledProcessError) as error:
             compiler_error = re.search(".*(error:|cannot find).*", getattr(error, "stderr", ""))
-            reason = str(error)
-            if compiler_error is not None:
-                reason = compiler_error[0]
+            reason = compiler_error[0] if compiler_error else error
             remedy = "install a C compiler and libjpeg-turbo's header, 2.0.6 or newer (Debian: libjpeg-dev)"
             raise EnvironmentLacksError(f"the decoder of JPEG crops cannot be built ({reason}): {remedy}") from None
     region_function.cache_clear()

@@ -153,11 +153,9 @@ def scan_shards(
     labels = np.concatenate([np.array(table.labels, dtype=np.int32) for table in tables])
     if not len(labels):
         reason = ""
-        for table in tables:
-            if table.num_ignored and not reason:
-                endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
-                member = _short(table.first_ignored)
-                reason = f": {member} does not end in {endings}; an ending begins at the first dot of a file's name"
+        if member := next((table.first_ignored for table in tables if table.num_ignored), ""):
+            endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+            reason = f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
         raise UserError(f"{str(folder)!r}: the shards hold no image{reason}")
     remarks = []
     last_label = int(labels.max())

@@ -115,7 +115,7 @@ def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None
     """Tokenises a text as a stream: only some thousand sentences and one document are in memory with the arrays."""
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
-    return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, lambda: digest.hexdigest())
+    return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, digest.hexdigest)
 
 
 def tokenise(

@@ -59,9 +59,7 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
         if plan.system.slurm.nodelist:
             raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {plan.system.slurm.nodelist}")
     largest = max(plan.layout.nodes for plan in plans)
-    needed = largest
-    if mode == "rotate":
-        needed += 1
+    needed = largest + 1 if mode == "rotate" else largest
     if len(names) < needed:
         reason = f"a run takes {largest}"
         if len(names) == largest:
@@ -298,9 +296,10 @@ def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
     length = _length(plan["measure"])
     steps = int(record["steps"])
     measured_steps = steps - int(plan["measure"]["warmup_steps"])
+    # Also required of a run that is not scaled: a record without ranks does not count.
+    measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
     if plan["measure"]["until"] != "steps" or measured_steps <= 0:
         return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=length)
-    measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
     return _Earlier(total_s=_seconds(record), steps=steps, step_s=measured_s / measured_steps, length=length)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -77,7 +77,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
     with locked(root, series_id):
         now = submission_status(root, series_id)
         unknown_jobs = _unknown_jobs(root, now)
-        queue = _queue_of_series(now, unknown_jobs.values(), scheduler)
+        clusters = now.clusters.union(*map(scheduler.clusters, unknown_jobs.values()))
+        queue = _queue(scheduler, clusters) if now.known else Queue()
         entries: list[SeriesJob] = []
         own_ids: list[str] = []
         foreign_ids: list[str] = []
@@ -126,12 +127,6 @@ def _unknown_jobs(root: Path, now: SubmissionStatus) -> dict[int, Job]:
         return {}
     jobs = jobs_of_series(root, now.series)
     return {number: jobs[number] for number in numbers}
-
-
-def _queue_of_series(now: SubmissionStatus, unknown_jobs: Iterable[Job], scheduler: Slurm) -> Queue:
-    if not now.known:
-        return Queue()
-    return _queue(scheduler, now.clusters.union(*map(scheduler.clusters, unknown_jobs)))
 
 
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> Cancelled:
@@ -292,6 +287,7 @@ def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", "
 
 def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run: bool) -> Campaign:
     """Moves runs into new jobs of their series."""
+    # The folders are cleared first and the series file is written last, so that another call continues after a kill.
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)

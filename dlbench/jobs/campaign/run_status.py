@@ -83,13 +83,11 @@ class SeriesMonitor:
             if run_id in self._recorded:
                 continue
             status = by_id.get(run_id)
-            has_ended = status is not None and status.ahead == "nothing"
-            if has_ended:
+            if status is not None and status.ahead == "nothing":
                 ended.add(run_id)
             # A run without a job counts as settled; below it matters whether a process still submits the series.
             has_no_job = status is None or (not status.job and status.state == "incomplete")
-            if not has_no_job and not (has_ended and run_id in self._ended):
-                is_settled = False
+            is_settled = is_settled and (has_no_job or run_id in ended & self._ended)
         self._ended = ended
         is_being_submitted = now.submitted < now.total and is_held(self._root, self._id)
         return Outcome(
@@ -153,14 +151,12 @@ def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str
     unread: list[str] = []
     for run in runs:
         try:
-            submission = read_submission(run.folder)
+            if submission := read_submission(run.folder):
+                submissions[run.plan.run_id] = submission
         except WithheldError:
-            submission = None
+            continue
         except IncompleteDataError as error:
-            submission = None
             unread.append(str(error))
-        if submission is not None:
-            submissions[run.plan.run_id] = submission
     # Each scheduler is asked once for all jobs, and once for a job that several runs share.
     owners: dict[str, dict[str, str]] = {}  # By scheduler and job id.
     for run in runs:

@@ -231,12 +231,8 @@ def _checked(
     if not answer.job_id:
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     job_id = answer.job_id
-
-    def notify_state(state: str) -> None:
-        notify(f"job {job_id}: {state}")
-
     with Interruption() as interruption:
-        waited = wait(job_id, folder, timeout_s, interruption.check, notify_state)
+        waited = wait(job_id, folder, timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}"))
     duration = format_seconds(waited.seconds)
     if waited.end == "pending":
         reason = f" ({waited.reason})" if waited.reason else ""

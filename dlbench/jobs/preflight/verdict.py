@@ -61,7 +61,7 @@ def _report(folder: PreflightFolder, rank: int) -> SeenRank | str:
         message = ""
         with suppress(OSError):
             log_end = read_end(folder.log(rank), _LOG_END_BYTES).decode("utf-8", "replace").strip()
-            message = log_end.rpartition("\n")[2].removeprefix("dlbench: error: ")[:300]
+            message = next(reversed(log_end.splitlines()), "").removeprefix("dlbench: error: ")[:300]
         if code or message:
             return f"the ranks' Python ended with {code or 'an error'}: {message or 'no message'}"
         if not folder.begun(rank).exists():

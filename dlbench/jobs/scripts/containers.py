@@ -38,6 +38,7 @@ def srun_words(plan: LaunchPlan, folder: str) -> list[str]:
     container = plan.system.container
     if container.kind != "pyxis":
         return []
+    # Other variables of the host are passed in unless the image sets them itself.
     names = {*plan.system.launch.environment, *_OWN}
     if container.mount_dlbench:
         names.add("PYTHONPATH")

@@ -117,10 +117,8 @@ def sbatch_options(
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
     options.append(f"--time={time_limit or slurm.time_limit}")
-    for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude"):
-        value = getattr(slurm, name)
-        if value is not None:
-            options.append(f"--{name}={value}")
+    names = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
+    options += [f"--{name}={getattr(slurm, name)}" for name in names if getattr(slurm, name) is not None]
     options += _resources(plan)
     if slurm.exclusive:
         options.append("--exclusive")
@@ -140,12 +138,8 @@ def sbatch_options(
 def threading_options(plan: LaunchPlan) -> list[str]:
     """Returns the options of sbatch and srun on hardware threads."""
     slurm = plan.system.slurm
-    options = []
-    if slurm.hint is not None:
-        options.append(f"--hint={slurm.hint}")
-    if slurm.threads_per_core is not None:
-        options.append(f"--threads-per-core={slurm.threads_per_core}")
-    return options
+    values = {"hint": slurm.hint, "threads-per-core": slurm.threads_per_core}
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def _gpus(plan: LaunchPlan, count: int) -> str:
@@ -212,9 +206,8 @@ def srun_options(plan: LaunchPlan) -> list[str]:
         options.append(f"--gpu-bind={slurm.gpu_bind}")
     if _unbinds_tasks(plan):
         options.append(f"--gpus-per-node={_gpus_per_node(plan)}")
-    for name, value in (("cpu-bind", slurm.cpu_bind), ("mem-bind", slurm.mem_bind)):
-        if value is not None:
-            options.append(f"--{name}={value}")
+    bindings = {"cpu-bind": slurm.cpu_bind, "mem-bind": slurm.mem_bind}
+    options += [f"--{name}={value}" for name, value in bindings.items() if value is not None]
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
     return [*options, *threading_options(plan), *(f"--{option}" for option in slurm.srun_args)]
@@ -323,9 +316,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
                 swept.setdefault(key, []).append(value_text(key, value))
     swept_texts = [f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items()]
     configurations = _configurations(job, python)
-    runs = []
-    for configuration, folder in zip(configurations, folders, strict=True):
-        runs.append({"configuration": configuration["name"], "folder": folder.path})
+    pairs = zip(configurations, folders, strict=True)
     return render(
         "job.sbatch.j2",
         plan=plan,
@@ -336,7 +327,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         swept=", ".join(swept_texts),
         sides=[{"name": side, "words": words_by_side[side]} for side in sorted(words_by_side)],
         configurations=list({configuration["name"]: configuration for configuration in configurations}.values()),
-        runs=runs,
+        runs=[{"configuration": configuration["name"], "folder": folder.path} for configuration, folder in pairs],
         record=record.name,
         is_array=job.is_array,
         passes_warning_on=job.passes_warning_on,
@@ -422,6 +413,7 @@ def directive(option: str) -> str:
     name, equals, value = option.partition("=")
     if _PLAIN.fullmatch(value):
         return option
+    # Within double quotes sbatch interprets only backslashes, which escape (`_get_argument` of its opt.c).
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{name}{equals}"{escaped}"'
 

@@ -301,6 +301,7 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
     """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id."""
+    # slurmctld informs the accounting database with a delay.
     for wait_s in SETTLING_S:
         if wait_s:
             pause(wait_s)
@@ -333,7 +334,7 @@ def _lines(command: list[str]) -> tuple[list[str], str]:
         return [], done
     if done.returncode != 0:
         return [], f"{name} refused: {' '.join(done.stderr.split())[:200] or f'it ended with {done.returncode}'}"
-    if "accounting storage is disabled" in done.stderr.lower():
+    if _NO_ACCOUNTING in done.stderr.lower():
         return [], f"{name}: {' '.join(done.stderr.split())[:200]}"
     return done.stdout.splitlines(), ""
 
