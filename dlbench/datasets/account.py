@@ -89,12 +89,9 @@ def sample_names(
     folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split | None, layout: str
 ) -> list[str]:
     """Returns the sorted sample files of one split. Raises UserError: other files look like samples, too."""
-    samples, others = [], []
-    for name in names:
-        if is_sample(name):
-            samples.append(name)
-        else:
-            others.append(name)
+    all_names = set(names)
+    samples = list(filter(is_sample, all_names))
+    others = all_names.difference(samples)
     unread = sorted(name for name in others if _LIKE_SAMPLES.fullmatch(name) and not is_companion(name))
     if samples and unread:
         raise UserError(

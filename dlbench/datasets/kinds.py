@@ -167,9 +167,8 @@ class _Images(DataKind):
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         images = image_set.open_image_set(folder, split)
         lacking = image_set.completeness(images, split or "train")
-        public_set: str | None = None
-        if lacking is None or image_set.resembles_imagenet(images):
-            public_set = "ImageNet-2012"
+        is_imagenet = lacking is None or image_set.resembles_imagenet(images)
+        public_set = "ImageNet-2012" if is_imagenet else None
         return SplitCount(images.num_samples, public_set, lacking)
 
 
@@ -413,9 +412,8 @@ class DensityVolumes(DataKind):
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         index = volumes.index_density(folder, split)
         lacking = volumes.completeness(index, split or "train")
-        public_set: str | None = None
-        if lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE:
-            public_set = "cosmoUniverse"
+        is_public = lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE
+        public_set = "cosmoUniverse" if is_public else None
         return SplitCount(index.num_samples, public_set, lacking)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from dlbench.datasets.account import Account, foreign_form, is_companion
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images.shards import INDEX
-from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, DataKind, PlannedSplit, holds_images, names_in
+from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, PlannedSplit, holds_images, names_in
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import (
     OF_STORAGE,
@@ -230,11 +230,9 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
     """Checks one split; returns its number of samples, None if counting is expensive."""
     kinds = workload.data.kinds
     manifest: Manifest | None = None
-    manifest_kind: DataKind | None = None
     with suppress(UserError):  # training does not need the manifest
         manifest = _manifest(source)
-    if manifest is not None:
-        manifest_kind = BY_MANIFEST.get(manifest.kind)
+    manifest_kind = BY_MANIFEST.get(manifest.kind) if manifest else None
     trains_on = f"{workload.name} trains on {KINDS[kinds[0]].wanted}"
     if manifest_kind is not None and manifest_kind.name not in kinds:
         raise UserError(f"{key} {str(source)!r} holds {manifest_kind.title} (by its manifest); {trains_on}")

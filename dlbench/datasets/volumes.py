@@ -1,6 +1,4 @@
-"""Indexes, reads and checks folders of density volumes in one of three containers.
-
-The container is known by the names of the files, which may be in the folder and its direct subfolders:
+"""Indexes, reads and checks folders of density volumes in one of three containers, known by the names of the files:
 
 - HDF5: `x`, int16 counts, (n, S, S, S, C) or one sample (S, S, S, C), and `y`, float32 parameters scaled to [-1, 1],
   (n, T) or (T,). One chunk per sample is fastest. The published CosmoFlow samples have S = 128, C = 4, T = 4.
@@ -8,8 +6,7 @@ The container is known by the names of the files, which may be in the folder and
   file, plain or gzip, with `x`, the bytes of the counts in C order, and `y`, T floats. `x` has no stored shape: C is 4
   if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
 - Pairs of .npy files, one sample each, as MLPerf HPC's submissions prepare cosmoUniverse: `<name>_data.npy`, int16
-  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest reveals altered
-  files.
+  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum.
 """
 
 from __future__ import annotations

@@ -290,8 +290,8 @@ class RankProcesses:
                         sink.write(text)
 
     def wait(self, check: Callable[[], None], may_continue: Callable[[], bool] = lambda: True) -> None:
-        """Returns when all processes have ended; after the first failure, or if `may_continue` returns False, they are
-        ended. `check`: called at every poll; its exceptions are passed on.
+        """Returns when all processes have ended; ends them `GRACE_S` after the first failure, or at once if
+        `may_continue`, called about once a second, returns False. `check`: called at every poll.
         """
         deadline: float | None = None
         next_folder_poll = time.monotonic() + FOLDER_POLL_S

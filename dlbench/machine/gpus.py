@@ -63,12 +63,9 @@ _CONTAINER_FILES = (".dockerenv", "run/.containerenv", ".singularity.d")  # Dock
 
 def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
     """Returns the PCI addresses of all NVIDIA GPUs, in order, including those that a control group hides."""
-    addresses = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = _text(device / "class").startswith(_DISPLAY_CLASS) and _text(device / "vendor") == _NVIDIA
-        if is_gpu:
-            addresses.append(device.name)
-    return tuple(addresses)
+    displays = sorted((root / "sys/bus/pci/devices").glob("*"))
+    displays = [device for device in displays if _text(device / "class").startswith(_DISPLAY_CLASS)]
+    return tuple(device.name for device in displays if _text(device / "vendor") == _NVIDIA)
 
 
 def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
@@ -91,12 +88,9 @@ def numa_nodes_of(cores: Sequence[int], root: Path = Path("/")) -> tuple[int, ..
 
 def adapters(root: Path = Path("/")) -> dict[str, int]:
     """Returns the NUMA node of each InfiniBand or RoCE adapter that has one, by the adapter's name."""
-    node_by_adapter = {}
-    for adapter in sorted((root / "sys/class/infiniband").glob("*")):
-        node = _text(adapter / "device/numa_node")
-        if node.isdecimal():
-            node_by_adapter[adapter.name] = int(node)
-    return node_by_adapter
+    folders = sorted((root / "sys/class/infiniband").glob("*"))
+    node_by_adapter = {folder.name: _text(folder / "device/numa_node") for folder in folders}
+    return {adapter: int(node) for adapter, node in node_by_adapter.items() if node.isdecimal()}
 
 
 def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:

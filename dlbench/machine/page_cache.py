@@ -1,13 +1,11 @@
-"""Counts the pages of files in the page cache, evicts them, and reads them in.
+"""Counts the pages of files in the page cache, evicts them, and reads them in; caches of servers cannot be controlled.
 
-Behaviour of the kernel on ext4, tmpfs and a loop device, tested with Linux 6.18:
+Behaviour of the kernel on ext4, tmpfs (files are always cached) and a loop device, tested with Linux 6.18:
 
 - `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, but only of the user's own files.
 - A read with `RWF_NOWAIT` fails with EAGAIN if it would have to wait, for any user, but not on tmpfs. It starts
   read-ahead, of one page if the file is advised as random; that page is evicted again.
 - `mincore(2)` is not used: for files of other users it reports every page as cached.
-
-Files on tmpfs are always in the page cache. Caches of file servers cannot be controlled.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import read_bytes
+from dlbench.units import first_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,9 +147,7 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     remarks: tuple[str, ...] = ()
     if unread:
-        names_text = ", ".join(map(repr, sorted(unread)[:_NAMED]))
-        if len(unread) > _NAMED:
-            names_text += f" and {len(unread) - _NAMED} more"
+        names_text = first_of([repr(name) for name in sorted(unread)], _NAMED)
         remarks = (f"not read, not {ENDINGS} in a class folder: {len(unread)} ({names_text})",)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
     return JpegTree(

@@ -10,11 +10,9 @@ without gravity, and so without filaments and haloes. Per volume:
    have the same mass and all cells the same volume, so that N is proportional to the mean density of matter.
 
 The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
-"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is ours). A small volume has too few modes to show such
-differences: WIDE ranges, beyond the known universe, are for volumes of 32^3.
-
-The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological constant, in a flat
-universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
+"CosmoFlow", SC18; the range of h is ours). A small volume has too few modes to show such differences: WIDE ranges are
+for volumes of 32^3. The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological
+constant, in a flat universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import why_unreadable
+from dlbench.units import first_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -126,12 +127,9 @@ def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
     label_by_name = {name: label for label, name in enumerate(classes)}
     unknown = [name for name in images.classes if name not in label_by_name]
     if unknown:
-        names = ", ".join(map(repr, unknown[:3]))
-        if len(unknown) > 3:
-            names += f" and {len(unknown) - 3} more"
         raise UserError(
-            f"{str(images.root)!r}: not among the {len(classes)} training classes: {names}; "
-            "give each class the same name in both splits"
+            f"{str(images.root)!r}: not among the {len(classes)} training classes: "
+            f"{first_of([*map(repr, unknown)], 3)}; give each class the same name in both splits"
         )
     return tuple(label_by_name[name] for name in images.classes)
 

@@ -1,23 +1,17 @@
 """Makes BERT samples from tokenised documents: sentence pairs for next-sentence prediction, with masked tokens.
 
 After Devlin et al. (2018), sections 3.1 and A.1, and their `create_pretraining_data.py` (also used by MLPerf Training):
+sentences of a document are collected until they have sequence_length - 3 tokens. A is a random number of the first of
+them. In half of the cases B is the rest, else it starts at a random sentence of another document and has as many
+sentences as fill the sequence. Tokens are cut at random from the front or the back of the longer of A and B, until
+[CLS] A [SEP] B [SEP] fits. Of n tokens, including [CLS] and [SEP], min(max_predictions, max(1, round(0.15 n))) are
+predicted, never [CLS], [SEP] or padding; of these 80 % become [MASK], 10 % a random word, 10 % are unchanged.
 
-1. Sentences of a document are collected until they have sequence_length - 3 tokens.
-2. A is a random number of the first of them. In half of the cases B is the rest. In the other half B starts at a random
-   sentence of another document and has as many sentences as fill the sequence.
-3. Tokens are cut at random from the front or the back of the longer of A and B, until [CLS] A [SEP] B [SEP] fits.
-4. Tokens are masked (see below).
-
-Differences: a single sentence is cut in its middle, so that B can be its second half; the reference always gives it a
-random B, so that more than half of its pairs are random. A random B may come from any other document of the split; the
-reference uses only the same input file. Pairs are drawn in every epoch, which needs a fixed number of samples:
-documents are cut once into full-length sequences of sentences (`runs`), and sentences that a random B replaces are left
-out of that epoch.
-
-Masking: of n tokens, including [CLS] and [SEP], min(max_predictions, max(1, round(0.15 n))) are predicted, never [CLS],
-[SEP] or padding; of these 80 % become [MASK], 10 % a random word, 10 % are unchanged. So there are 20 predictions at
-128 tokens (19 used) and 76 at 512 (without the maximum 77). The reference's random word may be any entry of the
-vocabulary, even [PAD]; here special tokens are excluded.
+Differences: a single sentence is cut in its middle, so that B can be its second half; the reference gives it a random
+B. A random B may come from any other document of the split; the reference uses only the same input file. Pairs are
+drawn in every epoch, which needs a fixed number of samples: documents are cut once into full-length sequences of
+sentences (`runs`), and sentences that a random B replaces are left out of that epoch. A random word is never a special
+token.
 """
 
 from __future__ import annotations

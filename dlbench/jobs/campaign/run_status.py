@@ -178,9 +178,10 @@ def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str
 
 
 def _run_status(run: LaunchedRun, submission: Submission, queue: Queue) -> RunStatus:
-    for queued in queue.of(submission.reference):
-        if queued.phase == "over":
-            return _status_of_ended_job(run, submission, queued)
+    queued = next(iter(queue.of(submission.reference)), None)
+    if queued is not None and queued.phase == "over":
+        return _status_of_ended_job(run, submission, queued)
+    if queued is not None:
         return _status_of_active_job(run, submission, queued)
     state, job, detail = run.state, submission.job_id, run.detail
     ahead: Ahead = "nothing"

@@ -33,14 +33,9 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
     nodes = []
     for number in range(plan.layout.nodes):
         ranks = range(number * per_node, (number + 1) * per_node)
-        seen_ranks: list[SeenRank] = []
-        problems: list[str] = []
-        for rank in ranks:
-            report = reports[rank]
-            if isinstance(report, str):
-                problems.append(report)
-            else:
-                seen_ranks.append(report)
+        node_reports = [reports[rank] for rank in ranks]
+        seen_ranks = [report for report in node_reports if isinstance(report, SeenRank)]
+        problems = [report for report in node_reports if isinstance(report, str)]
         problems += _problems(plan, seen_ranks, common_versions)
         nodes.append(
             PreflightNode(
