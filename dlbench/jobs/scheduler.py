@@ -122,17 +122,17 @@ class Submission(Spec):
 
     format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
-    cluster: str = Field("", description="The cluster that took the job, where sbatch named one.")
-    owner: str = Field("", description="Login name of who submitted it; empty: not known.")
-    scheduler: str = Field("slurm", description="What took the job: system.scheduler.")
+    job_id: str = Field(description="Slurm's job id without the cluster; ARRAY_NUMBER for an element of an array.")
+    cluster: str = Field("", description="The cluster of the job, if sbatch named one.")
+    owner: str = Field("", description="Login name of the user who submitted it; empty: unknown.")
+    scheduler: str = Field("slurm", description="The scheduler of the job (system.scheduler).")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     variables: tuple[str, ...] = Field(
-        (), description="Names of the variables that sbatch, and so the job, was given (slurm.export); ALL: every one."
+        (), description="Names of the environment variables that the job was given (slurm.export); ALL: all."
     )
-    submitted: str = Field(description="UTC, ISO 8601.")
+    submitted: str = Field(description="Time of the submission, UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
-        (), description="All runs of the job in their order, where it holds several; empty: this run alone."
+        (), description="All runs of the job in their order if there are several; else empty."
     )
     log: Log = Field(description="Slurm's output, from the folder of all runs: RUN/slurm-ID.out.")
 

@@ -50,18 +50,18 @@ METRICS: tuple[tuple[str, str, float, Kind], ...] = (
 )
 
 _ABOUT = {
-    "gpu.about.sm_active": "share of multiprocessors that were busy, mean since the reading before (GPM)",
-    "gpu.about.sm_occupancy": "warps that were active over those that fit, mean since the reading before (GPM)",
-    "gpu.about.tensor_active": "share of time in which tensor cores worked, mean since the reading before (GPM)",
-    "gpu.about.dram_active": "bandwidth of device memory in use over the highest, mean since the reading before (GPM)",
+    "gpu.about.sm_active": "share of multiprocessors that were busy, mean since the previous reading (GPM)",
+    "gpu.about.sm_occupancy": "active warps relative to the maximum, mean since the previous reading (GPM)",
+    "gpu.about.tensor_active": "share of time in which tensor cores worked, mean since the previous reading (GPM)",
+    "gpu.about.dram_active": "memory bandwidth in use relative to the maximum, mean since the previous reading (GPM)",
     "gpu.about.order": "NVML's order, by PCI bus; CUDA_VISIBLE_DEVICES neither hides nor reorders",
     "gpu.about.power_w": "of the whole board, MIG or not; on Ampere and newer, except GA100, the mean of one second",
     "gpu.about.energy_j": "of the whole board, MIG or not, since the driver was loaded; falls when it is reloaded",
-    "gpu.about.utilization": "share of NVML's sample period in which any kernel ran; kernels that wait count too",
+    "gpu.about.utilization": "share of NVML's sample period in which any kernel ran; kernels that wait count, too",
     "gpu.about.memory_utilization": "share of NVML's sample period in which memory was read or written",
-    "gpu.about.memory_used_bytes": "of all processes; drivers before 510 count their own reserve in",
-    "gpu.about.pcie_bytes_per_s": "over the 20 ms before the reading; kB of NVML taken as 1000 bytes",
-    "gpu.about.nvlink_bytes": "payload, summed over the links that answered at the start",
+    "gpu.about.memory_used_bytes": "of all processes; drivers before 510 include their own reserve",
+    "gpu.about.pcie_bytes_per_s": "over the 20 ms before the reading; NVML's kB are taken as 1000 bytes",
+    "gpu.about.nvlink_bytes": "payload, summed over the links that could be read at the start",
 }
 
 

@@ -173,7 +173,7 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
     monkeypatch.setenv("SBATCH_QOS", "low")
     assert [note for note in preset_notes([plan, plan]) if "SBATCH" in note] == [
-        "note: SBATCH_ACCOUNT, SBATCH_QOS: set here and not used: jobs are asked for as system box says (slurm.*)"
+        "note: SBATCH_ACCOUNT, SBATCH_QOS: set in this shell and not used: jobs are requested as in system box (slurm.*)"
     ]
 
 

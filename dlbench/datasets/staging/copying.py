@@ -80,7 +80,7 @@ class Tally:
             else:
                 self.moved.append(Moved(stream, start_ns, end_ns, num_bytes, items))
 
-    def found(self, num_bytes: int, items: int = 1) -> None:
+    def reuse(self, num_bytes: int, items: int = 1) -> None:
         """Counts files or samples of an earlier run that are reused."""
         self._check_cancelled()
         with self._lock:
@@ -218,7 +218,7 @@ def replicate(
         tally.look()
         copied = root / file.name
         if _is_same(file, copied) and digests.get(file.name) in (None, file_sha256(copied)):
-            tally.found(file.num_bytes)  # a complete copy of an earlier staging
+            tally.reuse(file.num_bytes)  # a complete copy of an earlier staging
         else:
             missing.append(file)
     require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))

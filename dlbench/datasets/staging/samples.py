@@ -150,7 +150,7 @@ def find_whole(
                 store.remove(index)
             else:
                 intact[rank].add(index)
-                tally.found(len(data))
+                tally.reuse(len(data))
     return intact
 
 
