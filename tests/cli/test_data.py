@@ -143,7 +143,7 @@ def test_ctrl_c_says_how_to_continue_and_continuing_ends_whole(cli: Cli, tmp_pat
     assert said.split("\n") == ["set: not finished; the same command continues", "", "dlbench: interrupted", ""]
     done = cli(*words)
     assert done.returncode == 0, done.stderr
-    assert "are there already" in done.stderr
+    assert "exist already" in done.stderr
     assert verify_manifest(tmp_path / "set") == []
 
 

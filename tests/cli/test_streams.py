@@ -274,7 +274,7 @@ def test_a_defect_keeps_its_traceback_and_is_no_verdict(error: BaseException) ->
     ending = caught(error)
     assert ending.code == ExitCode.DEFECT == 70
     assert ending.line.startswith("Traceback (most recent call last)")
-    assert ending.line.endswith("dlbench: this is a defect of dlbench")
+    assert ending.line.endswith("dlbench: this is a bug in dlbench")
 
 
 def test_an_exit_keeps_its_code() -> None:

@@ -62,8 +62,8 @@ def test_ranks_are_numbers_or_text_with_commas(said: object, ranks: tuple[int, .
         ({"ranks": "1,1", "step_delay_s": 0.1}, "twice"),
         ({"ranks": [], "step_delay_s": 0.1}, "at least 1"),
         ({"compute_factor": 0.9}, "greater than or equal to 1"),
-        ({"ranks": 1}, "says no fault"),
-        ({}, "says no fault"),
+        ({"ranks": 1}, "sets no fault"),
+        ({}, "sets no fault"),
     ],
 )
 def test_a_fault_that_is_none_is_refused(said: dict[str, object], words: str) -> None:

@@ -399,7 +399,7 @@ def test_folder_without_valid_runs_gives_a_report_that_says_so(tmp_path: Path, n
     ("arguments", "message"),
     [
         (["RUNS/nowhere"], "no such folder of runs"),
-        (["RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
+        (["RUNS", "-o", "TMP/report.pdf"], "no --format"),
         (["RUNS", "-o", "TMP"], "is a folder"),
         (["RUNS", "-o", "TMP/none/report.html"], "there is no folder"),
         (["RUNS", "--table", "runs"], "has no effect"),

@@ -373,20 +373,23 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
-        (["RUNS", "--throughput", "5"], "runs (RUNS) have their own, leave it out"),
-        (["RUNS", "--ranks", "4"], "--ranks: runs have their own speed"),
-        (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: is of RUNS"),
+        (["nowhere"], "nowhere: is not a folder of runs; for a workload, --throughput NUMBER is missing"),
+        (["RUNS", "--throughput", "5"], "leave it out for runs (RUNS), which have their own"),
+        (["RUNS", "--ranks", "4"], "--ranks: only for WORKLOAD --throughput"),
+        (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: only for RUNS"),
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["RUNS", "--epoch-samples", "5"], "--epoch-samples 5: has no effect without --epochs"),
         (["RUNS", "--epochs", "5"], "data of sample, tiny preset names no size; add --epoch-samples"),
         (["RUNS", "--price", "cheap"], "--price 'cheap': must be an amount above zero, e.g. '2.50 EUR' or"),
-        (["RUNS", "--price", "2.5 EUR/hour"], "--price '2.5 EUR/hour': hours of what? e.g. '2.50 EUR' or '9 EUR/node"),
+        (
+            ["RUNS", "--price", "2.5 EUR/hour"],
+            "--price '2.5 EUR/hour': the resource of the hours is missing, e.g. '2.50 EUR' or '9 EUR/node",
+        ),
         (["RUNS", "--price", "500 GPU-hours"], "--price '500 GPU-hours': must be the price of an hour, e.g. '2.50 E"),
         (["RUNS", "--budget", "much"], "--budget 'much': must be an amount above zero, e.g. '500 GPU-hours'"),
         (
             ["RUNS", "--budget", "500 hours"],
-            "--budget '500 hours': hours of what? e.g. '500 GPU-hours' or, with --price",
+            "--budget '500 hours': the resource of the hours is missing, e.g. '500 GPU-hours' or, with --price",
         ),
         (["RUNS", "--price", "2.5", "--budget", "10"], "--budget '10': must be hours or money, e.g. '500 GPU-hours'"),
         (
@@ -399,7 +402,10 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
         (["RUNS", "--deadline", "3days"], "'3days' is not a duration above zero with its unit (ms, s, m, min, h, d)"),
         (["RUNS", "--budget", "500 EUR"], "--budget 500 EUR: needs --price in EUR; an amount of hours is"),
         (["RUNS", "--budget", "500 EUR", "--price", "2 CHF"], "--budget 500 EUR: --price is in CHF"),
-        (["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"], "is in rank-hours, --price per node-hour"),
+        (
+            ["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"],
+            "is in rank-hours, but --price is per node-hour",
+        ),
         (["RUNS", "--budget", "5 GPU-hours"], "its runs had no GPU"),
         (["RUNS", "--where", "ranks=3"], "--where ranks=3: no run"),
     ],
