@@ -350,9 +350,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
 
 
 def require_launcher(system: SystemSpec, path: str | None = None) -> None:
-    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI,
-    unless modules or setup lines may provide another. `path`: PATH of the ranks; None: this process's.
-    """
+    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is an mpirun other than Open MPI's."""
     launcher = system.launch.launcher
     if launcher == "local" or system.modules or system.setup:
         return

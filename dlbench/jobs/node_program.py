@@ -46,11 +46,9 @@ def supervised(python: str, module: str) -> list[str]:
 
 
 def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], who: str) -> S:
-    """Sends a request to a program; returns its answer, the last line that it prints. `order`: the request, which
-    becomes JSON. `kind`: type of the answer. `who`: name of the process in messages. Raises `UserError`: the program
-    refuses the request; also its other `DlbenchError`s, by their exit codes. `EnvironmentLacksError`: it cannot be
-    started. `RunError`: it died, or its answer cannot be read. `KeyboardInterrupt`: after all its processes have
-    ended.
+    """Sends a request to a program; returns its answer, the last line that it prints. `order`: the request. `who`: name
+    of the process in messages. Raises the `DlbenchError` of the program, by its exit code. `EnvironmentLacksError`: it
+    cannot be started. `RunError`: it died, or its answer cannot be read.
     """
     try:
         process = subprocess.Popen(

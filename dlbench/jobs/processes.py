@@ -241,9 +241,7 @@ class RankProcesses:
         """Processes in state T when the first process failed, or when the run was given up."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Starts one supervisor, which ends with the calling thread; progress lines go to `on_progress`, others to
-        `log`.
-        """
+        """Starts one supervisor, which ends with the calling thread; output that is no progress goes to `log`."""
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
         try:

@@ -164,8 +164,7 @@ def fill(
     on_bad: Callable[[Exception], bool],
 ) -> None:
     """Copies samples into the stores of ranks, in the order of the data set. `open_fetch`: returns a reader for one
-    thread. `on_bad`: returns whether to continue without a sample that cannot be read. Raises the error of a sample, or
-    OSError.
+    thread. `on_bad`: returns whether to continue without a sample. Raises the error of a sample, or OSError.
     """
     pairs: list[tuple[int, int]] = []  # sample number and rank
     for rank, indices in missing.items():

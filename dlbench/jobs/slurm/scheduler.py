@@ -86,9 +86,7 @@ class Slurm:
         return Answer(doubt=f"sbatch failed: {message:.300}")
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """Returns this user's jobs, and those of `users`; `job_ids`: jobs to ask sacct for if squeue does not list
-        them.
-        """
+        """Returns this user's jobs and those of `users`; `job_ids`: to ask sacct for if squeue lacks them."""
         return ask(job_ids, users, clusters)
 
     def script(self, job_id: str) -> str:
