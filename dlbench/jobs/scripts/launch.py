@@ -1,6 +1,4 @@
-"""Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job; runs
-nothing.
-"""
+"""Builds the commands that start the ranks of a plan, a job's batch script and its sbatch command; runs nothing."""
 
 from __future__ import annotations
 
