@@ -1,7 +1,5 @@
-"""Sorts the files of a data set by their names into samples of each split, companions and unknown files.
-
-No file is opened. Files that look like samples of another format are refused, so that no data is ignored silently; for
-known formats that dlbench does not read the message says how to convert them.
+"""Sorts the files of a data set by their names into samples of each split, companions and unknown files; opens none.
+Files that look like samples of another format are refused, so that no data is ignored silently.
 """
 
 from __future__ import annotations
@@ -90,17 +88,10 @@ def is_companion(name: str) -> bool:
 def sample_names(
     folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split | None, layout: str
 ) -> list[str]:
-    """Returns the sample files of one split among the names in a folder, sorted; empty if there are no samples.
-
-    `is_sample`: returns whether a name is that of a sample file. `layout`: the expected layout, for messages. Raises
-    UserError: other files look like samples, too.
-    """
-    samples, others = [], []
-    for name in names:
-        if is_sample(name):
-            samples.append(name)
-        else:
-            others.append(name)
+    """Returns the sorted sample files of one split. Raises UserError: other files look like samples, too."""
+    all_names = set(names)
+    samples = list(filter(is_sample, all_names))
+    others = all_names.difference(samples)
     unread = sorted(name for name in others if _LIKE_SAMPLES.fullmatch(name) and not is_companion(name))
     if samples and unread:
         raise UserError(

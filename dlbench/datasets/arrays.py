@@ -26,11 +26,7 @@ _HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # signature of a global h
 
 @contextmanager
 def damage_as_oserror() -> Iterator[None]:
-    """Turns the errors that h5py raises on damaged metadata into an OSError with one line.
-
-    h5py raises RuntimeError, KeyError, TypeError or MemoryError, depending on the damaged byte. ValueError passes,
-    because the checks of dlbench raise it, too.
-    """
+    """Turns errors of h5py on damaged metadata, but not ValueError, into an OSError of one line."""
     try:
         yield
     except (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
@@ -50,11 +46,7 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 def make_hdf5(path: Path) -> h5py.File:
-    """Creates a file whose bytes depend only on its content and the version of the HDF5 library.
-
-    Its metadata have checksums, which HDF5 has since 1.10; datasets have them if they are created with `fletcher32`.
-    Raises OSError: the file exists already, or cannot be written.
-    """
+    """Creates a file whose bytes depend only on its content and the HDF5 library, with checksums of metadata."""
     import h5py
 
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
@@ -65,11 +57,7 @@ def make_hdf5(path: Path) -> h5py.File:
 
 
 def require_plausible(file: h5py.File, dataset: h5py.Dataset) -> None:
-    """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated.
-
-    The values may be in other files, and HDF5 returns fill values if these are missing; or the shape may be larger than
-    the file can hold even with the best compression.
-    """
+    """Raises ValueError if a dataset cannot be in its file, before memory of its size is allocated."""
     name, kind = dataset.name.lstrip("/"), "a link"
     other_files = {dataset.file.filename} - {file.filename}
     if dataset.is_virtual:
@@ -99,10 +87,7 @@ class OpenFiles:
         return {"_handles": {}, "_owner": -1}
 
     def content(self, path: Path, read: Callable[[h5py.File], T]) -> T:
-        """Returns what `read` returned for a file when it was opened.
-
-        With too many open files the oldest is closed. Raises the errors of `open_hdf5` and of `read`.
-        """
+        """Returns what `read` returned for a file when it was opened; raises its errors and those of `open_hdf5`."""
         if self._owner != os.getpid():  # handles of a parent process must neither be used nor closed in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
@@ -124,11 +109,8 @@ class OpenFiles:
 
 
 def heap_fault(path: Path) -> str | None:
-    """Returns what is damaged in the heaps in which HDF5 stores rows of variable length, or None.
-
-    Must be checked before such rows are read, because the library loops forever at an object of size 0. References to
-    the heaps are not checked. Layout: HDF5 file format specification 3.0, section III.E.
-    Raises OSError: the file cannot be read.
+    """Returns what is damaged in the heaps of rows of variable length, or None; the library loops forever at an object
+    of size 0. Layout: HDF5 file format specification 3.0, section III.E. Raises OSError: the file cannot be read.
     """
     with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = -1
@@ -151,10 +133,7 @@ def heap_fault(path: Path) -> str | None:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Memory-maps the array of a .npy file, read-only.
-
-    Raises OSError: it cannot be read. ValueError: it is damaged, truncated, or holds Python objects.
-    """
+    """Memory-maps a .npy file, read-only. Raises OSError or ValueError: it is unreadable, or damaged."""
     require_file(path)
     mapped: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     return mapped

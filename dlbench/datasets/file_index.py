@@ -1,8 +1,7 @@
-"""Packs the index of a data set of many files into shared memory, so that one rank of a node lists the files for all.
-
-Packed form: 8 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then the blocks,
-which are arrays and byte strings, each aligned to 64 bytes. Nothing in it is executed: dataclasses are named, and must
-be among those that the reader expects. Unpacked arrays are read-only views of the memory.
+"""Packs the index of a data set into shared memory, so that one rank of a node lists the files for all. Format: 8
+bytes, the length of a description in JSON (UTF-8), little-endian; the description; then arrays and byte strings, each
+aligned to 64 bytes. Nothing in it is executed: dataclasses are named, and must be among those that the reader
+expects.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ class Files(Sequence[Path]):
 
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:
-    """Yields the pieces of the packed form, to be written one after the other.
-
-    `value`: None, a bool, an int, a str, bytes, a Path, an array of numbers, or a tuple or a dataclass of these.
-    Raises TypeError: it is, or contains, something else.
+    """Yields the pieces of the packed form in their order. `value`: None, a bool, an int, a str, bytes, a Path, an
+    array of numbers, or a tuple or a dataclass of these. Raises TypeError: it contains something else.
     """
     blocks: list[bytes | memoryview] = []
     text = json.dumps(_described(value, blocks)).encode("ascii")
@@ -76,7 +73,7 @@ def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
 
 
 def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
-    """Returns the value that `packed` was given. Arrays are views of `data`. `expected`: its dataclasses."""
+    """Returns the value that `packed` was given; arrays are read-only views of `data`. `expected`: its dataclasses."""
     dataclass_types: Mapping[str, Callable[..., Any]] = {cls.__name__: cls for cls in expected}
     position = _HEAD.size
 

@@ -1,7 +1,4 @@
-"""The kinds of data sets: for each its files, and how it is checked during planning, verified and counted.
-
-`dlbench.datasets.recognition` determines the kind of a folder.
-"""
+"""The kinds of data sets: for each its files, and how it is checked during planning, verified and counted."""
 
 from __future__ import annotations
 
@@ -82,9 +79,8 @@ class Checking(NamedTuple):
     vocabulary: str | None = None  # Path or name of a vocabulary for checks of text and samples.
     workers: int = 1
     on_progress: Callable[[int, int], None] = lambda _done, _total: None
-    on_remark: Callable[[str], None] = lambda _line: (
-        None
-    )  # Called with lines about unusual but usable data, and counts.
+    # Called with lines about unusual but usable data, and counts.
+    on_remark: Callable[[str], None] = lambda _line: None
 
     def each(self, check: Callable[..., Result], files: Sequence[Any]) -> list[Result]:
         """Returns the results of a check of each file, which runs in several processes."""
@@ -146,11 +142,7 @@ class _Images(DataKind):
     counted = "images"
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
-        """Decodes every image in threads, and checks the checksums of TFRecords.
-
-        Remarks: one for each way in which images are usable but not a plain RGB JPEG (grey, CMYK, a PNG named .jpg),
-        and one for ignored files.
-        """
+        """Decodes every image in threads; remarks each kind of image that is not a plain RGB JPEG."""
         images = image_set.open_image_set(folder, checking.split)
         for remark in images.remarks:
             checking.on_remark(f"{str(images.root)!r}: {remark}")
@@ -168,18 +160,15 @@ class _Images(DataKind):
                 checking.on_progress(span.stop, images.num_samples)
         images.close()
         for remark, name in sorted(first_name.items()):
-            images_text = name
-            if counts[remark] > 1:
-                images_text = f"{name} and {counts[remark] - 1:,} more"
-            checking.on_remark(f"{images_text}: {remark}")
+            more = f" and {counts[remark] - 1:,} more" if counts[remark] > 1 else ""
+            checking.on_remark(f"{name}{more}: {remark}")
         return faults
 
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         images = image_set.open_image_set(folder, split)
         lacking = image_set.completeness(images, split or "train")
-        public_set: str | None = None
-        if lacking is None or image_set.resembles_imagenet(images):
-            public_set = "ImageNet-2012"
+        is_imagenet = lacking is None or image_set.resembles_imagenet(images)
+        public_set = "ImageNet-2012" if is_imagenet else None
         return SplitCount(images.num_samples, public_set, lacking)
 
 
@@ -229,7 +218,7 @@ class ShardedImages(_Images):
 
 
 def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | None:
-    """Returns the number of images in a tree, None if there are at least as many as needed, or too many to list."""
+    """Returns the number of images in a tree; None if it is at least `needed`, or there are too many to list."""
     num_images = num_entries = 0
     for name in sorted(classes):
         with os.scandir(folder / name) as entries:
@@ -343,10 +332,7 @@ class TextSamples(DataKind):
 
 
 def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int, int]:
-    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens of one text file.
-
-    Without a vocabulary there are no tokens.
-    """
+    """Returns a fault or None, and the numbers of documents, tokens and unknown tokens of a file."""
     tokenizer, unknown_id = None, -1
     if vocabulary is not None:
         loaded = corpus.load_vocabulary(vocabulary)
@@ -426,9 +412,8 @@ class DensityVolumes(DataKind):
     def count(self, folder: Path, split: Split | None) -> SplitCount:
         index = volumes.index_density(folder, split)
         lacking = volumes.completeness(index, split or "train")
-        public_set: str | None = None
-        if lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE:
-            public_set = "cosmoUniverse"
+        is_public = lacking is None or (index.size, index.channels, index.num_targets) == _PUBLIC_SHAPE
+        public_set = "cosmoUniverse" if is_public else None
         return SplitCount(index.num_samples, public_set, lacking)
 
 

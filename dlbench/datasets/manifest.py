@@ -1,9 +1,7 @@
-"""The manifest of a prepared data set, `manifest.json`, with the SHA-256 of every file in `manifest.files.jsonl`.
-
-Format: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "files": {"list":
-"manifest.files.jsonl", "sha256" of that list, "count", "bytes"}}`. The list has one line per file, `{"path", "sha256",
-"bytes"}`, so that a million files need not be in memory at once. Paths are relative and use `/`; bytes of a name that
-are not UTF-8 are stored as Python's surrogate escapes.
+"""The manifest of a prepared data set: `manifest.json` is `{"format": "dlbench.dataset", "version": 1, "kind",
+"made_with": {...}, "counts": {...}, "files": {"list": "manifest.files.jsonl", "sha256" of that list, "count",
+"bytes"}}`. The list has one line per file, `{"path", "sha256", "bytes"}`, so that a million files need not be in memory
+at once. Bytes of a name that are not UTF-8 are stored as Python's surrogate escapes.
 """
 
 from __future__ import annotations
@@ -143,10 +141,7 @@ def verify_file(folder: Path, entry: FileEntry) -> str | None:
 
 
 def describe_files(folder: Path, skip: Callable[[str], bool] | None = None) -> list[FileEntry]:
-    """Returns entries of the files in a folder and its subfolders, sorted by path, without hidden names at its top.
-
-    `folder`: or a single file. `skip`: returns whether to leave out a file, by its relative path.
-    """
+    """Returns entries of the visible files below a folder, or of a file; `skip`: whether to leave out a path."""
     if not folder.is_dir():
         return [FileEntry(folder.name, file_sha256(folder), folder.stat().st_size)]
     entries = []

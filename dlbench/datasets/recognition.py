@@ -1,7 +1,5 @@
-"""Determines the kind of data in a folder, and during planning whether a workload can use it.
-
-Planning reads only a folder's first names, a manifest, an index and the headers of a few files, and imports no torch.
-What would be expensive to check is left to the ranks, which open all files.
+"""Determines the kind of data in a folder, and during planning whether a workload can use it. Planning reads only
+names, a manifest, an index and the headers of a few files, and imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from pathlib import Path
 from dlbench.datasets.account import Account, foreign_form, is_companion
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images.shards import INDEX
-from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, DataKind, PlannedSplit, holds_images, names_in
+from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, PlannedSplit, holds_images, names_in
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import (
     OF_STORAGE,
@@ -75,10 +73,7 @@ def _foreign_files(folder: Path) -> str | None:
 
 
 def kind_of_files(paths: Sequence[Path], damaged: str = "density") -> str | None:
-    """Returns the kind of the files and folders in one folder; None if it is unknown.
-
-    `damaged`: kind of an HDF5 file that cannot be opened.
-    """
+    """Returns the kind of files and folders, None if unknown. `damaged`: kind of an HDF5 file that cannot be opened."""
     num_texts = 0
     # The kind of a damaged file is known only by its name, so that intact files count first.
     for sure in (True, False):
@@ -170,11 +165,8 @@ def require_fitting(
     evaluated: bool = False,
     on_account: Callable[[Account], None] | None = None,
 ) -> bool:
-    """Checks cheaply that a workload's data has the expected kind and layout, and enough samples.
-
-    Synthetic data and missing paths are not checked; validation data is checked if it is `evaluated`. `on_account`:
-    called with the files that are read and those that are not. Raises UserError: the workload cannot use the data.
-    Returns False if the file system did not answer in time.
+    """Checks cheaply that a workload can use its data; validation data if it is `evaluated`. Returns False if the file
+    system did not answer in time. Raises UserError: the workload cannot use the data.
     """
     errors: list[Exception] = []
 
@@ -201,9 +193,7 @@ def require_fitting(
 def account_for(data: DataSpec) -> Account | None:
     """Returns the account of a plan's data; None if it is synthetic, missing or of unknown kind."""
     source = Path(data.source)
-    if data.is_synthetic or not source.exists():
-        return None
-    if not data.kinds:
+    if data.is_synthetic or not source.exists() or not data.kinds:
         return None
     kind = _kind(train_folder(source))
     if kind not in data.kinds:  # for example lists next to classes
@@ -240,11 +230,9 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
     """Checks one split; returns its number of samples, None if counting is expensive."""
     kinds = workload.data.kinds
     manifest: Manifest | None = None
-    manifest_kind: DataKind | None = None
     with suppress(UserError):  # training does not need the manifest
         manifest = _manifest(source)
-    if manifest is not None:
-        manifest_kind = BY_MANIFEST.get(manifest.kind)
+    manifest_kind = BY_MANIFEST.get(manifest.kind) if manifest else None
     trains_on = f"{workload.name} trains on {KINDS[kinds[0]].wanted}"
     if manifest_kind is not None and manifest_kind.name not in kinds:
         raise UserError(f"{key} {str(source)!r} holds {manifest_kind.title} (by its manifest); {trains_on}")
@@ -280,10 +268,7 @@ def _checked_samples(source: Path, folder: Path, workload: Workload, key: str, s
 
 
 def _kind(folder: Path, data_format: str | None = None) -> str | None:
-    """Returns the kind of the first files; None if it is unknown, or the folder cannot be listed.
-
-    `data_format`: `data.format`, which decides the kind of a damaged HDF5 file and of a file without a suffix.
-    """
+    """Returns the kind of the first files, or None; `data_format`: decides the kind of a damaged HDF5 file."""
     damaged = "samples" if data_format == "text" else "density"
     with suppress(OSError):
         if not folder.is_file():

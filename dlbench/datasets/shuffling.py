@@ -1,11 +1,10 @@
 """Computes which samples each rank owns in each epoch, in which order it reads them, and which it sends to whom.
-
 Partial shuffling after Nguyen et al., "Why Globally Re-shuffle? Revisiting Data Shuffling in Large Scale Deep Learning"
-(IPDPS 2022): in each epoch every rank shuffles its samples, and exchanges the first floor(Q * (N // M)) of that order.
-The k-th samples of all ranks are distributed by a random permutation of the ranks, so that every rank sends and
-receives the same number; a rank may draw itself and then keeps that sample. A sample that moves in an epoch is read
-once more by its old rank, and belongs to its new rank from the next epoch on. Everything is a function of the seed, the
-epoch and the sizes: every rank knows it of all others, and a resumed run needs only the epoch.
+(IPDPS 2022): in each epoch every rank shuffles its samples, and exchanges the first floor(Q * (N // M)). The k-th
+samples of all ranks are distributed by a random permutation of the ranks, so that every rank sends and receives the
+same number. A sample that moves is read once more by its old rank, and belongs to its new rank from the next epoch on.
+Everything is a function of seed, epoch and sizes: every rank knows it of all others, and a resumed run needs only the
+epoch.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # arbitrary, so that the two 
 def first_parts(
     num_samples: int, ranks: int, *, seed: int, partition: Literal["shuffled", "contiguous"]
 ) -> list[NDArray[np.int64]]:
-    """Returns the sample numbers (n,) of each rank when training begins; the first ranks may have one more.
-
-    `partition`: `shuffled` over all samples, or `contiguous` in the order of storage.
-    """
+    """Returns the sample numbers (n,) of each rank when training begins; the first ranks may have one more."""
     order = np.arange(num_samples)
     if partition == "shuffled":
         order = np.random.default_rng([seed, _PARTITION]).permutation(num_samples)
@@ -64,9 +60,7 @@ def exchanged_slots(num_samples: int, ranks: int, share: float) -> int:
 
 
 class Ownership:
-    """The samples of all ranks in each epoch. Can be pickled, and used from any thread.
-
-    `num_samples`: N, of the data set. `ranks`: M. `seed`: of all random draws. `partition`: as in `first_parts`.
+    """The samples of all ranks in each epoch. Can be pickled, and used from any thread. `num_samples`: N. `ranks`: M.
     `share`: Q; 0: no sample is exchanged (local shuffling).
     """
 
@@ -100,9 +94,8 @@ class Ownership:
         return self.parts(epoch)[rank, : self.size(rank)]
 
     def parts(self, epoch: int) -> NDArray[np.int64]:
-        """Returns the samples (M, ceil(N / M)) of each rank, read-only; `NOBODY` if a rank has one less.
-
-        An epoch is computed from the one before, so that the first call for epoch n takes n steps.
+        """Returns the samples (M, ceil(N / M)) of each rank, read-only; `NOBODY` if a rank has one less. An epoch is
+        computed from the one before, so that the first call for epoch n takes n steps.
         """
         with self._lock:
             if not self.slots:
@@ -178,10 +171,7 @@ def released(slots: int, *, done: int, batches: int) -> int:
 
 @dataclass(frozen=True)
 class Digest:
-    """The number of samples, and two 64-bit sums of hashes of their numbers.
-
-    Two different collections have the same digest with probability 2**-128, also if samples are doubled or missing.
-    """
+    """The number of samples and two 64-bit sums of hashes: wrong collections agree with probability 2**-128."""
 
     count: int = 0
     sums: tuple[int, int] = (0, 0)

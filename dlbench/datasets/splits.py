@@ -1,7 +1,5 @@
 """Finds the training and the validation samples of a data set: two folders, or two sets of file names in one folder.
-
-Names of files distinguish two splits by a word: `train-00000-of-00002` and `validation-00000-of-00001`,
-`wikicorpus_en_training_0.hdf5` and `wikicorpus_en_test_0.hdf5`, `train.h5` and `validation.h5`, or MLPerf's text,
+Names distinguish splits by a word: `train-00000-of-00002`, `wikicorpus_en_test_0.hdf5`, `validation.h5`, or MLPerf's
 `part-00000-of-00500` and `eval.txt`. Without validation files, test files are used for validation.
 """
 
@@ -96,10 +94,7 @@ def split_word(name: str) -> str | None:
 
 
 def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] | None:
-    """Sorts the sample files of one folder by split, by their names; None if all are of one split.
-
-    If there are train and validation files, test files are left out.
-    """
+    """Sorts the sample files of one folder by split, by their names; None if all are of one split."""
     groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}
     for name in sorted(names):
         groups[split_word(name)].append(name)
@@ -135,7 +130,6 @@ def of_split(folder: Path, names: Iterable[str], split: Split | None) -> list[st
 
 
 def _counted(split: str, names: list[str]) -> str:
-    """Returns text such as `2 of train ('train-0.h5', ...)`."""
     more = ", ..." if len(names) > 1 else ""
     return f"{len(names):,} of {split} ({names[0]!r}{more})"
 
@@ -146,10 +140,9 @@ def is_split_name(name: str) -> bool:
 
 
 def split_names(folders: Iterable[str]) -> list[str]:
-    """Returns which folders of one folder are splits, sorted; empty if they may be classes.
-
-    They are splits if one has a name that classes never have, if one is for training and another for evaluation, or if
-    all have names of splits. Otherwise a single one, e.g. `dev`, may be a class.
+    """Returns which folders of one folder are splits, sorted: if one has a name that classes never have, if one is for
+    training and another for evaluation, or if all have names of splits. Otherwise a single one, e.g. `dev`, may be a
+    class.
     """
     names = sorted(folders)
     splits = [name for name in names if name.lower() in _NEVER_CLASSES or is_split_name(name)]

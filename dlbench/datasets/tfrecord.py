@@ -1,12 +1,9 @@
-"""Reads and writes TFRecord files without TensorFlow: framed records with checksums, plain or gzip.
-
-A record is: length (uint64), masked CRC-32C of these 8 bytes (uint32), payload, masked CRC-32C of the payload; all
-little-endian (tensorflow.org, "TFRecord and tf.train.Example"). A file is a sequence of records, optionally compressed
-with gzip. A payload is mostly a `tf.train.Example`. Damage raises a ValueError with the record and its byte in the
-uncompressed file; the caller adds the file's name. Messages (tensorflow/core/example/example.proto and feature.proto):
-Example{features = 1}, Features{map<string, Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list
-= 3}, each list{repeated value = 1}. The encoding is that of protobuf.dev, "Encoding": numbers are packed or not,
-unknown fields are ignored, and if a name occurs twice the last one counts.
+"""Reads and writes TFRecord files without TensorFlow: framed records with checksums, plain or gzip. A record is: length
+(uint64), masked CRC-32C of these 8 bytes (uint32), payload, masked CRC-32C of the payload; all little-endian
+(tensorflow.org, "TFRecord and tf.train.Example"). Damage raises a ValueError with the record and its byte; the caller
+adds the file's name. Messages (tensorflow/core/example/example.proto and feature.proto): Example{features = 1},
+Features{map<string, Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list = 3}, each
+list{repeated value = 1}, encoded as in protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -92,11 +89,7 @@ def is_gzip(start: bytes) -> bool:
 
 
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
-    """Yields the payloads of a file; only one at a time is in memory.
-
-    `gzip`: whether it is compressed; None: determined from its first bytes. Raises OSError: it cannot be opened or
-    read. ValueError: it is damaged or truncated. EnvironmentLacksError: google-crc32c is not installed.
-    """
+    """Yields the payloads of a file, one at a time in memory. Raises OSError, or ValueError: it is damaged."""
     with open_file(path) as file:
         if gzip is None:
             gzip = is_gzip(file.read(_HEAD.size))
@@ -166,10 +159,7 @@ def unframe(data: bytes) -> Iterator[memoryview]:
 
 
 def record_offsets(path: Path) -> NDArray[np.int64]:
-    """Returns the byte offsets (num_records,) of the records of a plain file, whose payloads are not read.
-
-    Raises OSError: it cannot be opened or read. ValueError: it is compressed, damaged or truncated.
-    """
+    """Returns the byte offsets (num_records,) of a plain file's records. Raises OSError, or ValueError: damaged."""
     offsets: list[int] = []
     with open_file(path) as file:
         offset, end = 0, os.fstat(file.fileno()).st_size
@@ -187,11 +177,7 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
 
 
 def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
-    """Reads the payload of the record at a byte of a plain file, given as a descriptor or an open file.
-
-    A descriptor's position is neither used nor changed, so that processes can share it.
-    Raises OSError: it cannot be read. ValueError: there is no complete record, or it is damaged.
-    """
+    """Reads the payload of the record at a byte; the position of a descriptor is neither used nor changed."""
     descriptor = file if isinstance(file, int) else file.fileno()
     head = os.pread(descriptor, _HEAD.size, offset)
     where = f"record at byte {offset}"
@@ -208,11 +194,7 @@ def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
 
 
 class RecordWriter:
-    """Writes records into a new file; a context manager.
-
-    The same records give the same bytes: a compressed file holds neither a time nor its name.
-    `level`: of the compression, 1 (fast) to 9.
-    """
+    """Writes records into a new file, with equal bytes for equal records; a context manager. `level`: 1 (fast) to 9."""
 
     def __init__(self, path: Path, gzip: bool = False, level: int = 6) -> None:
         self._file: IO[bytes] = path.open("wb")
@@ -240,10 +222,8 @@ class RecordWriter:
 
 
 def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:
-    """Returns the features of one Example by name: a list of views of bytes, or an array (n,) of float32 or int64.
-
-    Nothing is copied. A feature without content is an empty list, because its kind is unknown.
-    Raises ValueError: it is not an Example; the message has the reason.
+    """Returns the features of one Example by name: a list of views of bytes, or an array (n,) of float32 or int64; an
+    empty list for a feature without content, whose kind is unknown. Raises ValueError: it is not an Example.
     """
     by_name: dict[str, list[memoryview] | NDArray[Any]] = {}
     for features in _fields(memoryview(payload), 1):
@@ -264,10 +244,7 @@ def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | N
 def encode_example(
     features: Mapping[str, bytes | Sequence[bytes] | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]],
 ) -> bytes:
-    """Encodes an Example, sorted by name: bytes, lists of bytes, and arrays, which become float32 or int64 (packed).
-
-    Raises ValueError: an array holds neither floating-point numbers nor integers.
-    """
+    """Encodes an Example, sorted by name; arrays of numbers become float32 or int64 (packed), else ValueError."""
     entries = []
     for name in sorted(features):
         feature = _sized(1, name.encode("utf-8")) + _sized(2, _encoded(name, features[name]))

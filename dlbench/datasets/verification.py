@@ -1,7 +1,4 @@
-"""Verifies a whole data set: its splits, the checksums of its manifest, damaged files, and which public set it is.
-
-Each kind of data reads its own files (`dlbench.datasets.kinds`).
-"""
+"""Verifies a whole data set: its splits, the checksums of its manifest, damaged files, and which public set it is."""
 
 from __future__ import annotations
 
@@ -63,11 +60,7 @@ def verify(
     workers: int = 1,
     progress: Progress = lambda _what, _done, _of: None,
 ) -> DatasetCheck:
-    """Reads and checks a whole data set.
-
-    `source`: a set with splits, one split, or a file of text or samples. `vocabulary`: path or name of a vocabulary for
-    checks of text and samples.
-    """
+    """Reads and checks a whole data set: with splits, one split, or a file of text or samples."""
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
     check = DatasetCheck(source, detect(source))

@@ -1,6 +1,4 @@
-"""Indexes, reads and checks folders of density volumes in one of three containers.
-
-The container is known by the names of the files, which may be in the folder and its direct subfolders:
+"""Indexes, reads and checks folders of density volumes in one of three containers, known by the names of the files:
 
 - HDF5: `x`, int16 counts, (n, S, S, S, C) or one sample (S, S, S, C), and `y`, float32 parameters scaled to [-1, 1],
   (n, T) or (T,). One chunk per sample is fastest. The published CosmoFlow samples have S = 128, C = 4, T = 4.
@@ -8,8 +6,7 @@ The container is known by the names of the files, which may be in the folder and
   file, plain or gzip, with `x`, the bytes of the counts in C order, and `y`, T floats. `x` has no stored shape: C is 4
   if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
 - Pairs of .npy files, one sample each, as MLPerf HPC's submissions prepare cosmoUniverse: `<name>_data.npy`, int16
-  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest reveals altered
-  files.
+  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum.
 """
 
 from __future__ import annotations
@@ -82,35 +79,26 @@ class Volumes:
     LAYOUT: ClassVar[str]
     SUFFIXES: ClassVar[tuple[str, ...]]
 
-    @staticmethod
-    def inspect(path: Path) -> VolumeShape:
-        """Returns number and shape of the volumes; volumes of HDF5 and .npy are not read.
-
-        Raises OSError: it cannot be read. ValueError: it is damaged or empty, or `x` or `y` is missing or has another
-        type or shape.
-        """
-        raise NotImplementedError
+    @classmethod
+    def inspect(cls, path: Path) -> VolumeShape:
+        """Returns number and shape of volumes. Raises OSError, or ValueError: damaged, or `x` or `y` is unsuitable."""
+        return _shape_of(*next(cls.samples(path)))
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         """Yields all samples of a file, in order; raises as `inspect` does."""
         raise NotImplementedError
 
-    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
-        """Reads sample `place` of the `num` samples of a file: its counts into `counts`; returns its parameters.
-
-        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or missing, the shape differs, or a
-        count is negative.
+    def read(self, path: Path, place: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+        """Reads sample `place`: counts into `counts`, returns parameters. Raises OSError, KeyError, ValueError or
+        IndexError: the file is damaged or missing, the shape differs, or a count is negative.
         """
-        x, y = self._sample(path, place, num)
+        x, y = next(self.samples(path))  # files of containers other than HDF5 have one sample
         require_form(x.shape, counts)
         for part, stored in zip(_parts(counts), _parts(x), strict=True):
             np.copyto(part, stored)
             require_counts(part)
         return y
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Closes open files; reading again opens them again."""
@@ -143,8 +131,8 @@ class Hdf5Volumes(Volumes):
     def __init__(self) -> None:
         self._files = OpenFiles()
 
-    @staticmethod
-    def inspect(path: Path) -> VolumeShape:
+    @classmethod
+    def inspect(cls, path: Path) -> VolumeShape:
         try:
             with damage_as_oserror(), open_hdf5(path) as file:
                 x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
@@ -170,7 +158,7 @@ class Hdf5Volumes(Volumes):
             for place in range(num):
                 yield x[place], y[place]
 
-    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+    def read(self, path: Path, place: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself raises an error for an index beyond the end
             x, y, descriptor, start_of = self._files.content(path, _hdf5_content)
             require_form(x.shape[-4:], counts)
@@ -207,10 +195,7 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
 
 
 def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int | None]]:
-    """Returns `x` and `y` of a file, its descriptor, and a function for the byte offset of a volume.
-
-    The function returns None if the file does not store the volume as contiguous int16.
-    """
+    """Returns `x`, `y`, the file's descriptor, and a function for the byte offset of a volume, or None."""
     x = file["x"]
     return x, file["y"], x.file.id.get_vfd_handle(), _volume_offsets(file, x)
 
@@ -241,15 +226,8 @@ class TfrecordVolumes(Volumes):
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
     @staticmethod
-    def inspect(path: Path) -> VolumeShape:
-        return _shape_of(*_record(path))
-
-    @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         yield _record(path)
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        return _record(path)
 
 
 def _record(path: Path) -> Volume:
@@ -268,10 +246,7 @@ def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 
 
 def decode_volume(payload: bytes | memoryview) -> Volume:
-    """Returns the volume (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32.
-
-    Raises ValueError: it is not an Example, or `x` or `y` is missing or has another form.
-    """
+    """Returns (S, S, S, C) int16, a view of the payload, and (T,) float32. Raises ValueError: unsuitable."""
     features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
     if not isinstance(x, list) or len(x) != 1:
@@ -293,15 +268,8 @@ class NpyVolumes(Volumes):
     SUFFIXES = (_DATA,)
 
     @staticmethod
-    def inspect(path: Path) -> VolumeShape:
-        return _shape_of(*_npy_pair(path))
-
-    @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         yield _npy_pair(path)
-
-    def _sample(self, path: Path, place: int, num: int) -> Volume:
-        return _npy_pair(path)
 
 
 def targets_name(name: str) -> str:
@@ -380,11 +348,10 @@ class DensityIndex:
             return names
         return [*names, *(self.root / targets_name(name) for name in self.files)]
 
-    def place(self, index: int) -> tuple[Path, int, int]:
-        """Returns the file of a sample, its index in the file, and the file's number of samples."""
+    def place(self, index: int) -> tuple[Path, int]:
+        """Returns the file of a sample, and its index in the file."""
         file = int(self.offsets.searchsorted(index, side="right")) - 1
-        first = int(self.offsets[file])
-        return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
+        return self.root / self.files[file], index - int(self.offsets[file])
 
 
 def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
@@ -433,10 +400,8 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
-    """Lists the files of a folder with the number and the shape of their volumes.
-
-    All HDF5 files are opened. Of TFRecord and .npy files, which may be half a million with one sample each, only the
-    first, the middle and the last one are; another one without exactly one sample fails when it is read.
+    """Lists the files of a folder with the number and the shape of their volumes. All HDF5 files are opened, but only
+    the first, the middle and the last TFRecord or .npy file: there may be half a million with one sample each.
     """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]

@@ -1,7 +1,5 @@
-"""Starts the ranks of a run on this machine, and determines its outcome. If one rank dies the others are ended.
-
-The outcome is read from the files of the run, not from exit codes of launchers: after one SIGKILL these are 137, 1 or
-143, depending on the launcher.
+"""Starts the ranks of a run on this machine, and determines its outcome. If one rank dies the others are ended. The
+outcome is read from the files of the run: after one SIGKILL launchers' exit codes are 137, 1 or 143.
 """
 
 from __future__ import annotations
@@ -91,10 +89,9 @@ def folder_problem(folder: RunFolder) -> str:
 def verdict(
     folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = ""
 ) -> RunOutcome:
-    """Returns the outcome of a run whose processes have ended. Raises nothing, so that a series continues.
-
-    `ending`: how the process ended that failed first; None if no process failed. `stopped`: processes on this machine
-    that were in state T at that time. `given_up`: why the launcher ended ranks that hang; empty if it did not.
+    """Returns the outcome of a run whose processes have ended. Raises nothing, so that a series continues. `ending`: of
+    the process that failed first; None: none failed. `stopped`: processes on this machine that were in state T at that
+    time. `given_up`: why the launcher ended ranks that hang; empty if it did not.
     """
     from dlbench.records.comm import read_launched
     from dlbench.records.scan import Run
@@ -145,7 +142,6 @@ def _failed(folder: RunFolder, run: LaunchedRun, observed: Failure | None) -> Ru
 
 
 def _observed_failure(run: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
-    """Returns what the launcher knows of a failure beyond the statuses of the ranks."""
     stopped_ranks = _stopped_ranks(run, stopped)
     cause = first_cause(run.statuses)
     reason, rank, at = "", None, utc_now()
@@ -207,10 +203,7 @@ __all__ = ["has_gpu", "hidden_gpus", "precision_problem", "product_rate"]
 
 
 def precision_problem(plan: RunPlan) -> str:
-    """Returns why this machine cannot run a plan in its precision; empty if it can, or if the ranks run elsewhere.
-
-    A CPU without arithmetic of that precision may emulate it, if the plan allows that.
-    """
+    """Returns why this machine cannot run a plan in its precision; empty if it can, or if the ranks run elsewhere."""
     train = plan.workload.train
     if plan.system.scheduler != "none":
         return ""
@@ -242,10 +235,7 @@ def product_rate() -> float | None:
 
 
 class HangDetector:
-    """Detects that all ranks of a run hang: for a time no rank has written a status or reported a step.
-
-    `plan`: its stall timeout, after which a rank ends itself, is part of that time.
-    """
+    """Detects that for longer than the stall timeout no rank has written a status or reported a step."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
@@ -302,12 +292,9 @@ def require_python(python: str) -> None:
 
 
 def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutcome:
-    """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
-
-    Modules and setup lines of the system are executed first, as in a job; with launcher `local` by each rank's shell.
-    Raises `EnvironmentLacksError`: the launcher or the ranks' Python cannot be executed; recorded in the folder.
-    `UserError`: a variable that the plan refers to has no value. `KeyboardInterrupt`: passed on, after the ranks were
-    ended and the interruption was recorded.
+    """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation. Raises
+    `EnvironmentLacksError`: the launcher or the ranks' Python cannot be executed. `UserError`: a variable that the plan
+    refers to has no value. `KeyboardInterrupt`: after the ranks were ended and the interruption was recorded.
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
@@ -363,10 +350,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
 
 
 def require_launcher(system: SystemSpec, path: str | None = None) -> None:
-    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is the mpirun of an MPI other than Open MPI.
-
-    Does nothing if modules or setup lines may provide another program. `path`: PATH of the ranks; None: this process's.
-    """
+    """Raises `EnvironmentLacksError` if the launcher is not on PATH, or is an mpirun other than Open MPI's."""
     launcher = system.launch.launcher
     if launcher == "local" or system.modules or system.setup:
         return

@@ -1,7 +1,5 @@
-"""Runs a program of `dlbench.node` for one request: JSON on its standard input, JSON on its standard output.
-
-Such a program imports torch, which the command line does not. It runs under a supervisor, so that none of its processes
-survives the end of this process.
+"""Runs a program of `dlbench.node` for one request, with JSON on its standard input and output. It imports torch, which
+the command line does not, and runs under a supervisor, so that none of its processes survives this one.
 """
 
 from __future__ import annotations
@@ -48,13 +46,9 @@ def supervised(python: str, module: str) -> list[str]:
 
 
 def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], who: str) -> S:
-    """Sends a request to a program; returns its answer when it has ended.
-
-    `command`: the program, from `supervised`. `order`: the request, which becomes JSON. `kind`: type of the answer,
-    which is the last line that it prints. `who`: name of the process in messages.
-    Raises `UserError`: the program refuses the request; also its other `DlbenchError`s, by their exit codes.
-    `EnvironmentLacksError`: the program cannot be started, or the machine lacks something. `RunError`: it died, or its
-    answer cannot be read. `KeyboardInterrupt`: after all its processes have ended.
+    """Sends a request to a program; returns its answer, the last line that it prints. `order`: the request. `who`: name
+    of the process in messages. Raises the `DlbenchError` of the program, by its exit code. `EnvironmentLacksError`: it
+    cannot be started. `RunError`: it died, or its answer cannot be read.
     """
     try:
         process = subprocess.Popen(

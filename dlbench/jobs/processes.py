@@ -1,9 +1,7 @@
-"""Starts, monitors and ends the processes of a run on this machine, and handles signals to dlbench.
-
-Each process is a supervisor (dlbench.supervisor), which ends the processes of its program. If a supervisor itself was
-killed, all processes that carry the token of the launch are ended. Ctrl-C, SIGTERM and SIGHUP take effect only where
-dlbench checks for them, never during cleanup. SIGUSR1 does not interrupt: it asks the ranks to stop after the current
-step.
+"""Starts, monitors and ends the processes of a run on this machine, and handles signals to dlbench. Each process is a
+supervisor (dlbench.supervisor), which ends the processes of its program; if it was killed itself, all processes with
+the token of the launch are ended. Ctrl-C, SIGTERM and SIGHUP take effect only where dlbench checks for them, never
+during cleanup. SIGUSR1 asks the ranks to stop after the current step.
 """
 
 from __future__ import annotations
@@ -66,11 +64,10 @@ FOLDER_POLL_S = 1.0  # Seconds between two checks of the run's folder, whose fil
 
 
 class Interruption:
-    """A context in which SIGINT, SIGTERM and SIGHUP are only counted, until `check` or the end of the context.
-
-    After a signal the handlers stay in place beyond the context, so that repeated Ctrl-C does not interrupt the end of
-    the command. Ignored signals (nohup) stay ignored. Outside of the main thread the context changes nothing. Raises
-    `KeyboardInterrupt`: at the end, if there was a signal and no other error.
+    """A context in which SIGINT, SIGTERM and SIGHUP are only counted, until `check` or the end of the context. After a
+    signal the handlers stay in place beyond the context, so that repeated Ctrl-C does not interrupt the end of the
+    command. Ignored signals (nohup) stay ignored. Raises `KeyboardInterrupt`: at the end, if there was a signal and no
+    other error.
     """
 
     def __init__(self) -> None:
@@ -79,7 +76,6 @@ class Interruption:
         self._old_handlers: dict[signal.Signals, object] = {}
 
     def check(self) -> None:
-        """Raises `KeyboardInterrupt` if there was a signal."""
         if self._num_signals:
             raise KeyboardInterrupt
 
@@ -181,11 +177,7 @@ def names_a_cause(lines: Sequence[str]) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Returns the error message in a process's last lines, as one line; empty if there is none.
-
-    That is an error of dlbench, else an exception, else an error of mpirun or srun, else the last line that is not part
-    of a warning.
-    """
+    """Returns the error message in a process's last lines, as one line; empty if there is none."""
     text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
     # Without warnings of libraries; Python's module `warnings` prints a second, indented line of source.
     candidates: list[str] = []
@@ -228,11 +220,9 @@ OnProgress = Callable[[int, int, str], None]  # Called with the step or point, t
 
 
 class RankProcesses:
-    """The processes of one run.
-
-    `on_progress`: called from another thread. `token`: identifies this launch; all its processes have it in
-    DLBENCH_LAUNCH_TOKEN. `launcher`: `mpirun` or `srun`, which starts all ranks; empty: each process is one rank, in
-    order.
+    """The processes of one run. `on_progress`: called from another thread. `token`: identifies this launch in
+    DLBENCH_LAUNCH_TOKEN of all its processes. `launcher`: `mpirun` or `srun`, which starts all ranks; empty: each
+    process is one rank, in order.
     """
 
     def __init__(self, on_progress: OnProgress, token: str, *, launcher: str = "") -> None:
@@ -251,11 +241,7 @@ class RankProcesses:
         """Processes in state T when the first process failed, or when the run was given up."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Starts one supervisor; its output goes to `log`, its progress lines to `on_progress`.
-
-        The processes end when the thread that called this ends. Raises `EnvironmentLacksError`: the command cannot be
-        executed. `OSError`: the log cannot be written.
-        """
+        """Starts one supervisor, which ends with the calling thread; output that is no progress goes to `log`."""
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
         try:
@@ -302,10 +288,8 @@ class RankProcesses:
                         sink.write(text)
 
     def wait(self, check: Callable[[], None], may_continue: Callable[[], bool] = lambda: True) -> None:
-        """Returns when all processes have ended; after the first failure the others get `GRACE_S`.
-
-        `check`: called at every poll; its exceptions are passed on. `may_continue`: called about once a second; if it
-        returns False, all processes are ended.
+        """Returns when all processes have ended; ends them `GRACE_S` after the first failure, or at once if
+        `may_continue`, called about once a second, returns False. `check`: called at every poll.
         """
         deadline: float | None = None
         next_folder_poll = time.monotonic() + FOLDER_POLL_S
@@ -334,10 +318,7 @@ class RankProcesses:
                 process.send_signal(number)
 
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Ends all processes: SIGTERM to the supervisors, then SIGKILL to all processes of the launch.
-
-        `is_hurried`: whether to send SIGKILL without waiting.
-        """
+        """Sends SIGTERM to the supervisors, then, at once if `is_hurried`, SIGKILL to all processes of the launch."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -355,10 +336,7 @@ class RankProcesses:
             process.poll()
 
     def close(self, places: Sequence[str]) -> None:
-        """Ends processes of killed supervisors, removes temporary folders, and drains the logs.
-
-        `places`: parent folders of the ranks' temporary folders.
-        """
+        """Ends processes of killed supervisors, removes temporary folders in `places`, and drains the logs."""
         self.end()
         process_tree.remove_abandoned(places)
         for reader in self._readers:
@@ -371,10 +349,7 @@ class RankProcesses:
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
     def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
-        """Returns how the process that failed first ended; None if none failed.
-
-        `killed`: rank and signal that mpirun or srun printed, for ranks whose supervisor was killed with them.
-        """
+        """Returns how the process that failed first ended; `killed`: rank and signal that mpirun or srun printed."""
         ends = self._ends()
         if not ends:
             return None
@@ -393,11 +368,7 @@ class RankProcesses:
         return self._ending(rank, code, at, log)
 
     def _ends(self) -> list[tuple[float, int, int]]:
-        """Returns time, rank and exit code of each rank that failed, by time.
-
-        These are the reports of the supervisors. If there are none, or a supervisor was killed itself, the exit codes
-        of the processes count.
-        """
+        """Returns time, rank and exit code of each rank that failed, by time."""
         failed = [index for index, p in enumerate(self._processes) if p.returncode]
         if not failed:
             return []
@@ -433,7 +404,5 @@ class RankProcesses:
 
 def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:
     """Returns the error for a Python of the ranks that cannot be executed."""
-    reason = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
+    reason = getattr(error, "strerror", None) or error
     return EnvironmentLacksError(f"python: {program}: cannot be executed: {reason}")

@@ -81,9 +81,8 @@ class Queue:
         return [job for job in self.of(job_id) if job.phase != "over"]
 
     def find(self, folder: RunFolder, comment: str) -> str:
-        """Returns the id of the job with this comment, else of an active job submitted from this folder, else "".
-
-        A job that has ended is not looked up by its folder: the run may have had another job before.
+        """Returns the id of the job with this comment, else of an active job submitted from this folder, else "". A job
+        that has ended may be an earlier one of the run, so that its folder does not count.
         """
         by_comment = [job for job in self.jobs.values() if comment and job.comment == comment]
         by_folder = [job for job in self.jobs.values() if job.folder == str(folder.path) and job.phase != "over"]
@@ -123,17 +122,17 @@ class Submission(Spec):
 
     format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
-    cluster: str = Field("", description="The cluster that took the job, where sbatch named one.")
-    owner: str = Field("", description="Login name of who submitted it; empty: not known.")
-    scheduler: str = Field("slurm", description="What took the job: system.scheduler.")
+    job_id: str = Field(description="Slurm's job id without the cluster; ARRAY_NUMBER for an element of an array.")
+    cluster: str = Field("", description="The cluster of the job, if sbatch named one.")
+    owner: str = Field("", description="Login name of the user who submitted it; empty: unknown.")
+    scheduler: str = Field("slurm", description="The scheduler of the job (system.scheduler).")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     variables: tuple[str, ...] = Field(
-        (), description="Names of the variables that sbatch, and so the job, was given (slurm.export); ALL: every one."
+        (), description="Names of the environment variables that the job was given (slurm.export); ALL: all."
     )
-    submitted: str = Field(description="UTC, ISO 8601.")
+    submitted: str = Field(description="Time of the submission, UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
-        (), description="All runs of the job in their order, where it holds several; empty: this run alone."
+        (), description="All runs of the job in their order if there are several; else empty."
     )
     log: Log = Field(description="Slurm's output, from the folder of all runs: RUN/slurm-ID.out.")
 
@@ -157,11 +156,8 @@ def keep_submission(
     *,
     submitted: str = "",
 ) -> None:
-    """Writes `submission.json` into the folder of each run of a job.
-
-    `job_id`: as sbatch printed it, `ID` or `ID;CLUSTER`; for an array the id of the array. `variables`: names of the
-    environment variables that the job was given. `submitted`: UTC, ISO 8601; empty: now.
-    Raises `RunError`: a file cannot be written.
+    """Writes `submission.json` into the folder of each run of a job. `job_id`: `ID` or `ID;CLUSTER`. `submitted`: UTC,
+    ISO 8601; empty: now. Raises `RunError`: a file cannot be written.
     """
     now, first_run, owner = submitted or utc_now(), folders[0].path.name, user_name()
     bare_id, _, cluster = job_id.partition(";")

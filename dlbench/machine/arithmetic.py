@@ -1,7 +1,5 @@
-"""Determines the reduced precisions that this machine's CPU computes in, and whether it has GPUs.
-
-A library that offers bf16 on a CPU without it computes in fp32 and converts before and after, as oneDNN does on every
-AVX-512 CPU. The kernel's flags show whether instructions multiply in the precision.
+"""Determines the reduced precisions that this machine's CPU computes in, and whether it has GPUs. A library that offers
+bf16 on a CPU without it computes in fp32, as oneDNN does on every AVX-512 CPU; the kernel's flags show the truth.
 """
 
 from __future__ import annotations
@@ -66,9 +64,8 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 
 def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether ranks started here would find a GPU: a driver has device files, and no variable hides all GPUs.
-
     CUDA reads the list up to the first entry that is neither a number nor a UUID: ``""``, ``-1`` and ``NoDevFiles``
-    hide all GPUs.
+    hide all.
     """
 
     def shows_gpu(variable: str) -> bool:

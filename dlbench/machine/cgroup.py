@@ -1,6 +1,5 @@
-"""Reads limits and use of the job's cgroup: cores, throttled time and memory.
-
-Sources: Linux, Documentation/admin-guide/cgroup-v2.rst; for version 1 Documentation/scheduler/sched-bwc.rst and
+"""Reads limits and use of the job's cgroup: cores, throttled time and memory. Sources: Linux,
+Documentation/admin-guide/cgroup-v2.rst; for version 1 Documentation/scheduler/sched-bwc.rst and
 Documentation/admin-guide/cgroup-v1/memory.rst. A limit applies to all groups below the one that has it: of the
 process's own group and those above it, the one with the tightest limit is read.
 """

@@ -1,7 +1,6 @@
-"""Finds what a CUDA build of Horovod and torch's compiler need: NCCL, nvcc of torch's CUDA, a C compiler.
-
-torch from PyPI has NCCL in a separate package (`nvidia/nccl`) without the link `libnccl.so` that linkers need. From
-CUDA 13 on pip can also install the compiler (`nvidia/cu13`, package nvidia-cuda-nvcc and its parts).
+"""Finds what a CUDA build of Horovod and torch's compiler need: NCCL, nvcc of torch's CUDA, a C compiler. torch from
+PyPI has NCCL in a separate package (`nvidia/nccl`) without the link `libnccl.so` that linkers need; from CUDA 13 on pip
+can also install the compiler (`nvidia/cu13`).
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ class Nvcc:
 def compiler_lacks(
     *, on_gpu: bool, environment: Mapping[str, str] = os.environ, include: Path | None = None
 ) -> tuple[str, str] | None:
-    """Returns what torch.compile lacks here other than a C++ compiler, and a remedy; None if nothing.
-
-    Its code for CPUs needs Python's header (torch, _inductor/cpp_builder.py); on GPUs Triton also compiles a C module
-    with CC, else gcc, else clang (triton, runtime/build.py and backends/nvidia/driver.py). `include`: folder of
-    Python.h.
+    """Returns what torch.compile lacks here other than a C++ compiler, and a remedy; None if nothing. Its code for CPUs
+    needs Python's header (torch, _inductor/cpp_builder.py); on GPUs Triton also compiles a C module with CC, else gcc,
+    else clang (triton, runtime/build.py and backends/nvidia/driver.py). `include`: folder of Python.h.
     """
     if on_gpu:
         names, problem = ["gcc", "clang"], "there is neither gcc nor clang"
@@ -72,10 +69,8 @@ def compiler_lacks(
 def find_cuda_parts(
     cuda: str, packages: Path | None, environment: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> tuple[Nccl, Nvcc] | str:
-    """Returns NCCL and nvcc for a torch built for CUDA, or what is missing with a remedy.
-
-    `packages`: the folder of installed packages, torch's and NVIDIA's; None if unknown. `environment`: may name the
-    folders, e.g. HOROVOD_NCCL_HOME and CUDA_HOME.
+    """Returns NCCL and nvcc for a torch built for CUDA, or what is missing with a remedy. `packages`: the folder of
+    installed packages; None if unknown. `environment`: may name the folders, e.g. HOROVOD_NCCL_HOME and CUDA_HOME.
     """
     nccl = _find_nccl(packages, environment, root)
     nvcc = _find_nvcc(cuda, packages, environment, root)

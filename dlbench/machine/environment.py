@@ -1,7 +1,5 @@
-"""Captures the environment of a run: machine, software, scheduler and settings.
-
-Variables are selected by an allow-list, because an environment contains secrets; values that look like secrets are left
-out.
+"""Captures the environment of a run: machine, software, scheduler and settings. Variables are selected by an
+allow-list, because an environment contains secrets; values that look like secrets are left out.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
     """Returns facts that influence a run's speed, by name, without unknown ones; errors are appended to `problems`.
-
     `withheld`: names of other variables that must not be recorded.
     """
     facts: dict[str, str] = {}
@@ -150,9 +147,8 @@ def _list_digest(folders: str) -> str:
 
 
 def _mpi_library() -> str:
-    """Returns the first line of the version of the MPI library in this process; empty if none is loaded.
-
-    MPI-4.1, section 9.1.1: MPI_Get_library_version may be called before MPI_Init and after MPI_Finalize.
+    """Returns the first line of the version of the MPI library in this process; empty if none is loaded. MPI-4.1,
+    section 9.1.1: MPI_Get_library_version may be called before MPI_Init and after MPI_Finalize.
     """
     mapped = re.search(r"(/\S*/libmpi(?:ch)?(?:_cray|_gnu_\w+)?\.so\S*)$", _text("/proc/self/maps"), re.MULTILINE)
     if mapped is None:

@@ -1,8 +1,7 @@
-"""Finds the GPUs and network adapters of a machine with their NUMA nodes, and the GPUs that CUDA shows a process.
-
-Uses NVML and /sys, so that torch need not be imported. CUDA numbers devices by PCI bus if CUDA_DEVICE_ORDER is
-PCI_BUS_ID, as NVML always does; CUDA_VISIBLE_DEVICES hides and reorders (CUDA Programming Guide, environment
-variables). CUDA shows a process only the first of several MIG slices.
+"""Finds the GPUs and network adapters of a machine with their NUMA nodes, and the GPUs that CUDA shows a process. Uses
+NVML and /sys, so that torch need not be imported. CUDA numbers devices by PCI bus if CUDA_DEVICE_ORDER is PCI_BUS_ID,
+as NVML always does; CUDA_VISIBLE_DEVICES hides and reorders (CUDA Programming Guide, environment variables). CUDA shows
+a process only the first of several MIG slices.
 """
 
 from __future__ import annotations
@@ -64,12 +63,9 @@ _CONTAINER_FILES = (".dockerenv", "run/.containerenv", ".singularity.d")  # Dock
 
 def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
     """Returns the PCI addresses of all NVIDIA GPUs, in order, including those that a control group hides."""
-    addresses = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = _text(device / "class").startswith(_DISPLAY_CLASS) and _text(device / "vendor") == _NVIDIA
-        if is_gpu:
-            addresses.append(device.name)
-    return tuple(addresses)
+    displays = sorted((root / "sys/bus/pci/devices").glob("*"))
+    displays = [device for device in displays if _text(device / "class").startswith(_DISPLAY_CLASS)]
+    return tuple(device.name for device in displays if _text(device / "vendor") == _NVIDIA)
 
 
 def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
@@ -92,19 +88,15 @@ def numa_nodes_of(cores: Sequence[int], root: Path = Path("/")) -> tuple[int, ..
 
 def adapters(root: Path = Path("/")) -> dict[str, int]:
     """Returns the NUMA node of each InfiniBand or RoCE adapter that has one, by the adapter's name."""
-    node_by_adapter = {}
-    for adapter in sorted((root / "sys/class/infiniband").glob("*")):
-        node = _text(adapter / "device/numa_node")
-        if node.isdecimal():
-            node_by_adapter[adapter.name] = int(node)
-    return node_by_adapter
+    folders = sorted((root / "sys/class/infiniband").glob("*"))
+    node_by_adapter = {folder.name: _text(folder / "device/numa_node") for folder in folders}
+    return {adapter: int(node) for adapter, node in node_by_adapter.items() if node.isdecimal()}
 
 
 def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:
-    """Returns the kind of each adapter of a fast network with an active link, by the adapter's name.
-
-    EFA and Omni-Path are also in the class of InfiniBand, Slingshot's Cassini has its own. Software adapters (rxe, siw)
-    have no device (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
+    """Returns the kind of each adapter of a fast network with an active link, by the adapter's name. EFA and Omni-Path
+    are also in the class of InfiniBand; software adapters (rxe, siw) have no device (Linux,
+    Documentation/ABI/stable/sysfs-class-infiniband).
     """
     kind_by_adapter = {}
     for adapter in sorted((root / "sys/class/infiniband").glob("*")):
@@ -174,10 +166,8 @@ def nvml_session() -> Iterator[ModuleType | None]:
 
 def shut_down(nvml: ModuleType) -> None:
     """Closes NVML."""
-    try:
+    with suppress(nvml.NVMLError):  # the driver was unloaded meanwhile
         nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return  # the driver was unloaded meanwhile
 
 
 def nvml_remedy(error: str) -> str:
@@ -211,10 +201,8 @@ def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 
 def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Returns the devices that CUDA shows for a value of `CUDA_VISIBLE_DEVICES` (None: not set).
-
-    CUDA ignores all entries from the first wrong one on. `gpus`: whole GPUs by PCI bus; one in MIG mode computes only
-    in its slices.
+    """Returns the devices that CUDA shows for a value of `CUDA_VISIBLE_DEVICES` (None: not set), up to the first wrong
+    entry. `gpus`: whole GPUs by PCI bus; one in MIG mode computes only in its slices.
     """
     if listed is None:
         # A GPU in MIG mode is not a device itself, and CUDA uses only the first slice.
@@ -230,10 +218,8 @@ def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> t
         else:
             break
         if device is not None and not device.is_slice:
-            for part in slices:
-                if part.pci_bus_id == device.pci_bus_id:
-                    device = part
-                    break
+            bus = device.pci_bus_id
+            device = next((part for part in slices if part.pci_bus_id == bus), device)
         if device is None or device in devices:
             break
         devices.append(device)
@@ -273,8 +259,7 @@ def gpu_trouble(uuid: str) -> str:
 
 def restricted_mode(uuid: str | None) -> str:
     """Returns e.g. `exclusive process mode, used by process 4711`; empty in the default mode (nvmlComputeMode_t).
-
-    `uuid`: None if the GPU is unknown: then the first GPU of the machine in such a mode counts.
+    `uuid`: None: the first GPU of the machine in such a mode counts.
     """
 
     def mode_text(nvml: ModuleType, handle: Any) -> str:
@@ -334,7 +319,6 @@ class Unusable(NamedTuple):
 
 def is_given_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether ranks started here should use a GPU: `has_gpu`, and this process may open its device file.
-
     Slurm's control groups (ConstrainDevices) keep the device files of other jobs' GPUs, and refuse to open them. AMD's
     file counts even if the user is not in its group: `unusable` reports that.
     """
@@ -365,10 +349,8 @@ def _lacking_group(file: Path) -> str:
 
 
 def hidden_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Unusable | None:
-    """Returns why this process cannot use the machine's GPUs although no variable hides them; else None.
-
-    A container without devices still sees the PCI bus of its machine. GPUs with another driver than NVIDIA's (nouveau,
-    vfio-pci) do not count.
+    """Returns why this process cannot use the machine's GPUs although no variable hides them; else None. A container
+    without devices still sees the PCI bus of its machine. GPUs with other drivers (nouveau, vfio-pci) do not count.
     """
     if is_given_gpu(root, environment) or environment.get(VISIBLE) is not None:
         return None
@@ -418,14 +400,11 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
         return Unusable(f"/dev/kfd is for group {group}, which this user is not in", join)
     driver = driver_version(root)
     branch = int(driver.partition(".")[0] or 0)
-    supported_cuda = 0 if branch else 12
-    for major, oldest in _OLDEST_DRIVERS.items():
-        if branch >= oldest:
-            supported_cuda = major
-            break
+    supported = [major for major, oldest in _OLDEST_DRIVERS.items() if branch >= oldest]
+    newest_cuda = max(supported, default=0) if branch else 12
     remedy = f"update the driver: torch {base} needs {_OLDEST_DRIVERS[12]} or newer"
-    if supported_cuda in _WHEELS:
-        remedy = wheel_for(torch, supported_cuda)
+    if newest_cuda in _WHEELS:
+        remedy = wheel_for(torch, newest_cuda)
     if cuda is None:
         target = f"ROCm {hip}" if hip else "CPUs"
         reason = f"torch {torch} is built for {target}, and the GPU is NVIDIA's"

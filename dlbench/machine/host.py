@@ -45,12 +45,12 @@ MAX_CORES = 64  # Most cores with a field each; larger machines have only fields
 _LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
 
 _ABOUT = {
-    "host.about.busy": "share of the time since the reading before, not idle and not waiting for I/O; time that a "
-    "hypervisor took counts as busy",
-    "host.about.cpu_frequency": "mean over the cores that tell it",
-    "host.about.memory_used_bytes": "MemTotal less MemAvailable: what is not free and could not be freed at once",
+    "host.about.busy": "share of the time since the previous reading, not idle and not waiting for I/O; time taken by "
+    "a hypervisor counts as busy",
+    "host.about.cpu_frequency": "mean over the cores that report it",
+    "host.about.memory_used_bytes": "MemTotal minus MemAvailable: memory in use that cannot be freed immediately",
     "host.about.page_cache_bytes": "Cached of /proc/meminfo: files in memory, and shared memory",
-    "host.about.disks": "whole disks; what goes through md or dm shows there and again on the disks below",
+    "host.about.disks": "whole disks; transfers through md or dm count there and again on the disks below",
 }
 
 
@@ -62,12 +62,11 @@ def _moved_bytes(
     def call() -> Values:
         devices = counters()
         values: list[float | ReadingFailedError] = []
-        for name in names:
-            for member in members.values():
-                if name in devices:
-                    values.append(float(getattr(devices[name], member)))
-                else:
-                    values.append(ReadingFailedError(f"{fact(name)} is gone"))
+        for name, member in product(names, members.values()):
+            if name in devices:
+                values.append(float(getattr(devices[name], member)))
+            else:
+                values.append(ReadingFailedError(f"{fact(name)} is gone"))
         return values
 
     fields = _fields(f"{group}.", field_parts(names).values(), members)
@@ -155,9 +154,8 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
 
 
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Returns readings of the joules of each package and of its memory.
-
-    Cores and uncore are parts of a package, and `psys` includes all packages: these are left out.
+    """Returns readings of the joules of each package and of its memory, without cores and uncore, which are parts of a
+    package, and `psys`, which includes all packages.
     """
     top = root / "sys/class/powercap"
     try:

@@ -1,6 +1,5 @@
-"""Reads the memory of this process, the memory that a job may still use, and out-of-memory kills by the kernel.
-
-Such a kill is a SIGKILL like any other. It is proved by the counter `oom_kill` in `memory.events` of version 2 (Linux,
+"""Reads the memory of this process, the memory that a job may still use, and out-of-memory kills by the kernel. Such a
+kill is proved by the counter `oom_kill` in `memory.events` of version 2 (Linux,
 Documentation/admin-guide/cgroup-v2.rst) or `memory.oom_control` of version 1 (since Linux 4.13).
 """
 
@@ -98,10 +97,8 @@ class MemoryKills:
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:
             return ""
-        limits = []
-        for folder, (limit, times) in self._times_full().items():
-            if folder in self._full and times > self._full[folder][1]:
-                limits.append(limit)
+        groups = self._times_full().items()
+        limits = [limit for folder, (limit, times) in groups if times > self._full.get(folder, (limit, times))[1]]
         if not limits:
             return "its counter oom_kill rose, and no cgroup met its limit: the machine's own memory was full"
         return f"the cgroup's limit is {format_bytes(min(limits))} ({MEMORY_FILES[self._group.version]['limit']})"

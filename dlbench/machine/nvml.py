@@ -1,14 +1,13 @@
-"""Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything.
-
-NVML's utilisation shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of
-the GPU it used, as means since the previous reading, so that infrequent reading loses nothing; it needs no privileges.
-Source: the NVML API reference of the NVIDIA driver (nvml.h).
+"""Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything. NVML's utilisation
+shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of the GPU it used, as
+means since the previous reading; it needs no privileges. Source: the NVML API reference (nvml.h).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -51,18 +50,18 @@ METRICS: tuple[tuple[str, str, float, Kind], ...] = (
 )
 
 _ABOUT = {
-    "gpu.about.sm_active": "share of multiprocessors that were busy, mean since the reading before (GPM)",
-    "gpu.about.sm_occupancy": "warps that were active over those that fit, mean since the reading before (GPM)",
-    "gpu.about.tensor_active": "share of time in which tensor cores worked, mean since the reading before (GPM)",
-    "gpu.about.dram_active": "bandwidth of device memory in use over the highest, mean since the reading before (GPM)",
+    "gpu.about.sm_active": "share of multiprocessors that were busy, mean since the previous reading (GPM)",
+    "gpu.about.sm_occupancy": "active warps relative to the maximum, mean since the previous reading (GPM)",
+    "gpu.about.tensor_active": "share of time in which tensor cores worked, mean since the previous reading (GPM)",
+    "gpu.about.dram_active": "memory bandwidth in use relative to the maximum, mean since the previous reading (GPM)",
     "gpu.about.order": "NVML's order, by PCI bus; CUDA_VISIBLE_DEVICES neither hides nor reorders",
     "gpu.about.power_w": "of the whole board, MIG or not; on Ampere and newer, except GA100, the mean of one second",
     "gpu.about.energy_j": "of the whole board, MIG or not, since the driver was loaded; falls when it is reloaded",
-    "gpu.about.utilization": "share of NVML's sample period in which any kernel ran; kernels that wait count too",
+    "gpu.about.utilization": "share of NVML's sample period in which any kernel ran; kernels that wait count, too",
     "gpu.about.memory_utilization": "share of NVML's sample period in which memory was read or written",
-    "gpu.about.memory_used_bytes": "of all processes; drivers before 510 count their own reserve in",
-    "gpu.about.pcie_bytes_per_s": "over the 20 ms before the reading; kB of NVML taken as 1000 bytes",
-    "gpu.about.nvlink_bytes": "payload, summed over the links that answered at the start",
+    "gpu.about.memory_used_bytes": "of all processes; drivers before 510 include their own reserve",
+    "gpu.about.pcie_bytes_per_s": "over the 20 ms before the reading; NVML's kB are taken as 1000 bytes",
+    "gpu.about.nvlink_bytes": "payload, summed over the links that could be read at the start",
 }
 
 
@@ -193,7 +192,8 @@ class _Device:
 
     def by_field_values(self) -> Reading:
         """Returns a reading of memory temperature and NVLink counters; ids that failed are not read again."""
-        names = ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
+        kinds: dict[str, Kind] = {"memory_temperature_c": FLOAT, "nvlink_replays": DOUBLE}
+        kinds |= {"nvlink_received_bytes": DOUBLE, "nvlink_sent_bytes": DOUBLE}
         ids = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
         factors = (1, 1, 1024, 1024)
         errors: dict[int, ReadingFailedError] = {}
@@ -220,10 +220,7 @@ class _Device:
                 sums.append(errors.get(number, total))
             return sums
 
-        kinds = (FLOAT, DOUBLE, DOUBLE, DOUBLE)
-        fields = [
-            Field(name=self.prefix + name, kind=kind, is_slow=True) for name, kind in zip(names, kinds, strict=True)
-        ]
+        fields = [Field(name=self.prefix + name, kind=kind, is_slow=True) for name, kind in kinds.items()]
         return self.reading(tuple(fields), call)
 
     def readings(self) -> list[Reading]:
@@ -335,11 +332,9 @@ class _Gpm:
         """Frees the samples; later readings fail."""
         samples, self._samples = self._samples, []
         self._error = ReadingFailedError("closed")
-        for sample in samples:
-            try:
+        with suppress(self._device.nvml.NVMLError):  # the driver was unloaded meanwhile
+            for sample in samples:
                 self._device.nvml.nvmlGpmSampleFree(sample)
-            except self._device.nvml.NVMLError:
-                return  # the driver was unloaded meanwhile
 
 
 def _fact(nvml: ModuleType, call: Callable[[], Any], member: str = "", factor: float | None = None) -> str:

@@ -1,13 +1,11 @@
-"""Counts the pages of files in the page cache, evicts them, and reads them in.
+"""Counts the pages of files in the page cache, evicts them, and reads them in; caches of servers cannot be controlled.
 
-Behaviour of the kernel on ext4, tmpfs and a loop device, tested with Linux 6.18:
+Behaviour of the kernel on ext4, tmpfs (files are always cached) and a loop device, tested with Linux 6.18:
 
 - `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, but only of the user's own files.
 - A read with `RWF_NOWAIT` fails with EAGAIN if it would have to wait, for any user, but not on tmpfs. It starts
   read-ahead, of one page if the file is advised as random; that page is evicted again.
 - `mincore(2)` is not used: for files of other users it reports every page as cached.
-
-Files on tmpfs are always in the page cache. Caches of file servers cannot be controlled.
 """
 
 from __future__ import annotations
@@ -124,10 +122,9 @@ def _count_cached(
 
 
 def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
-    """Evicts files from the page cache while the caller iterates; appends lines about it to `report`.
-
-    Dirty files are written, and all are advised as not needed, which keeps the cache of other files. If this process is
-    allowed to, it also drops the kernel's cache of names and attributes, of the whole machine, so that opening is cold.
+    """Evicts files from the page cache while the caller iterates; appends lines about it to `report`. Dirty files are
+    written, and all are advised as not needed. If this process is allowed to, it also drops the kernel's cache of names
+    and attributes, of the whole machine, so that opening is cold.
     """
     yield from _advise(files, report)
     try:

@@ -1,7 +1,6 @@
-"""Sources of telemetry that are sampled during training; a field that fails once is not read again.
-
-Nothing is set, reset or written. The fields that can be read when a source is opened are in `fields`, the others in
-`unavailable` with the reason: a missing value is never 0.
+"""Sources of telemetry that are sampled during training; a field that fails once is not read again. The fields that can
+be read when a source is opened are in `fields`, the others in `unavailable` with the reason: a missing value is never
+0.
 """
 
 from __future__ import annotations
@@ -85,10 +84,8 @@ class Reading:
 
 
 class Source:
-    """Fields that are sampled together. Each reading is called once here to test it.
-
-    `unavailable`: reasons of missing fields or groups (`gpu`), by name. `facts`: returned by `describe`. `close`:
-    called once at the end.
+    """Fields that are sampled together. Each reading is called once here to test it. `unavailable`: reasons of missing
+    fields or groups (`gpu`), by name. `facts`: returned by `describe`. `close`: called once at the end.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """Determines the kind of a file system, the rate at which it opens files, and the bytes read from storage by a thread.
-
 The kernel counts bytes in read_bytes of /proc/thread-self/io when a read is sent to a block device, for the thread that
-caused it: read-ahead counts, hits in the page cache do not (proc(5); tested on ext4, tmpfs and a loop device, whose
-backing file counts for a kernel thread). File systems without a block device may or may not count (the kernel's
-documentation does not say for NFS).
+caused it: read-ahead counts, hits in the page cache do not (proc(5); tested on ext4, tmpfs and a loop device). File
+systems without a block device may or may not count.
 """
 
 from __future__ import annotations

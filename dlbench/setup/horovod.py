@@ -1,14 +1,11 @@
-"""Builds Horovod from PyPI's source archive, once per toolchain, and installs the cached wheel.
-
-Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails to compile with torch >= 2.1
-(C++14), and its stall inspector never reports under Gloo. The archive is downloaded or given as a file, checked against
-a SHA-256, patched (`PATCHES`), and built with Gloo, with MPI if it is installed, and with NCCL and CUDA if torch is
-built for CUDA and both are installed. The wheel is cached under a key of everything that affects the binary. One patch
-is for the timeline: with HOROVOD_TIMELINE set, operations on GPUs behave as if the timeline were being written. Rank 0,
-the coordinator, waits on the host for the gradients and the end of each message (`NCCLAllreduce::WaitForData` and
-`FinalizeGPUQueue`), and negotiates nothing meanwhile. With the patch it does so only while a file is open; dlbench
-opens and closes the file between two steps. The only remaining cost is that negotiated bit vectors are twice as long:
-50 bytes more for 400 gradients (`CacheCoordinator::sync`).
+"""Builds Horovod from PyPI's source archive, once per toolchain, and installs the cached wheel. Horovod 0.28.1 (June
+2023) is the last release, and PyPI has only its source. It fails to compile with torch >= 2.1 (C++14), and its stall
+inspector never reports under Gloo. The archive is checked against a SHA-256, patched (`PATCHES`), and built with Gloo,
+with MPI if it is installed, and with NCCL and CUDA if torch is built for CUDA and both are installed. One patch is for
+the timeline: with HOROVOD_TIMELINE set, rank 0 waits on the host for the gradients and the end of each message
+(`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile; with the patch only while a
+file is open, which dlbench opens and closes between two steps. The remaining cost is that negotiated bit vectors are
+twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`).
 """
 
 from __future__ import annotations
@@ -162,9 +159,8 @@ def _first_line(*command: str) -> str:
 
 def toolchain() -> dict[str, str | None]:
     """Returns everything that affects the binary: versions and folders of Python, torch, compiler, MPI, NCCL and CUDA.
-
-    The values for CUDA are None if torch is built for CPUs, or if a part is missing, which ``cuda_lacks`` then names;
-    the build is then one for CPUs.
+    The values for CUDA are None if torch is built for CPUs, or if a part is missing, which ``cuda_lacks`` then
+    names.
     """
     torch = ask(_ASK_TORCH)
     if isinstance(torch, str):
@@ -197,9 +193,7 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
 
 def _architectures(torch: Mapping[str, Any], nvcc: Nvcc) -> str:
     """Returns the architectures of the visible GPUs, else all of torch's, as far as nvcc supports them; ``80,90``.
-
-    Horovod's default is all that nvcc supports, which takes minutes. Its build adds code that newer GPUs than the last
-    one can translate.
+    Horovod's default is all that nvcc supports, which takes minutes.
     """
     architectures = set(torch["gpus"])
     if not architectures:
@@ -235,9 +229,8 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
-    """Links libraries from pip to the names that linkers need; returns the variables that point to them.
-
-    At run time the names with version numbers count: torch, imported first, has loaded these libraries.
+    """Links libraries from pip to the names that linkers need; returns the variables that point to them. At run time
+    the names with version numbers count: torch, imported first, has loaded these libraries.
     """
     if not facts.get("nccl"):
         return {}
@@ -299,10 +292,7 @@ def _fetch(folder: Path, given: Path | None) -> Path:
 
 
 def given_source(option: Path | None) -> Path | None:
-    """Returns the source archive of the option or ``DLBENCH_HOROVOD_SDIST``; None to download it.
-
-    Raises `UserError`: there is no such file.
-    """
+    """Returns the source archive of the option or ``DLBENCH_HOROVOD_SDIST``; None to download it."""
     archive = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
     if archive == Path():
         return None
@@ -343,11 +333,7 @@ def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Calla
 
 
 def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], source: Path | None = None) -> Path:
-    """Builds the wheel for a toolchain and moves it into the cache; returns its path.
-
-    `say`: prints a line. `source`: the archive; None to download it. Raises `EnvironmentLacksError`: a compiler or
-    CMake is missing. `RunError`: download, check, patch or build failed; the message names the log.
-    """
+    """Builds the wheel and moves it into the cache; returns its path. Raises EnvironmentLacksError or RunError."""
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:
             raise EnvironmentLacksError(f"horovod: {program} is not on PATH; install the system package {package}")
@@ -380,9 +366,8 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], sou
 
 
 def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path | None = None) -> Path:
-    """Installs Horovod into this environment, from the cache or a new build; returns the wheel.
-
-    Does nothing if that wheel is installed already. `say` and `source`: as in `build_wheel`.
+    """Installs Horovod into this environment, from the cache or a new build, unless that wheel is installed already;
+    returns the wheel. `say` and `source`: as in `build_wheel`.
     """
     source = given_source(source)
     facts = toolchain()

@@ -1,6 +1,5 @@
-"""Checks what is installed here and works, with remedies, for `dlbench doctor`; changes nothing.
-
-Heavy libraries are imported in separate processes, so that a broken one does not affect the others.
+"""Checks what is installed here and works, with remedies, for `dlbench doctor`; changes nothing. Heavy libraries are
+imported in separate processes, so that a broken one does not affect the others.
 """
 
 from __future__ import annotations

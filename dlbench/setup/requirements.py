@@ -1,7 +1,5 @@
-"""Checks the ranks' Python for missing packages before a job is submitted.
-
-The check runs if this machine can execute that Python. Modules, setup lines, a container, an image or variables of the
-loader may change what ranks load; then nothing is checked here, and the ranks report errors themselves.
+"""Checks the ranks' Python for missing packages before a job is submitted, if this machine can execute it. Modules,
+setup lines, a container or variables of the loader may change what ranks load; then they report errors themselves.
 """
 
 from __future__ import annotations
@@ -137,9 +135,8 @@ def _sees_gpu(python: str) -> bool:
 
 @cache
 def _horovod(python: str) -> dict[str, Any] | None:
-    """Returns how Horovod was built; None if it does not load here, e.g. on a login node without a driver.
-
-    The answer is cached until another torch or Horovod is installed, because importing torch takes seconds.
+    """Returns how Horovod was built; None if it does not load here, e.g. on a login node without a driver. The answer
+    is cached until another torch or Horovod is installed, because importing torch takes seconds.
     """
 
     def find() -> str | None:

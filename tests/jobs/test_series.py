@@ -52,7 +52,7 @@ def completed(root: Path, series: str = "s", check: Callable[[], None] = lambda:
 
 
 def comment_of(script: Path) -> str:
-    """By which Slurm finds the job of a script again."""
+    """Returns the comment that identifies the job of a script in the queue."""
     (line,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --comment=")]
     return line.partition("=")[2]
 

@@ -1,8 +1,5 @@
-"""Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards.
-
-Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case), as ImageNet-2012 has it unpacked. The
-sorted class folders are labels 0, 1, ... Other files are not read; a remark names them, unless they are hidden, a
-manifest or a licence.
+"""Opens labelled images, stored as a tree of JPEGs, tar shards or TFRecord shards. In a tree, `<class>/<image>.jpg` (or
+.jpeg, .webp, any case), the sorted class folders are labels 0, 1, ...; a remark names files that are not read.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import read_bytes
+from dlbench.units import first_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,10 +37,7 @@ _NAMED = 20  # files not read that are named; the others are only counted
 
 
 def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
-    """Opens a folder of class folders, or a folder of shards.
-
-    `split`: read this split if the names of the shards distinguish two.
-    """
+    """Opens a folder of class folders or of shards. `split`: to read if the names of the shards distinguish two."""
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
     if train.is_dir() and (
@@ -152,9 +147,7 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     remarks: tuple[str, ...] = ()
     if unread:
-        names_text = ", ".join(map(repr, sorted(unread)[:_NAMED]))
-        if len(unread) > _NAMED:
-            names_text += f" and {len(unread) - _NAMED} more"
+        names_text = first_of([repr(name) for name in sorted(unread)], _NAMED)
         remarks = (f"not read, not {ENDINGS} in a class folder: {len(unread)} ({names_text})",)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
     return JpegTree(

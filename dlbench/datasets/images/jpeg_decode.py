@@ -1,10 +1,7 @@
-"""Decodes images, at their full size or at a half, a quarter or an eighth of it.
-
-A JPEG is stored as blocks of 8 x 8 frequencies. Taking only the lowest 4 x 4, 2 x 2 or 1 x 1 of each block decodes a
-smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work if a crop is
-scaled down anyway. libjpeg-turbo has fast code only for these powers of two. After `dlbench setup images` a function in
-C decodes only the needed part of an image with `jpeg_crop_scanline` and `jpeg_skip_scanlines` (libjpeg-turbo,
-`libjpeg.txt`, "Partial image decompression"), which no Python library offers.
+"""Decodes images, at their full size or at a half, a quarter or an eighth of it. A JPEG is stored as blocks of 8 x 8
+frequencies; taking the lowest 4 x 4, 2 x 2 or 1 x 1 of each decodes a smaller image directly (Independent JPEG Group,
+`libjpeg.txt`, "scale_num, scale_denom"), for which libjpeg-turbo has fast code. After `dlbench setup images` a function
+in C decodes only a part of an image (ibidem, "Partial image decompression"), which no Python library offers.
 """
 
 from __future__ import annotations
@@ -65,12 +62,10 @@ def _library() -> Path:
 
 @cache
 def region_function() -> tuple[Any | None, str]:
-    """Returns the function in C, or None if whole images must be decoded, and the decoder's name for reports.
-
-    The function is tested in each process, because machines with a common home folder may have different libjpegs.
-    """
+    """Returns the function in C, or None if whole images must be decoded, and the decoder's name."""
     if _simplejpeg() is None:
         return None, "Pillow"
+    # It is tested in each process, because machines with a common home folder may have different libjpegs.
     try:
         if (path := _library()).exists():
             return _tested(path), "simplejpeg, crops by libjpeg-turbo"
@@ -110,9 +105,7 @@ def build_region() -> Path:
             part.replace(path)
         except (OSError, subprocess.CalledProcessError) as error:
             compiler_error = re.search(".*(error:|cannot find).*", getattr(error, "stderr", ""))
-            reason = str(error)
-            if compiler_error is not None:
-                reason = compiler_error[0]
+            reason = compiler_error[0] if compiler_error else error
             remedy = "install a C compiler and libjpeg-turbo's header, 2.0.6 or newer (Debian: libjpeg-dev)"
             raise EnvironmentLacksError(f"the decoder of JPEG crops cannot be built ({reason}): {remedy}") from None
     region_function.cache_clear()
@@ -131,12 +124,9 @@ class Encoded:
     scalable: bool = True  # whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width
 
     def pixels(self, factor: int = 1, part: Box | None = None) -> tuple[NDArray[np.uint8], str | None]:
-        """Decodes to (ceil(height / factor), ceil(width / factor), 3) RGB, with a remark if it was converted.
-
-        Grey images get three equal channels; Pillow converts CMYK and other formats. `factor`: one of `FACTORS`, no
-        larger than width and height; 1 if the image is not scalable. `part`: the pixels to return, equal to those of
-        the whole image; damage outside of it may not be noticed. None: all pixels.
-        Raises ValueError: it is truncated or damaged.
+        """Decodes to (ceil(height / factor), ceil(width / factor), 3) RGB, with a remark if it was converted. `factor`:
+        one of `FACTORS`, at most width and height; 1 if not scalable. `part`: pixels to return (None: all); damage
+        outside of it may not be noticed. Raises ValueError: it is truncated or damaged.
         """
         left, top, right, bottom = box = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
         if part is not None and self.fast:
@@ -200,11 +190,7 @@ def _one_line(error: Exception) -> str:
 
 
 def inspect(data: bytes) -> Encoded:
-    """Reads the header of an encoded image.
-
-    Raises ValueError: it is empty or not an image, its header is damaged, or claims more pixels than a photograph has.
-    EnvironmentLacksError: Pillow is not installed.
-    """
+    """Reads the header of an image. Raises ValueError: it is damaged. EnvironmentLacksError: Pillow is missing."""
     if not data:
         raise ValueError("empty file")
     encoded = _jpeg_header(data) or _any_header(data)
@@ -246,8 +232,5 @@ def _any_header(data: bytes) -> Encoded:
 
 
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
-    """Decodes an image to (H, W, 3) RGB, with a remark if it was not an intact JPEG of three colour channels.
-
-    Raises ValueError: it is empty, truncated or not an image. EnvironmentLacksError: Pillow is not installed.
-    """
+    """Decodes an image to (H, W, 3) RGB, with a remark if it was converted; raises the errors of `inspect`."""
     return inspect(data).pixels()

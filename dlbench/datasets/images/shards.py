@@ -136,11 +136,9 @@ def scan_shards(
     first_label: int | None = None,
     split: Split | None = None,
 ) -> ShardIndex:
-    """Reads the headers of all shards of a folder.
-
-    `folder`: with shards of one container. `classes`: names of the classes; None: from the shards, or digits.
+    """Reads the headers of all shards of a folder. `classes`: names of the classes; None: from the shards, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
-    splits, else 0. `split`: read this split if the names of the shards distinguish two.
+    splits, else 0. `split`: to read if the names of the shards distinguish two.
     """
     shards = shard_names(folder, split)
     if shards is None:
@@ -155,11 +153,9 @@ def scan_shards(
     labels = np.concatenate([np.array(table.labels, dtype=np.int32) for table in tables])
     if not len(labels):
         reason = ""
-        for table in tables:
-            if table.num_ignored and not reason:
-                endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
-                member = _short(table.first_ignored)
-                reason = f": {member} does not end in {endings}; an ending begins at the first dot of a file's name"
+        if member := next((table.first_ignored for table in tables if table.num_ignored), ""):
+            endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+            reason = f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
         raise UserError(f"{str(folder)!r}: the shards hold no image{reason}")
     remarks = []
     last_label = int(labels.max())
@@ -190,7 +186,6 @@ def scan_shards(
 
 
 def _labels_of_other_split(folder: Path, split: Split | None, synsets: dict[int, str]) -> list[int]:
-    """Returns the labels in the TFRecord shards of the other split; empty if there are none."""
     other = other_split(folder, split)
     if other is None:
         return []
@@ -292,7 +287,6 @@ def _require_uncompressed(path: Path) -> None:
 
 
 def _require_safe(member: tarfile.TarInfo) -> None:
-    """Raises ValueError if a member's name points outside of the archive, or its size is negative."""
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise ValueError(f"member {_short(member.name)} points outside of the archive")
     if member.size < 0:
@@ -320,7 +314,6 @@ def _unlabelled(image: tarfile.TarInfo) -> ValueError:
 
 
 def _short(name: str) -> str:
-    """Returns a member's name for messages, quoted and at most `_MAX_NAME` characters long."""
     if len(name) > _MAX_NAME:
         return repr(f"{name[:_MAX_NAME]}...")
     return repr(name)
@@ -371,11 +364,9 @@ class ImageSet:
 
     @property
     def num_samples(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
     def label(self, index: int) -> int:
-        """Returns the label of one sample."""
         return int(self.labels[index])
 
     def num_bytes(self, index: int) -> int:
@@ -383,11 +374,7 @@ class ImageSet:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Reads the encoded bytes of one sample, and checks the checksum of a TFRecord.
-
-        Raises OSError: its file is missing or cannot be read. ValueError: its file is shorter than the index says, or a
-        checksum differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
-        """
+        """Reads the encoded bytes of one sample. Raises OSError, ValueError or EnvironmentLacksError: unreadable."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
@@ -403,11 +390,9 @@ class ImageSet:
 
 
 class ImageShards(ImageSet):
-    """Labelled encoded images in shards.
-
-    Files are opened at first use in each copy. They are read only at given positions, so that a forked process can use
-    those of its parent.
-    `open_at_most`: number of shards kept open; None: a quarter of the process's limit on open files.
+    """Labelled encoded images in shards. Files are opened at first use in each copy, and are read only at given
+    positions, so that a forked process can use its parent's. `open_at_most`: shards kept open; None: a quarter of the
+    process's limit.
     """
 
     def __init__(self, root: Path, index: ShardIndex, open_at_most: int | None = None) -> None:

@@ -1,7 +1,4 @@
-"""Chooses the recipe for `dlbench data make`, `dlbench data pack` and `dlbench data demo`.
-
-The demo consists of three small data sets, for machines without internet access.
-"""
+"""Chooses the recipe for `dlbench data make`, `dlbench data pack` and `dlbench data demo` (three small data sets)."""
 
 from __future__ import annotations
 
@@ -118,7 +115,6 @@ def _density(request: DatasetRequest, container: str) -> BuildPlan:
 
 
 def _validation(request: DatasetRequest, train: int, minimum: int) -> int:
-    """Returns the number of validation samples: as requested, or by default a tenth of the training samples."""
     if request.validation is not None:
         return request.validation
     return max(minimum, round(train * VALIDATION_SHARE))
@@ -147,12 +143,7 @@ def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
 
 
 def recipes(seed: int = 0) -> dict[str, Recipe]:
-    """Returns the recipes of the demo data, by the name of the folder.
-
-    - images: 10 classes of 40 training and 10 validation images of 96 to 128 pixels.
-    - text: the documentation of the running Python, nine tenths of its documents for training; once.
-    - density: 128 training and 32 validation volumes of 32^3 x 4, 16 per file.
-    """
+    """Returns the recipes of the demo data, by the name of the folder."""
     from dlbench.datasets.making.density_recipe import DensityRecipe
     from dlbench.datasets.making.image_recipes import PhotoRecipe
     from dlbench.datasets.making.text_recipes import TextRecipe

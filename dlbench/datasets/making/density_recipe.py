@@ -10,11 +10,9 @@ without gravity, and so without filaments and haloes. Per volume:
    have the same mass and all cells the same volume, so that N is proportional to the mean density of matter.
 
 The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
-"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is ours). A small volume has too few modes to show such
-differences: WIDE ranges, beyond the known universe, are for volumes of 32^3.
-
-The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological constant, in a flat
-universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
+"CosmoFlow", SC18; the range of h is ours). A small volume has too few modes to show such differences: WIDE ranges are
+for volumes of 32^3. The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological
+constant, in a flat universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
 """
 
 from __future__ import annotations
@@ -63,10 +61,9 @@ class Cosmology:
 
 
 def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Returns the transfer function at wave numbers k > 0 in 1/Mpc, which is 1 at small k.
-
-    Eisenstein and Hu, "Baryonic Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29:
-    the fit without wiggles, for no baryons, where its Gamma_eff is Omega_m h.
+    """Returns the transfer function at wave numbers k > 0 in 1/Mpc, which is 1 at small k. Eisenstein and Hu, "Baryonic
+    Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29: the fit without wiggles, for no
+    baryons, where its Gamma_eff is Omega_m h.
     """
     q = k * _THETA**2 / (cosmology.omega_m * cosmology.h**2)
     logarithm = np.log(2 * math.e + 1.8 * q)
@@ -89,10 +86,9 @@ def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Returns the linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8.
-
-    sigma^2(R) is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale
-    Structure of the Universe", 1980).
+    """Returns the linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8. sigma^2(R)
+    is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale Structure of
+    the Universe", 1980).
     """
     low, high, points = _LOG_K
     grid = np.logspace(low, high, points)
@@ -103,9 +99,8 @@ def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.flo
 
 
 def growth(redshift: float, omega_m: float) -> float:
-    """Returns the linear growth: the contrast at a redshift over that of today, 1 at redshift 0.
-
-    Carroll, Press and Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
+    """Returns the linear growth: the contrast at a redshift over that of today, 1 at redshift 0. Carroll, Press and
+    Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
     """
     return _growth_suppression(redshift, omega_m) / (1 + redshift) / _growth_suppression(0.0, omega_m)
 

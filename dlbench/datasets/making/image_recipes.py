@@ -1,11 +1,8 @@
-"""Makes labelled images from photographs in Python packages, and packs any images into shards.
-
-Each photograph of the installed packages scikit-image and scikit-learn is a class; nothing is downloaded. An image is a
-random crop of its photograph at a random scale, with grain like a sensor's, so that a network has something to learn
-and a JPEG has a realistic size. Validation crops overlap with training crops, so that their accuracy shows that a
-network learns, not how well it would generalise. Shards are tar files for webdataset, with the encoded bytes of the
-source. Their order is random, so that a shard read from front to back mixes the classes. Sample k has the name k with 8
-digits.
+"""Makes labelled images from photographs in Python packages, and packs any images into webdataset shards (tar). Each
+photograph of the installed packages scikit-image and scikit-learn is a class. An image is a random crop of it at a
+random scale, with grain like a sensor's, so that a network has something to learn and a JPEG has a realistic size.
+Validation crops overlap with training crops: their accuracy shows that a network learns, not how well it generalises.
+The order of samples in shards is random, so that a shard read from front to back mixes the classes.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import why_unreadable
+from dlbench.units import first_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,7 +75,7 @@ class PackRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        """Container, shard size, seed, version, and the digest of each split's index, which covers names only."""
+        """The settings, and the digest of each split's index, which covers names only."""
         digests = {f"{split}_index_sha256": images.sha256 for split, images in self._sets.items()}
         return {
             "version": VERSION,
@@ -88,7 +86,6 @@ class PackRecipe:
         }
 
     def parts(self) -> Sequence[DatasetPart]:
-        """Returns all shards of all splits."""
         parts: list[DatasetPart] = []
         for split, images in self._sets.items():
             self._labels(split)  # reports wrong classes before the first shard is written
@@ -130,12 +127,9 @@ def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
     label_by_name = {name: label for label, name in enumerate(classes)}
     unknown = [name for name in images.classes if name not in label_by_name]
     if unknown:
-        names = ", ".join(map(repr, unknown[:3]))
-        if len(unknown) > 3:
-            names += f" and {len(unknown) - 3} more"
         raise UserError(
-            f"{str(images.root)!r}: not among the {len(classes)} training classes: {names}; "
-            "give each class the same name in both splits"
+            f"{str(images.root)!r}: not among the {len(classes)} training classes: "
+            f"{first_of([*map(repr, unknown)], 3)}; give each class the same name in both splits"
         )
     return tuple(label_by_name[name] for name in images.classes)
 
@@ -206,10 +200,9 @@ def photo_path(photo: Photo) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRecipe:
-    """A tree of JPEGs of labelled photographs; a `Recipe` of dlbench.datasets.making.production.
-
-    The defaults resemble ImageNet: 500 x 375 pixels, about 105 kB per image (ImageNet: 115 kB). Image k of a class does
-    not depend on the number of images.
+    """A tree of JPEGs of labelled photographs; a `Recipe` of dlbench.datasets.making.production. The defaults resemble
+    ImageNet: 500 x 375 pixels, about 105 kB per image (ImageNet: 115 kB). Image k of a class does not depend on the
+    number of images.
     """
 
     train_images: int  # over all classes, divided as evenly as possible
@@ -277,7 +270,6 @@ class PhotoRecipe:
         (folder / "LICENSES.txt").write_text("\n".join(head + lines) + "\n", encoding="utf-8")
 
     def image(self, split: Split, label: int, number: int) -> bytes:
-        """Returns the JPEG of image `number` of a class."""
         from PIL import Image
 
         generator = np.random.default_rng([self.seed, _SPLITS.index(split), label, number])

@@ -1,8 +1,7 @@
-"""Makes data sets: several processes write parts, and production can be resumed after any interruption.
-
-A `Recipe` lists the parts of a set and writes one at a time; `produce` does the rest. Parts are written in `.partial/`,
-synced and renamed, so that a part with its final name is complete. During production the folder holds a locked
-`.production.json`, `{"format": "dlbench.production", "version": 1, "kind", "made_with"}`. The manifest is written last.
+"""Makes data sets: several processes write parts, and production can be resumed after any interruption. Parts are
+written in `.partial/`, synced and renamed, so that a part with its final name is complete. During production the folder
+holds a locked `.production.json`, `{"format": "dlbench.production", "version": 1, "kind", "made_with"}`. The manifest
+is written last.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ class Recipe(Protocol):
         """Returns all parts, train before validation."""
 
     def write(self, part: DatasetPart, path: Path) -> None:
-        """Writes one part to `path`, which does not exist yet and has the name of the part's file.
-
-        Runs in a worker process. The bytes depend only on the recipe and the part.
-        """
+        """Writes one part, in a worker process, to `path`, which does not exist yet."""
 
     def finish(self, folder: Path) -> None:
         """Writes small files next to the parts, after all parts."""
@@ -93,11 +89,7 @@ def produce(
     workers: int = 1,
     progress: Progress = lambda _done, _total, _num_bytes: None,
 ) -> Manifest:
-    """Makes the missing parts of a data set; returns its manifest.
-
-    `folder`: new, empty, or with this data set, complete or not. `workers`: processes that write; with 1 this process
-    writes. Raises UserError: the folder holds something else, or cannot be written.
-    """
+    """Makes the missing parts of a data set; returns its manifest. Raises UserError: the folder is unsuitable."""
     made_with = dict(recipe.made_with)
     manifest = _finished(recipe.kind, made_with, folder)
     begun = folder / BEGUN

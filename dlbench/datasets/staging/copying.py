@@ -1,8 +1,6 @@
-"""Copies a whole data set to a node, file by file, with the same folders and names.
-
-Links are followed only to regular files inside the data set. Hidden names are left out. A copy gets its name when it is
-complete, and the modification time of its source: a file of an earlier staging is reused if it has the size and time of
-its source and, with a manifest, its SHA-256.
+"""Copies a whole data set to a node, file by file. Links are followed only to regular files inside the data set. A copy
+gets its name when it is complete, and the modification time of its source: a file of an earlier staging is reused if it
+has the size and time of its source and, with a manifest, its SHA-256.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ class Tally:
             self.looked += num
 
     def add(self, num_bytes: int) -> None:
-        """Counts copied bytes."""
         self._check_cancelled()
         with self._lock:
             self.copied += num_bytes
@@ -83,7 +80,7 @@ class Tally:
             else:
                 self.moved.append(Moved(stream, start_ns, end_ns, num_bytes, items))
 
-    def found(self, num_bytes: int, items: int = 1) -> None:
+    def reuse(self, num_bytes: int, items: int = 1) -> None:
         """Counts files or samples of an earlier run that are reused."""
         self._check_cancelled()
         with self._lock:
@@ -96,10 +93,7 @@ class Tally:
 
 
 def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) -> None:
-    """Executes all tasks in `num` threads, started in their order; `work` gets the thread's number and a task.
-
-    Raises Exception: the error of the first task that failed, after all threads have ended.
-    """
+    """Executes all tasks in `num` threads in their order; raises the first error after all threads have ended."""
     waiting, lock = iter(tasks), threading.Lock()
     failures: list[BaseException] = []
 
@@ -125,7 +119,7 @@ def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) ->
 
 
 def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
-    """Returns the error message of a full disk; None for another error."""
+    """Returns the error for a full disk; None for another error."""
     if error.errno not in _FULL:
         return None
     return EnvironmentLacksError(
@@ -146,11 +140,8 @@ class SourceFile:
 
 
 def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[SourceFile]:
-    """Lists the files of a data set, in the order of their names.
-
-    `parts`: folders or files by their names in the copy, an empty name for the data set itself. `within`: the data set,
-    which links must not leave. Raises UserError: an entry is neither a file nor a folder, or a link out of the data
-    set. OSError: it cannot be listed.
+    """Lists the files of a data set. `parts`: folders or files by their names in the copy, an empty name for the data
+    set itself. `within`: the data set, which links must not leave. Raises UserError: an entry cannot be staged.
     """
     files: list[SourceFile] = []
     for name, folder in parts.items():
@@ -208,11 +199,8 @@ def replicate(
     tally: Tally,
     require: Callable[[int, int], None],
 ) -> tuple[Sequence[SourceFile], str]:
-    """Copies a data set; returns its files, and how the copies were verified, as text.
-
-    `parts` and `within`: as in `list_files`. `require`: called with the bytes and files to be written before the first
-    one; raises if they do not fit. Raises UserError: as `list_files`. IncompleteDataError: a file changed during the
-    copy, or differs from the manifest. OSError: reading or writing failed.
+    """Copies a data set; returns its files, and how the copies were verified. `require`: raises if the bytes and files
+    to be written do not fit. Raises UserError, IncompleteDataError (a file changed or is altered), or OSError.
     """
     files = list_files(parts, within, tally)
     digests: dict[str, str] = {}  # SHA-256 by path in the data set
@@ -230,7 +218,7 @@ def replicate(
         tally.look()
         copied = root / file.name
         if _is_same(file, copied) and digests.get(file.name) in (None, file_sha256(copied)):
-            tally.found(file.num_bytes)  # a complete copy of an earlier staging
+            tally.reuse(file.num_bytes)  # a complete copy of an earlier staging
         else:
             missing.append(file)
     require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))
@@ -252,11 +240,7 @@ def replicate(
 
 
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
-    """Copies one file under another name, and then renames it.
-
-    `partial`: the other name, on the same file system. `sha256`: the expected digest; None: unknown. Raises
-    IncompleteDataError: the source changed during the copy, or its digest differs. OSError: reading or writing failed.
-    """
+    """Copies one file to `partial` and renames it. Raises IncompleteDataError: it changed, or is altered; OSError."""
     digest = hashlib.sha256()
     with open_file(Path(file.path)) as source, partial.open("wb") as copy:
         while piece := source.read(_PIECE_BYTES):

@@ -1,8 +1,7 @@
-"""Finds the folder of a storage tier on a node, makes a private folder in it for staging, and checks its free space.
-
-A private folder has mode 0700, and its job holds a lock (flock(2)) that the kernel releases however the job ends. A
-temporary folder is a `HeldFolder` with a different name for each run. A kept folder has the same name for the same
-data, and is used by one job at a time: a second job gets a temporary folder.
+"""Finds the folder of a storage tier on a node, makes a private folder in it for staging, and checks its free space. A
+private folder has mode 0700, and its job holds a lock (flock(2)) that the kernel releases however the job ends. A
+temporary folder has a different name for each run. A kept folder has the same name for the same data, and is used by
+one job at a time: a second job gets a temporary folder.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ class Room:
 def tier_path(
     tier: TierSpec, key: StagingTier, variables: Mapping[str, str], host: str, *, where: str | None = None
 ) -> Path:
-    """Returns the folder of a tier on this node. Raises EnvironmentLacksError: it cannot be used.
-
-    `variables`: of the job on this node; $TMPDIR means its value before dlbench gave the rank its own. `host`: value of
-    {host}. `where`: the setting that names it, for messages; None: `storage.<key>.path`.
+    """Returns the folder of a tier on this node. `variables`: of the job; $TMPDIR means its value before dlbench gave
+    the rank its own. `host`: value of {host}. `where`: the setting that names it, for messages; None:
+    `storage.<key>.path`. Raises EnvironmentLacksError: it cannot be used.
     """
     where = f"{where or f'storage.{key}.path'} {tier.path!r}"
     text = tier.path.replace("{host}", host)
@@ -77,11 +75,7 @@ def tier_path(
 
 
 class StagingFolder:
-    """A private folder for staged samples, locked by this process.
-
-    `place`: folder of the tier. `identity`: equal for equal data that is staged in the same way. `keep`: keep it for
-    the next run. `host`: this node; folders of other nodes in a shared tier are never touched.
-    """
+    """A private folder for staged samples, locked by this process; `identity`: equal for equally staged data."""
 
     def __init__(self, place: Path, key: StagingTier, identity: str, *, keep: bool, host: str) -> None:
         self._place, self._key, self._host = place, key, host
@@ -129,9 +123,7 @@ class StagingFolder:
 
     def require(self, needed: int, files: int, capacity: int | None, room_in_memory: int | None) -> Room:
         """Returns the free space. Raises EnvironmentLacksError: it is less than `needed` bytes or `files` files.
-
-        `capacity`: `capacity_bytes` of the tier. `room_in_memory`: bytes that memory limits allow if the tier is in
-        memory, else None.
+        `room_in_memory`: bytes that memory limits allow if the tier is in memory.
         """
         room = self.room(room_in_memory)
         request = f"staging to storage.{self._key} {str(self._place)!r} on {self._host} needs {format_bytes(needed)}"

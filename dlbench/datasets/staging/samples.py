@@ -1,8 +1,7 @@
 """Stages single samples on a node: those of its ranks before training (shard), or each one at its first read (lazy).
-
 Several processes write and read at the same time. `<folder>/<index // 4096>/<index>` holds a sample's bytes and their
-CRC-32 (4 bytes, little-endian). A file is written under another name and renamed, so that an existing file is complete.
-It is not synced: a power failure ends the job, too, and a damaged file is detected by its checksum.
+CRC-32 (4 bytes, little-endian). A file is renamed when it is complete. It is not synced: a power failure ends the job,
+too, and the checksum reveals a damaged file.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ class DamagedSampleError(Exception):
 
 
 class SampleStore:
-    """A store of samples by their number in the data set. Can be pickled.
-
-    `folder`: created with the first sample, if its parent exists.
-    """
+    """A store of samples by their number in the data set; its folder is created with the first one. Can be pickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,12 +99,10 @@ class SampleStore:
         return self.path(index).exists()
 
     def remove(self, index: int) -> None:
-        """Removes a sample, if it is stored."""
         with suppress(FileNotFoundError):
             self.path(index).unlink()
 
     def indices(self) -> Iterator[int]:
-        """Yields the numbers of stored samples in arbitrary order."""
         for group in self._groups():
             yield from (int(entry.name) for entry in os.scandir(group.path) if entry.name.isdigit())
 
@@ -142,10 +136,7 @@ def stored_bytes(sizes: Sequence[int], folder: Path) -> int:
 def find_whole(
     stores: Mapping[int, SampleStore], needed: Mapping[int, Sequence[int]], tally: Tally
 ) -> dict[int, set[int]]:
-    """Returns the intact samples of an earlier staging by rank, and removes all other samples from the stores.
-
-    `needed`: sample numbers by rank.
-    """
+    """Returns the intact samples of an earlier staging by rank, and removes all others."""
     intact: dict[int, set[int]] = {}
     for rank, store in stores.items():
         intact[rank], needed_indices = set(), set(needed[rank])
@@ -159,7 +150,7 @@ def find_whole(
                 store.remove(index)
             else:
                 intact[rank].add(index)
-                tally.found(len(data))
+                tally.reuse(len(data))
     return intact
 
 
@@ -172,11 +163,8 @@ def fill(
     tally: Tally,
     on_bad: Callable[[Exception], bool],
 ) -> None:
-    """Copies samples into the stores of ranks, in the order of the data set.
-
-    `missing`: sample numbers by rank. `open_fetch`: returns a reader for one thread. `on_bad`: called with the error of
-    a sample that cannot be read; returns whether to continue without it.
-    Raises OSError: writing failed. Exception: a sample cannot be read.
+    """Copies samples into the stores of ranks, in the order of the data set. `open_fetch`: returns a reader for one
+    thread. `on_bad`: returns whether to continue without a sample. Raises the error of a sample, or OSError.
     """
     pairs: list[tuple[int, int]] = []  # sample number and rank
     for rank, indices in missing.items():
@@ -204,11 +192,9 @@ def fill(
 
 
 def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: int) -> NDArray[np.bool_]:
-    """Returns (N,) whether a node stores each sample if not all fit: in random order until the capacity is used.
-
-    All processes of all nodes with the same capacity choose the same samples. A stored sample is never replaced: each
-    one is read once per epoch, so that all are worth the same (Mohan et al., "Analyzing and Mitigating Data Stalls in
-    DNN Training", 2021: MinIO).
+    """Returns (N,) whether a node stores each sample if not all fit: in random order, equal on all nodes of equal
+    capacity. A stored sample is never replaced: each one is read once per epoch, so that all are worth the same (Mohan
+    et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021: MinIO).
     """
     disk_bytes = -(-(sizes + STORE_BYTES) // block) * block
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(sizes))
@@ -233,5 +219,4 @@ class Keeping:
             self._on.rename(self._off)  # renaming also works on a full disk
 
     def has_stopped(self) -> bool:
-        """Returns whether a process has found a full disk."""
         return self._off.exists()

@@ -1,9 +1,7 @@
-"""Tokenises raw text into flat arrays: tokens, starts of sentences, starts of documents.
-
-Input is a UTF-8 text file or a folder of files that end in `.txt` or, as MLPerf numbers them, `-00000-of-00500`. A
-blank line or the end of a file ends a document. A line is split into sentences after `.`, `!` or `?` if white space and
-then a capital, a digit or an opening quote or bracket follow. A vocabulary is a text file with one entry per line; none
-is trained at run time.
+"""Tokenises raw text into flat arrays: tokens, starts of sentences, starts of documents. Input is a UTF-8 text file or
+a folder of files that end in `.txt` or, as MLPerf numbers them, `-00000-of-00500`. A blank line or the end of a file
+ends a document. A line is split into sentences after `.`, `!` or `?` if white space and then a capital, a digit or an
+opening quote or bracket follow. A vocabulary is a text file with one entry per line.
 """
 
 from __future__ import annotations
@@ -117,16 +115,13 @@ def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None
     """Tokenises a text as a stream: only some thousand sentences and one document are in memory with the arrays."""
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
-    return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, lambda: digest.hexdigest())
+    return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, digest.hexdigest)
 
 
 def tokenise(
     documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
 ) -> TextCorpus:
-    """Tokenises documents, each a list of sentences.
-
-    `digest`: called for `sha256` when all documents have been read.
-    """
+    """Tokenises documents, each a list of sentences; `digest`: called for `sha256` after the last document."""
     encoder = _Encoder(vocabulary)
     for document in documents:
         encoder.add(document)
@@ -154,7 +149,6 @@ class _Encoder:
         self.document_lengths: list[NDArray[np.int64]] = []
 
     def add(self, document: Sequence[str]) -> None:
-        """Adds a document of at least one sentence."""
         self._waiting.append(document)
         self._num_waiting += len(document)
         if self._num_waiting >= _BATCH:

@@ -186,10 +186,7 @@ class SampleRows:
         self._max_predictions = max_predictions
 
     def read(self, index: int) -> dict[str, NDArray[np.int64]]:
-        """Reads one sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout.
-
-        Raises OSError: the file is damaged or missing. ValueError: a row of variable length is too long.
-        """
+        """Reads one sample as int64 arrays (1, S), (1, P), (1,). Raises OSError, or ValueError: the row is too long."""
         path, row = self.index.locate(index)
         with damage_as_oserror():
             datasets = self._files.content(path, _datasets)
@@ -208,9 +205,8 @@ def read_rows(
     file: Any, start: int, stop: int, sequence_length: int, max_predictions: int
 ) -> dict[str, NDArray[np.int64]]:
     """Reads rows of an open file, or of its datasets by name, as (stop - start, S), (.., P) and (..,) int64.
-
-    Predictions beyond P are dropped, missing ones are 0; the fixed layout keeps its number of tokens.
-    Raises ValueError: a row of variable length has more than S tokens, or parts of different lengths.
+    Predictions beyond P are dropped, missing ones are 0. Raises ValueError: a row of variable length has more than S
+    tokens, or parts of different lengths.
     """
     import h5py
 

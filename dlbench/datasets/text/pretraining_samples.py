@@ -1,23 +1,17 @@
 """Makes BERT samples from tokenised documents: sentence pairs for next-sentence prediction, with masked tokens.
 
 After Devlin et al. (2018), sections 3.1 and A.1, and their `create_pretraining_data.py` (also used by MLPerf Training):
+sentences of a document are collected until they have sequence_length - 3 tokens. A is a random number of the first of
+them. In half of the cases B is the rest, else it starts at a random sentence of another document and has as many
+sentences as fill the sequence. Tokens are cut at random from the front or the back of the longer of A and B, until
+[CLS] A [SEP] B [SEP] fits. Of n tokens, including [CLS] and [SEP], min(max_predictions, max(1, round(0.15 n))) are
+predicted, never [CLS], [SEP] or padding; of these 80 % become [MASK], 10 % a random word, 10 % are unchanged.
 
-1. Sentences of a document are collected until they have sequence_length - 3 tokens.
-2. A is a random number of the first of them. In half of the cases B is the rest. In the other half B starts at a random
-   sentence of another document and has as many sentences as fill the sequence.
-3. Tokens are cut at random from the front or the back of the longer of A and B, until [CLS] A [SEP] B [SEP] fits.
-4. Tokens are masked (see below).
-
-Differences: a single sentence is cut in its middle, so that B can be its second half; the reference always gives it a
-random B, so that more than half of its pairs are random. A random B may come from any other document of the split; the
-reference uses only the same input file. Pairs are drawn in every epoch, which needs a fixed number of samples:
-documents are cut once into full-length sequences of sentences (`runs`), and sentences that a random B replaces are left
-out of that epoch.
-
-Masking: of n tokens, including [CLS] and [SEP], min(max_predictions, max(1, round(0.15 n))) are predicted, never [CLS],
-[SEP] or padding; of these 80 % become [MASK], 10 % a random word, 10 % are unchanged. So there are 20 predictions at
-128 tokens (19 used) and 76 at 512 (without the maximum 77). The reference's random word may be any entry of the
-vocabulary, even [PAD]; here special tokens are excluded.
+Differences: a single sentence is cut in its middle, so that B can be its second half; the reference gives it a random
+B. A random B may come from any other document of the split; the reference uses only the same input file. Pairs are
+drawn in every epoch, which needs a fixed number of samples: documents are cut once into full-length sequences of
+sentences (`runs`), and sentences that a random B replaces are left out of that epoch. A random word is never a special
+token.
 """
 
 from __future__ import annotations
@@ -55,12 +49,7 @@ def num_predictions(num_tokens: int, max_predictions: int, probability: float) -
 def mask_tokens(
     ids: Ids, candidates: Ids, num_tokens: int, masking: Masking, generator: np.random.Generator
 ) -> tuple[Ids, Ids, Ids]:
-    """Masks tokens of one sequence.
-
-    `ids`: (S,) the sequence, which is not changed. `candidates`: positions that may be masked, ascending: all but
-    [CLS], [SEP] and padding. Returns the masked sequence (S,), the predicted positions (k,), ascending, and their
-    original ids (k,).
-    """
+    """Returns the masked sequence (S,), the predicted positions (k,), ascending, and their original ids (k,)."""
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])
     labels = ids[positions]
@@ -118,10 +107,7 @@ class SampleMaker:
         self._positions = np.arange(rule.sequence_length)
 
     def runs(self) -> tuple[Ids, Ids]:
-        """Cuts the documents into runs of sentences of full length; the last one of a document may be shorter.
-
-        Returns first sentence and end (n, 2), and the document (n,), of each run.
-        """
+        """Cuts documents into runs of sentences of full length: sentences begin and end (n, 2), document (n,)."""
         runs, documents = [], []
         for document in range(self.corpus.num_documents):
             start, stop = self._sentences(document)
@@ -144,10 +130,9 @@ class SampleMaker:
         return Pair(document, begin, split, stop, random_next)
 
     def sample(self, pair: Pair, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Makes one sample: cuts A and B to fit, joins them, and masks tokens.
-
-        Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, 0 if
-        unused; masked_weights (P,) float32, 0 if unused; next_sentence () int64, 1 if B is random.
+        """Makes one sample: cuts A and B to fit, joins them, and masks tokens. Returns input_ids, token_type_ids,
+        attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, 0 if unused; masked_weights (P,) float32, 0
+        if unused; next_sentence () int64, 1 if B is random.
         """
         first = self.corpus.tokens[pair.begin : pair.split].astype(np.int64)
         if pair.random_next:
@@ -187,10 +172,7 @@ class SampleMaker:
         return min(start + 1 + int(np.searchsorted(ends, offsets[start] + target)), stop)
 
     def _elsewhere(self, document: int, num_tokens: int, generator: np.random.Generator) -> NDArray[Any]:
-        """Returns whole sentences with `num_tokens` tokens, or fewer at a document's end, from another document.
-
-        It is at least one whole sentence, because a partial one would show that B is random.
-        """
+        """Returns whole sentences, at least one, from another document: `num_tokens` tokens, or fewer at its end."""
         # The last document replaces the given one, so that all others are equally likely.
         last = self.corpus.num_documents - 1
         other = int(generator.integers(last))

@@ -1,10 +1,7 @@
-"""Plans the Slurm jobs of a series, and the node-hours that they may cost.
-
-A few jobs wait less in the queue than many, and repeats on the same nodes differ less: runs that request the same
-resources share a job. Inside a job they keep the order of the series, in which repeats are interleaved over points. The
-repeats of a point run on the same nodes (`same`) or start on a different node each time (`rotate`). On the same nodes a
-comparison of points is free of differences between nodes, but a slow node affects all figures. With rotation these
-differences average out and show up as scatter between repeats.
+"""Plans the Slurm jobs of a series, and the node-hours that they may cost. A few jobs wait less in the queue than many:
+runs that request the same resources share a job, in the order of the series, in which repeats are interleaved over
+points. The repeats of a point run on the same nodes (`same`), which keeps differences between nodes out of comparisons,
+or start on a different node each time (`rotate`), which averages these differences.
 """
 
 from __future__ import annotations
@@ -48,12 +45,10 @@ _LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
 
 
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
-    """Returns the plans with the nodes that each one runs on (`slurm.nodelist`).
-
-    `mode`: with `same` every run takes the first of the nodes; with `rotate` repeat k of a run on n nodes begins at
-    node k n, modulo the number of nodes. `hosts`: the nodes to choose from, as a Slurm host list. `share_one_job`:
-    whether points of different sizes share a job, and so its nodes. Raises `UserError`: there are too few nodes, the
-    host list cannot be read, or the system file names nodes already.
+    """Returns the plans with the nodes that each one runs on (`slurm.nodelist`). `mode`: `same`: the first nodes;
+    `rotate`: repeat k of a run on n nodes begins at node k n, modulo the number of nodes. `hosts`: the nodes to choose
+    from, as a Slurm host list. `share_one_job`: whether points of different sizes share a job. Raises `UserError`:
+    there are too few nodes, or the system file names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:
@@ -64,9 +59,7 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
         if plan.system.slurm.nodelist:
             raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {plan.system.slurm.nodelist}")
     largest = max(plan.layout.nodes for plan in plans)
-    needed = largest
-    if mode == "rotate":
-        needed += 1
+    needed = largest + 1 if mode == "rotate" else largest
     if len(names) < needed:
         reason = f"a run takes {largest}"
         if len(names) == largest:
@@ -94,11 +87,9 @@ def jobs_of(
     packing: Packing = "points",
     chain: bool = True,
 ) -> list[Job]:
-    """Returns the jobs of a series, in the order of their first runs.
-
-    `seconds`: time limit of each run by run id, 0 for no limit; None: the time limit of its system. `chain`: whether
-    the elements of an array run one at a time. Raises `UserError`: the two sides of --ab cannot share a job, because
-    they request different resources or `packing` is `runs`.
+    """Returns the jobs of a series, in the order of their first runs. `seconds`: time limit of each run by run id, 0
+    for no limit; None: that of its system. `chain`: whether the elements of an array run one at a time. Raises
+    `UserError`: the two sides of --ab cannot share a job.
     """
     _require_common_job(plans, packing)
     limits_s = seconds or _system_limits(plans)
@@ -177,7 +168,6 @@ def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPl
 
 
 def _require_common_job(plans: Sequence[LaunchPlan], packing: Packing) -> None:
-    """Raises `UserError` if the two sides of --ab cannot share a job."""
     for plan_a, plan_b in pairwise(plans):
         if not (isinstance(plan_a, RunPlan) and isinstance(plan_b, RunPlan) and plan_a.series.side):
             return
@@ -236,10 +226,9 @@ class _Earlier:
 
 
 def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, TimeEstimate]:
-    """Returns the time limit of each run of a series, by run id.
-
-    `out`: folder of all runs, which need not exist. `asked`: the time limit of a run that the user gave, as Slurm
-    writes it; None: a limit that the settings of the plan give, else an estimate from earlier runs.
+    """Returns the time limit of each run of a series, by run id. `out`: folder of all runs, which need not exist.
+    `asked`: the user's time limit of a run, as Slurm writes it; None: that of the plan's settings, else an estimate
+    from earlier runs.
     """
     if asked is not None:
         return {plan.run_id: TimeEstimate(seconds=limit_seconds(asked)) for plan in plans}
@@ -307,9 +296,10 @@ def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
     length = _length(plan["measure"])
     steps = int(record["steps"])
     measured_steps = steps - int(plan["measure"]["warmup_steps"])
+    # Also required of a run that is not scaled: a record without ranks does not count.
+    measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
     if plan["measure"]["until"] != "steps" or measured_steps <= 0:
         return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=length)
-    measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
     return _Earlier(total_s=_seconds(record), steps=steps, step_s=measured_s / measured_steps, length=length)
 
 
@@ -383,9 +373,7 @@ def idle_nodes(job: Job, plan: LaunchPlan) -> int:
 def campaign_of(
     plans: Sequence[LaunchPlan], out: Path, *, packing: Packing = "points", chain: bool = True, time: str | None = None
 ) -> Campaign:
-    """Plans the jobs of a series.
-
-    `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that the user gave, as Slurm writes
+    """Plans the jobs of a series. `out`: folder of all runs. `time`: the user's time limit of a run, as Slurm writes
     it; None: estimated from earlier runs. Raises `UserError`: the two sides of --ab cannot share a job, or the time
     limit of a job is so short that Slurm's warning would stop its runs.
     """
@@ -405,10 +393,7 @@ def campaign_of(
 
 
 def _require_late_warning(job: Job, time_estimates: Mapping[str, TimeEstimate]) -> None:
-    """Raises `UserError` if Slurm's warning may come before one of the job's runs can have ended.
-
-    Runs with checkpoints continue after a requeue: for these only the start counts.
-    """
+    """Raises `UserError` if Slurm's warning may come before a run without checkpoints can have ended."""
     ahead_s = _warned_ahead_s(job.shape)
     seconds = limit_seconds(job.time_limit)
     needed_s = 0.0

@@ -1,8 +1,6 @@
-"""Submits each job of a series exactly once, whatever sbatch answers and wherever this process is killed.
-
-The order of the files makes it so: plans, script, sbatch, `submission.json`. A run folder with a script and nothing
-else may belong to a queued job; then the scheduler is asked for a job with its comment. Until that is known, nothing is
-deleted.
+"""Submits each job of a series exactly once, whatever sbatch answers and wherever this process is killed. The order of
+the files makes it so: plans, script, sbatch, `submission.json`. A run folder with a script and nothing else may belong
+to a queued job; then the scheduler is asked for a job with its comment.
 """
 
 from __future__ import annotations
@@ -77,10 +75,9 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
     max_jobs: int | None = None,
     max_node_hours: float | None = None,
 ) -> str:
-    """Writes the jobs of a series to disk before anything is submitted; returns the name of the series.
-
-    An existing series of this user gets more jobs. Raises `UserError`: a run of that name exists, the series belongs to
-    another user, or another process submits it. `RunError`: the files cannot be written.
+    """Writes the jobs of a new or an existing series to disk before anything is submitted; returns the name of the
+    series. Raises `UserError`: a run of that name exists, the series belongs to another user, or another process
+    submits it. `RunError`: the files cannot be written.
     """
     series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
@@ -168,13 +165,10 @@ def submit(
     comment: str = "",
     keep_open: Sequence[int] = (),
 ) -> str:
-    """Writes a job's script into the folder of each of its runs and submits it; returns its id.
-
-    An sbatch that fails may have queued the job nevertheless ("Socket timed out on send/recv operation"). Slurm is then
-    asked for it, and the job is adopted if it is queued. `folders`: absolute, one per run; Slurm's output goes into the
-    first. `comment`: unique to the job. Raises `RefusedError`: the scheduler refused the job (with its message) or
-    sbatch cannot be started; the folders were removed. `SubmissionUnknownError`: the answer was not clear, and Slurm
-    lists no such job; the folders stay, because the job may be queued.
+    """Writes a job's script into the folder of each of its runs and submits it; returns its id. An sbatch that fails
+    may have queued the job nevertheless ("Socket timed out on send/recv operation"): then Slurm is asked for it.
+    `folders`: absolute, one per run. `comment`: unique to the job. Raises `RefusedError`: the job was refused; the
+    folders were removed. `SubmissionUnknownError`: Slurm lists no such job, and it may be queued; the folders stay.
     """
     name, *others = job.run_ids
     if others:
@@ -263,13 +257,11 @@ def complete(
     on_submitted: Callable[[Submitted], None],
     max_jobs: int | None = None,
 ) -> SubmissionStatus:
-    """Submits the jobs of a series that have not been submitted yet.
-
-    `check`: called before each job; its exceptions are passed on. `max_jobs`: most jobs of the series that wait or run
-    at a time, counting elements of arrays; None: no limit.
-    Raises `UserError`: this user has no such series, another process submits it, or `max_jobs` is less than the
-    elements of one array. `RefusedError`: the scheduler refused a job. `SubmissionUnknownError`: it is unknown whether
-    a job was queued. `SchedulerUnavailableError`: the queue cannot be read. Jobs submitted before the error stay.
+    """Submits the jobs of a series that have not been submitted yet. `check`: called before each job; its exceptions
+    are passed on. `max_jobs`: most jobs of the series that wait or run at a time, counting elements of arrays. Raises
+    `UserError`: this user has no such series, another process submits it, or `max_jobs` is less than the elements of
+    one array. `RefusedError`, `SubmissionUnknownError`: as `submit`. `SchedulerUnavailableError`: the queue cannot be
+    read.
     """
     require_own(root, series_id)
     with locked(root, series_id) as lock:
@@ -318,11 +310,9 @@ def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job
 def write_only(
     root: Path, series_id: str, scheduler: Slurm, check: Callable[[], None], *, also_written: bool = False
 ) -> list[tuple[Job, str]]:
-    """Writes the missing plans and scripts of a series without submitting them; returns the jobs.
-
-    Each job comes with the id of the job that it has to wait for, or an empty text. With `also_written` jobs whose
-    scripts were written before and not submitted are returned, too; their files stay as they are. Raises `UserError`
-    and `RunError` as `complete` does.
+    """Writes the missing plans and scripts of a series without submitting them; returns the jobs, each with the id of
+    the job that it has to wait for, or an empty text. `also_written`: also return jobs whose scripts were written
+    before. Raises `UserError` and `RunError` as `complete` does.
     """
     require_own(root, series_id)
     written = []
@@ -345,11 +335,7 @@ def write_only(
 
 
 def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
-    """Records the jobs of a series that were submitted by hand, if their logs or the queue show them.
-
-    Returns why the scheduler does not answer, or an empty text. Does nothing if the series belongs to another user or
-    another process submits it.
-    """
+    """Records jobs that were submitted by hand; returns why the scheduler does not answer, or an empty text."""
     with suppress(UserError, RunError):
         require_own(root, series_id)
         with locked(root, series_id):
@@ -387,7 +373,6 @@ class _QueueLimit:
         self.submitted: dict[int, str] = {}  # Job id by the number of the job in the series.
 
     def allows(self, job: Job) -> bool:
-        """Returns whether the job may be submitted now."""
         if self._max_jobs is None:
             return True
         if job.num_elements > self._max_jobs:

@@ -1,10 +1,8 @@
-"""Cancels a series, or puts runs whose jobs have ended into new jobs; never touches a job of anyone else.
-
-Only the scheduler can say which jobs are the series' own: each was submitted with the folder of its first run as
-working directory, and the script of an array names the run of each element. Files in the run folders do not count,
-because others may have written them. A run whose job ended before the run began, for example at the time limit, gets a
-new job. Runs of a job that was cancelled do so only on request, since somebody chose to cancel them. If such a run had
-begun it becomes a new attempt, and the files of the previous one move to `attempt-NNNN/`, as after a requeue.
+"""Cancels a series, or puts runs whose jobs have ended into new jobs; never touches a job of anyone else. Only the
+scheduler can say which jobs are the series' own: each was submitted with the folder of its first run as working
+directory, and the script of an array names the run of each element. A run whose job ended before the run began gets a
+new job. Runs of a cancelled job do so only on request; if they had begun they become a new attempt, as after a
+requeue.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -79,7 +77,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
     with locked(root, series_id):
         now = submission_status(root, series_id)
         unknown_jobs = _unknown_jobs(root, now)
-        queue = _queue_of_series(now, unknown_jobs.values(), scheduler)
+        clusters = now.clusters.union(*map(scheduler.clusters, unknown_jobs.values()))
+        queue = _queue(scheduler, clusters) if now.known else Queue()
         entries: list[SeriesJob] = []
         own_ids: list[str] = []
         foreign_ids: list[str] = []
@@ -130,12 +129,6 @@ def _unknown_jobs(root: Path, now: SubmissionStatus) -> dict[int, Job]:
     return {number: jobs[number] for number in numbers}
 
 
-def _queue_of_series(now: SubmissionStatus, unknown_jobs: Iterable[Job], scheduler: Slurm) -> Queue:
-    if not now.known:
-        return Queue()
-    return _queue(scheduler, now.clusters.union(*map(scheduler.clusters, unknown_jobs)))
-
-
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> Cancelled:
     """Cancels the job of one run."""
     run_id = folder.path.name
@@ -170,10 +163,7 @@ def _queue(scheduler: Slurm, clusters: Collection[str]) -> Queue:
 
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
-    """Returns the ids of active jobs that were submitted from a folder, the id of an array once.
-
-    The user may have submitted other jobs from that folder. If comments are given, a job must have one of them.
-    """
+    """Returns the ids of active jobs submitted from a folder, with one of the comments if any are given."""
     job_ids = []
     for job in queue.jobs.values():
         if job.phase == "over" or (comments and job.comment not in comments):
@@ -231,12 +221,10 @@ class _UnfinishedRun:
 def reopen(
     root: Path, series_id: str, scheduler: Slurm, *, with_cancelled: bool = False, dry_run: bool = False
 ) -> Reopened:
-    """Puts runs that never began, and whose jobs have ended, into new jobs of their series.
-
-    Does nothing if the scheduler does not answer. Runs of a job in state COMPLETED get no new job, nor do runs that
-    began, except with `with_cancelled`. `with_cancelled`: also take runs whose jobs were cancelled, even if they had
-    begun. Raises `UserError`: this user has no such series, or another process submits it. `RunError`: a file cannot be
-    written. `IncompleteDataError`: a file of the series is damaged.
+    """Puts runs that never began, and whose jobs have ended but not in state COMPLETED, into new jobs of their series.
+    Does nothing if the scheduler does not answer. `with_cancelled`: also take runs whose jobs were cancelled, even if
+    they had begun. Raises `UserError`: this user has no such series, or another process submits it. `RunError`: a file
+    cannot be written. `IncompleteDataError`: a file of the series is damaged.
     """
     require_own(root, series_id)
     with locked(root, series_id):
@@ -286,10 +274,7 @@ def _unfinished(root: Path, job: SeriesJob, series_job_id: str) -> Iterator[_Unf
 
 
 def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", ""]:
-    """Returns how the job of an unfinished run ended; empty if it has not ended, was completed, or is unknown.
-
-    For a job that the scheduler has forgotten, its log decides, which exists if the job has started.
-    """
+    """Returns how the job of an unfinished run ended; empty if it has not ended, was completed, or is unknown."""
     jobs = queue.of(run.job_id)
     if not jobs:
         if run.log is None:
@@ -301,10 +286,8 @@ def _end(queue: Queue, run: _UnfinishedRun) -> Literal["cut off", "cancelled", "
 
 
 def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run: bool) -> Campaign:
-    """Moves runs into new jobs of their series.
-
-    The folders are cleared first and the series file is written last, so that another call continues after a kill.
-    """
+    """Moves runs into new jobs of their series."""
+    # The folders are cleared first and the series file is written last, so that another call continues after a kill.
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
@@ -333,10 +316,7 @@ def _position(plan: LaunchPlan) -> int:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Removes the files of the submission from a run's folder, and renames the log of the job.
-
-    The files of a run that had begun move to `attempt-NNNN/`, as slurm/earlier.j2 moves them after a requeue.
-    """
+    """Removes the files of the submission from a run's folder; those of ranks move to `attempt-NNNN/`."""
     try:
         if not never_began(folder):
             attempt_folder = folder.path / f"attempt-{attempt_of(folder):04d}"

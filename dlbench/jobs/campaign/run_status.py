@@ -49,7 +49,6 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
-        """True if every run of the series is valid."""
         run_ids = [run_id for job in self.submission.series.jobs for run_id in job.runs]
         return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in run_ids)
 
@@ -84,13 +83,11 @@ class SeriesMonitor:
             if run_id in self._recorded:
                 continue
             status = by_id.get(run_id)
-            has_ended = status is not None and status.ahead == "nothing"
-            if has_ended:
+            if status is not None and status.ahead == "nothing":
                 ended.add(run_id)
             # A run without a job counts as settled; below it matters whether a process still submits the series.
             has_no_job = status is None or (not status.job and status.state == "incomplete")
-            if not has_no_job and not (has_ended and run_id in self._ended):
-                is_settled = False
+            is_settled = is_settled and (has_no_job or run_id in ended & self._ended)
         self._ended = ended
         is_being_submitted = now.submitted < now.total and is_held(self._root, self._id)
         return Outcome(
@@ -108,11 +105,9 @@ def wait(
     timeout_s: float,
     every_s: float = EVERY_S,
 ) -> Outcome:
-    """Waits until all jobs of a series have ended, or until the timeout; returns the last status.
-
-    `check`: called twice a second; its exceptions are passed on. `notify`: called with the status text when it changes.
-    `every_s`: polling interval in seconds; each poll asks the scheduler once. Raises `UserError`: there is no such
-    series. `IncompleteDataError`: its file, or that of a run, is damaged.
+    """Waits until all jobs of a series have ended, or until the timeout; returns the last status. `check`: called twice
+    a second; its exceptions are passed on. `notify`: called with the status text when it changes. `every_s`: polling
+    interval in seconds. Raises `UserError`: there is no such series. `IncompleteDataError`: a file is damaged.
     """
     end = time.monotonic() + timeout_s
     monitor = SeriesMonitor(root, series_id)
@@ -151,22 +146,17 @@ class RunStatus:
 
 
 def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str]]:
-    """Returns the status of each run, and the errors of `submission.json` files that cannot be read.
-
-    A pending run whose `submission.json` cannot be read looks as if it had not been submitted.
-    """
+    """Returns the status of each run, and the errors of `submission.json` files that cannot be read."""
     submissions: dict[str, Submission] = {}
     unread: list[str] = []
     for run in runs:
         try:
-            submission = read_submission(run.folder)
+            if submission := read_submission(run.folder):
+                submissions[run.plan.run_id] = submission
         except WithheldError:
-            submission = None
+            continue
         except IncompleteDataError as error:
-            submission = None
             unread.append(str(error))
-        if submission is not None:
-            submissions[run.plan.run_id] = submission
     # Each scheduler is asked once for all jobs, and once for a job that several runs share.
     owners: dict[str, dict[str, str]] = {}  # By scheduler and job id.
     for run in runs:
@@ -188,9 +178,10 @@ def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str
 
 
 def _run_status(run: LaunchedRun, submission: Submission, queue: Queue) -> RunStatus:
-    for queued in queue.of(submission.reference):
-        if queued.phase == "over":
-            return _status_of_ended_job(run, submission, queued)
+    queued = next(iter(queue.of(submission.reference)), None)
+    if queued is not None and queued.phase == "over":
+        return _status_of_ended_job(run, submission, queued)
+    if queued is not None:
         return _status_of_active_job(run, submission, queued)
     state, job, detail = run.state, submission.job_id, run.detail
     ahead: Ahead = "nothing"
@@ -324,10 +315,7 @@ def _is_running(status: RankStatus) -> bool:
 
 
 def counted(series: SubmissionStatus, run_statuses: Mapping[str, RunStatus]) -> str:
-    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
-
-    `run_statuses`: by run id; runs of other series are ignored.
-    """
+    """Returns the progress of a series, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``."""
     words = {"missing": "not submitted", "unsure": "not submitted", "written": "script written only"}
     states: dict[str, str] = {}
     for job, job_state in zip(series.series.jobs, series.states, strict=True):

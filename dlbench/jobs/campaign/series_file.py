@@ -1,7 +1,5 @@
-"""The files of a series, written before the first job is submitted, so that a series can be resumed.
-
-In the folder of all runs, `.series/ID.json` lists its jobs, `.series/ID.plans` holds one plan per line, and
-`.series/ID.jobs` gets one line per submitted job.
+"""The files of a series, written before the first job is submitted, so that a series can be resumed: `.series/ID.json`
+lists its jobs, `.series/ID.plans` holds one plan per line, and `.series/ID.jobs` gets one line per submitted job.
 """
 
 from __future__ import annotations
@@ -105,13 +103,9 @@ def submission_status(root: Path, series_id: str) -> SubmissionStatus:
     """Reads how many jobs of a series have been submitted."""
     series = read_series(root, series_id)
     known_ids = known_jobs(root, series_id)
-    states = []
-    ids = []
-    for job in series.jobs:
-        state, job_id = _state(root, job, known_ids.get(job.runs[0], ""))
-        states.append(state)
-        ids.append(job_id)
-    return SubmissionStatus(series=series, states=tuple(states), ids=tuple(ids))
+    jobs = [_state(root, job, known_ids.get(job.runs[0], "")) for job in series.jobs]
+    states, ids = tuple(state for state, _ in jobs), tuple(job_id for _, job_id in jobs)
+    return SubmissionStatus(series=series, states=states, ids=ids)
 
 
 def _state(root: Path, job: SeriesJob, known_id: str) -> tuple[JobState, str]:
@@ -163,12 +157,12 @@ def never_began(folder: RunFolder) -> bool:
 class SeriesJob(Spec):
     """One job of a series."""
 
-    runs: tuple[RunName, ...] = Field(min_length=1, description="Its runs, in their order.")
-    time_limit: str = Field(description="What it asks for, as Slurm writes it; of an array, for each run.")
+    runs: tuple[RunName, ...] = Field(min_length=1, description="Run ids, in the order in which they run.")
+    time_limit: str = Field(description="Time limit as Slurm writes it; for an array, of each run.")
     array_limit: int | None = Field(
-        description="null: one allocation for all. Else a job array, of which this many run at a time; 0: any number."
+        description="null: one allocation for all runs. Else a job array with at most this many running; 0: no maximum."
     )
-    comment: str = Field(description="By which Slurm finds the job again: sbatch --comment.")
+    comment: str = Field(description="Identifies the job in the queue (sbatch --comment).")
 
 
 class SeriesFile(Spec):
@@ -177,14 +171,14 @@ class SeriesFile(Spec):
     format: Literal["dlbench.series"] = Field("dlbench.series", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
     id: Name = Field(description="The series.")
-    owner: str = Field(description="Login name of who submitted it; nobody else adds to it.")
-    created: str = Field(description="When it was first submitted, UTC, ISO 8601.")
-    requests: tuple[str, ...] = Field(description="The commands that asked for it, a line each.")
-    scheduler: str = Field("slurm", description="What takes its jobs: system.scheduler.")
-    pack: Packing = Field("points", description="Which runs share a job: points, all, runs (none); of the newest.")
+    owner: str = Field(description="Login name of the user who submitted it; nobody else adds to it.")
+    created: str = Field(description="Time of the first submission, UTC, ISO 8601.")
+    requests: tuple[str, ...] = Field(description="The commands that submitted it, a line each.")
+    scheduler: str = Field("slurm", description="The scheduler of its jobs (system.scheduler).")
+    pack: Packing = Field("points", description="Which runs share a job: points, all, runs (none).")
     chain: Flag = Field(description="Whether each job waits for the one before.")
-    max_jobs: int | None = Field(None, description="Jobs of it in the queue at most; null: any number.")
-    max_node_hours: float | None = Field(None, description="What the newest request might cost at most; null: any.")
+    max_jobs: int | None = Field(None, description="Most of its jobs in the queue; null: no limit.")
+    max_node_hours: float | None = Field(None, description="Limit of the newest request; null: no limit.")
     python: str = Field(description="Python of the nodes, unless the system names another.")
     jobs: tuple[SeriesJob, ...] = Field(description="All its jobs, in the order in which they are submitted.")
 
@@ -284,10 +278,9 @@ def owner_of_other(root: Path, series_id: str) -> str:
 
 @contextmanager
 def locked(root: Path, series_id: str) -> Iterator[int]:
-    """Keeps other processes from submitting the series, if the file system has locks.
-
-    Yields a file descriptor: a program that inherits it holds the lock as long as it runs.
-    Raises `UserError`: another process submits the series. `RunError`: the file cannot be created.
+    """Keeps other processes from submitting the series, if the file system has locks. Yields a file descriptor: a
+    program that inherits it holds the lock. Raises `UserError`: another process submits the series. `RunError`: the
+    file cannot be created.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
         for remaining_tries in reversed(range(_LOCK_TRIES)):

@@ -61,11 +61,7 @@ exit 0
 
 
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
-    """Returns the plan of the job's all-reduce, which is a plan of `dlbench comm`.
-
-    `machine_cores`: cores of this machine, used if the system does not set the cores of a node. Raises `UserError`: no
-    run can be planned on such a system.
-    """
+    """Returns the plan of the job's all-reduce. Raises `UserError`: no run can be planned on such a system."""
     # After a requeue the files of two sets of nodes would be mixed, and the user waits anyway.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
     request = SeriesRequest(points=(nodes,), points_are="nodes")
@@ -138,12 +134,7 @@ def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> 
 def wait(
     job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], notify: Callable[[str], None]
 ) -> Waited:
-    """Waits until the job has ended; cancels it after `timeout_s`, or if `check` raises.
-
-    `folder`: of the pre-flight; the script writes a file there when it ends. `timeout_s`: for pending and running time
-    together. `check`: called at each poll; its exceptions are passed on. `notify`: called with the state and its reason
-    when they change.
-    """
+    """Waits until the job has ended; cancels it after `timeout_s`, pending and running, or if `check` raises."""
     begin = time.monotonic()
     state_text = ""
     try:
@@ -194,11 +185,7 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
 
 
 def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
-    """Returns the command that starts the check of the nodes as it would start the ranks of a run.
-
-    Each rank executes a shell, which also works if Python is broken, and in it the check under a supervisor. `plan`: of
-    the pre-flight; its launcher is not `local`.
-    """
+    """Returns the command that checks the nodes: each rank executes a shell, which also works if Python is broken."""
     before = launch.before_rank(plan, words_of(folder.run))
     program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *program]
@@ -207,11 +194,8 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 def preflight(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool = True
 ) -> PreflightReport:
-    """Runs the pre-flight and writes its report into the folder, which is created.
-
-    `folder`: absolute; must not exist. `timeout_s`: for the job, pending and running time together. `notify`: called
-    with lines about the progress. `starts_job`: if False, nothing is submitted. Raises `EnvironmentLacksError`: sbatch
-    is not on PATH. `RunError`: the folder cannot be written. `KeyboardInterrupt`: on a signal; the job is cancelled.
+    """Runs the pre-flight and writes its report into the folder. Raises `EnvironmentLacksError`: sbatch is not on PATH.
+    `RunError`: the folder cannot be written. `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
     Slurm().require()
     try:
@@ -247,12 +231,8 @@ def _checked(
     if not answer.job_id:
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     job_id = answer.job_id
-
-    def notify_state(state: str) -> None:
-        notify(f"job {job_id}: {state}")
-
     with Interruption() as interruption:
-        waited = wait(job_id, folder, timeout_s, interruption.check, notify_state)
+        waited = wait(job_id, folder, timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}"))
     duration = format_seconds(waited.seconds)
     if waited.end == "pending":
         reason = f" ({waited.reason})" if waited.reason else ""

@@ -21,10 +21,7 @@ _REQUIRED = ("torch", "numpy")  # Packages without which no run can start.
 
 
 def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
-    """Returns the nodes with their problems and doubts, in the order of their ranks.
-
-    `folder`: of the pre-flight, after its job has ended. `hosts`: names of the nodes, as far as they are known.
-    """
+    """Returns the nodes in the order of their ranks; `hosts`: their names, as far as they are known."""
     per_node = plan.layout.ranks_per_node
     reports = [_report(folder, rank) for rank in range(plan.layout.ranks)]
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # Ranks by package and version.
@@ -36,14 +33,9 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
     nodes = []
     for number in range(plan.layout.nodes):
         ranks = range(number * per_node, (number + 1) * per_node)
-        seen_ranks: list[SeenRank] = []
-        problems: list[str] = []
-        for rank in ranks:
-            report = reports[rank]
-            if isinstance(report, str):
-                problems.append(report)
-            else:
-                seen_ranks.append(report)
+        node_reports = [reports[rank] for rank in ranks]
+        seen_ranks = [report for report in node_reports if isinstance(report, SeenRank)]
+        problems = [report for report in node_reports if isinstance(report, str)]
         problems += _problems(plan, seen_ranks, common_versions)
         nodes.append(
             PreflightNode(
@@ -64,7 +56,7 @@ def _report(folder: PreflightFolder, rank: int) -> SeenRank | str:
         message = ""
         with suppress(OSError):
             log_end = read_end(folder.log(rank), _LOG_END_BYTES).decode("utf-8", "replace").strip()
-            message = log_end.rpartition("\n")[2].removeprefix("dlbench: error: ")[:300]
+            message = next(reversed(log_end.splitlines()), "").removeprefix("dlbench: error: ")[:300]
         if code or message:
             return f"the ranks' Python ended with {code or 'an error'}: {message or 'no message'}"
         if not folder.begun(rank).exists():

@@ -1,6 +1,5 @@
-"""Builds the commands that run ranks in a container, without running anything.
-
-The options are those of apptainer-exec(1), srun --help with Pyxis, and podman-run(1).
+"""Builds the commands that run ranks in a container, without running anything. The options are those of
+apptainer-exec(1), srun --help with Pyxis, and podman-run(1).
 """
 
 from __future__ import annotations
@@ -35,14 +34,11 @@ def python_of(plan: LaunchPlan, python: str) -> str:
 
 
 def srun_words(plan: LaunchPlan, folder: str) -> list[str]:
-    """Returns the options of srun for Pyxis; empty for other kinds of container.
-
-    Variables of the host are passed in. If the image sets a variable itself, the host's value is passed in only if the
-    variable is named here.
-    """
+    """Returns the options of srun for Pyxis; empty for other kinds of container."""
     container = plan.system.container
     if container.kind != "pyxis":
         return []
+    # Other variables of the host are passed in unless the image sets them itself.
     names = {*plan.system.launch.environment, *_OWN}
     if container.mount_dlbench:
         names.add("PYTHONPATH")
@@ -73,10 +69,7 @@ def in_container(plan: LaunchPlan, folder: str) -> list[str]:
 
 
 def _apptainer(plan: LaunchPlan, folder: str) -> list[str]:
-    """Uses no PID namespace, so that the rank's supervisor sees the runtime and ends with it.
-
-    Apptainer passes all variables in except LD_LIBRARY_PATH and PATH.
-    """
+    """Uses no PID namespace, so that the rank's supervisor sees the runtime and ends with it."""
     container = plan.system.container
     command = _withheld(plan) or ["env"]
     command += _python_path(plan)
@@ -135,10 +128,7 @@ def _package() -> Path:
 
 
 def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
-    """Returns mounts as SRC:DST or SRC:DST:ro, in order.
-
-    A mount of the system file replaces another one at the same path, because podman refuses two mounts at one path.
-    """
+    """Returns mounts as SRC:DST or SRC:DST:ro, in order, one per path; podman refuses two mounts at one path."""
     mounts = {path: joined(path, path, by=":") for path in (folder, variable("TMPDIR"))}
     inputs: list[object] = []
     if isinstance(plan, RunPlan):

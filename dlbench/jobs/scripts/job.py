@@ -1,7 +1,6 @@
-"""A job, the runs that one sbatch submits, and the resources that it requests; nothing is run here.
-
-In the templates of `slurm/` undefined names are errors. Text from outside passes through a filter: `sh` quotes it as
-one word, `comment` turns it into one line of printable characters.
+"""A job, the runs that one sbatch submits, and the resources that it requests; nothing is run here. In the templates of
+`slurm/` undefined names are errors, and text from outside passes through a filter: `sh` quotes it as one word,
+`comment` turns it into one line of printable characters.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ _WITH_OPTION = {
 
 
 def render(template: str, **values: object) -> str:
-    """Renders a template of the bundled folder `slurm/`.
-
-    Raises `jinja2.UndefinedError`: the template uses a name that has no value (a defect of dlbench).
-    """
+    """Renders a template of the bundled folder `slurm/`. Raises `jinja2.UndefinedError`: a name in it has no value."""
     return _environment(bundled.folder("slurm")).get_template(template).render(**values)
 
 
@@ -80,10 +76,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Runs that are submitted together.
-
-    They run one after the other in one allocation, or as elements of a job array.
-    """
+    """Runs that are submitted together: one after the other in one allocation, or as elements of a job array."""
 
     plans: tuple[LaunchPlan, ...]  # At least one, in the order in which they run.
     time_limit: str  # Time limit of all runs, or of each element of an array, as Slurm writes it.
@@ -107,10 +100,7 @@ class Job:
 
     @property
     def passes_warning_on(self) -> bool:
-        """True if Slurm's warning before the time limit goes to the script, which signals mpirun.
-
-        Otherwise Slurm signals the tasks of the steps. The tasks of mpirun's step are daemons, which ignore the signal.
-        """
+        """True if Slurm warns the script, not the steps: the tasks of mpirun's step are daemons, which ignore it."""
         by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
         return by_mpirun and self.shape.system.slurm.warning_s > 0
 
@@ -187,11 +177,7 @@ def time_text(seconds: int) -> str:
 
 
 def limit_seconds(limit: str) -> int:
-    """Returns a time limit in seconds.
-
-    `limit`: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-    `days-hours:minutes:seconds` (sbatch(1), --time).
-    """
+    """Returns a time limit of Slurm, such as `90`, `1:30:00` or `1-12` (sbatch(1), --time), in seconds."""
     days, dash, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash or len(parts) == 3:

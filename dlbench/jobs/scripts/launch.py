@@ -1,7 +1,4 @@
-"""Builds the command that starts the ranks of a plan, and the batch script and sbatch command of a job.
-
-Nothing is run here.
-"""
+"""Builds the commands that start the ranks of a plan, a job's batch script and its sbatch command; runs nothing."""
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ only as arguments (src/sbatch/opt.c of Slurm)."""
 
 
 def resolve(sources: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns variables with their values.
-
-    `sources`: values, or references to another variable or a file. `variables`: the environment of dlbench.
-    Raises `UserError`: a referenced variable is not set, or a file cannot be read; the message contains no value.
-    """
+    """Returns the values of variables. Raises `UserError`: a reference has no value; the message contains none."""
     return {name: _value(name, source, variables) for name, source in sources.items()}
 
 
@@ -79,10 +72,7 @@ def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
 
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher.
-
-    `python`: Python of the ranks, unless the system names another.
-    """
+    """Returns the text of `launch.sh`, which execs a rank (launcher local) or the launcher."""
     return render(
         "launch.sh.j2",
         plan=plan,
@@ -111,10 +101,9 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
 def sbatch_options(
     plan: LaunchPlan, *, job_name: str = "", time_limit: str = "", warn_script: bool = False
 ) -> list[str]:
-    """Returns the options of sbatch that a plan and its system decide, without --chdir, --output and --comment.
-
-    `plan`: of the run, or the largest of the job. `job_name`, `time_limit`: in place of those of the plan and its
-    system. `warn_script`: Slurm's warning before the time limit goes to the script, not to its steps.
+    """Returns the options of sbatch that a plan (the largest of a job) and its system decide, without --chdir, --output
+    and --comment. `job_name`, `time_limit`: in place of those of the plan and its system. `warn_script`: Slurm's
+    warning before the time limit goes to the script, not to its steps.
     """
     layout, slurm = plan.layout, plan.system.slurm
     options = [
@@ -126,10 +115,8 @@ def sbatch_options(
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
     options.append(f"--time={time_limit or slurm.time_limit}")
-    for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude"):
-        value = getattr(slurm, name)
-        if value is not None:
-            options.append(f"--{name}={value}")
+    names = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
+    options += [f"--{name}={getattr(slurm, name)}" for name in names if getattr(slurm, name) is not None]
     options += _resources(plan)
     if slurm.exclusive:
         options.append("--exclusive")
@@ -149,12 +136,8 @@ def sbatch_options(
 def threading_options(plan: LaunchPlan) -> list[str]:
     """Returns the options of sbatch and srun on hardware threads."""
     slurm = plan.system.slurm
-    options = []
-    if slurm.hint is not None:
-        options.append(f"--hint={slurm.hint}")
-    if slurm.threads_per_core is not None:
-        options.append(f"--threads-per-core={slurm.threads_per_core}")
-    return options
+    values = {"hint": slurm.hint, "threads-per-core": slurm.threads_per_core}
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def _gpus(plan: LaunchPlan, count: int) -> str:
@@ -192,16 +175,15 @@ def _resources(plan: LaunchPlan) -> list[str]:
 
 
 def srun_options(plan: LaunchPlan) -> list[str]:
-    """Returns the options of srun for the step of a plan's ranks.
-
-    --kill-on-bad-exit ends the step if a rank dies. --label begins each line of output with the rank's number.
-    --export=ALL gives ranks the variables of the script, whatever export policy the allocation has. Ranks are
-    distributed in blocks over nodes and sockets (srun(1), --distribution): neighbouring ranks share a socket, as GPUs
-    of neighbouring indices mostly do. Slurm's default is cyclic over the sockets. GPUs are not bound to ranks: a bound
-    rank cannot open the GPUs of others, and NCCL then copies through host memory. Each rank selects its GPU by its
-    local rank. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node. --gpu-bind=none is not used:
-    for steps of two or more tasks it unsets CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of
-    other jobs if the site does not constrain devices.
+    """Returns the options of srun for the step of a plan's ranks. --kill-on-bad-exit ends the step if a rank dies.
+    --label begins each line of output with the rank's number. --export=ALL gives ranks the variables of the script,
+    whatever export policy the allocation has. Ranks are distributed in blocks over nodes and sockets (srun(1),
+    --distribution): neighbouring ranks share a socket, as GPUs of neighbouring indices mostly do; Slurm's default is
+    cyclic over the sockets. GPUs are not bound to ranks: a bound rank cannot open the GPUs of others, and NCCL then
+    copies through host memory. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node, and it
+    selects one by its local rank. --gpu-bind=none is not used: for steps of two or more tasks it unsets
+    CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of other jobs if the site does not constrain
+    devices.
     """
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
     mpi_plugin = launch.mpi_plugin if launch.launcher == "srun-mpi" else "none"
@@ -222,9 +204,8 @@ def srun_options(plan: LaunchPlan) -> list[str]:
         options.append(f"--gpu-bind={slurm.gpu_bind}")
     if _unbinds_tasks(plan):
         options.append(f"--gpus-per-node={_gpus_per_node(plan)}")
-    for name, value in (("cpu-bind", slurm.cpu_bind), ("mem-bind", slurm.mem_bind)):
-        if value is not None:
-            options.append(f"--{name}={value}")
+    bindings = {"cpu-bind": slurm.cpu_bind, "mem-bind": slurm.mem_bind}
+    options += [f"--{name}={value}" for name, value in bindings.items() if value is not None]
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
     return [*options, *threading_options(plan), *(f"--{option}" for option in slurm.srun_args)]
@@ -236,10 +217,7 @@ def _unbinds_tasks(plan: LaunchPlan) -> bool:
 
 
 def node_command(plan_file: str, python: str) -> list[str]:
-    """Returns the command of every rank: a supervisor, which runs the rank and ends its processes.
-
-    With -P Python imports no module from the working directory.
-    """
+    """Returns the command of every rank; with -P Python imports no module from the working directory."""
     return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
@@ -284,11 +262,10 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | Var
 
 
 def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
-    """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none.
-
-    Only the names of variables are options, because everybody can read a command line; mpirun passes on its own values.
-    Under Slurm a node has one slot per task, and so per rank. Elsewhere it has one slot per physical core, and a host
-    given by --host has one (mpirun(1)), so that oversubscription must be allowed.
+    """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none. Only the names of
+    variables are options, because everybody can read a command line. Under Slurm a node has one slot per task, and so
+    per rank; elsewhere one per physical core, and a host given by --host has one (mpirun(1)), so that oversubscription
+    must be allowed.
     """
     mapping = f"ppr:{plan.layout.ranks_per_node}:node"
     if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
@@ -302,10 +279,7 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
 
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
-    """Returns what comes before a rank's own command: the launcher, which is not `local`, and a container's runtime.
-
-    `hosts`: names of its nodes, separated by commas; empty: all nodes of the allocation.
-    """
+    """Returns the launcher (not `local`) and a container's runtime; `hosts`: names, separated by commas, or all."""
     in_container = containers.in_container(plan, run.folder)
     if plan.system.launch.launcher == "mpirun":
         return [*_mpirun(plan, hosts), *in_container]
@@ -326,11 +300,7 @@ def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = 
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
-    """Returns the text of `job.sbatch`, for one run or several.
-
-    `job`: its system must have a scheduler. `folders`: absolute, one per run in the same order. `python`: Python of the
-    compute nodes, unless the system names another. `comment`: identifies the job in the queue; empty: none.
-    """
+    """Returns the text of `job.sbatch`. `folders`: absolute, one per run; `comment`: identifies the job."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
@@ -344,9 +314,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
                 swept.setdefault(key, []).append(value_text(key, value))
     swept_texts = [f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items()]
     configurations = _configurations(job, python)
-    runs = []
-    for configuration, folder in zip(configurations, folders, strict=True):
-        runs.append({"configuration": configuration["name"], "folder": folder.path})
+    pairs = zip(configurations, folders, strict=True)
     return render(
         "job.sbatch.j2",
         plan=plan,
@@ -357,7 +325,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         swept=", ".join(swept_texts),
         sides=[{"name": side, "words": words_by_side[side]} for side in sorted(words_by_side)],
         configurations=list({configuration["name"]: configuration for configuration in configurations}.values()),
-        runs=runs,
+        runs=[{"configuration": configuration["name"], "folder": folder.path} for configuration, folder in pairs],
         record=record.name,
         is_array=job.is_array,
         passes_warning_on=job.passes_warning_on,
@@ -437,24 +405,19 @@ def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
 
 
 def directive(option: str) -> str:
-    """Returns an option as the text after `#SBATCH`; empty if it must be an argument.
-
-    Within double quotes sbatch interprets only backslashes, which escape (`_get_argument` of its opt.c).
-    """
+    """Returns an option as the text after `#SBATCH`; empty if it must be an argument."""
     if not option.isprintable() or _NEVER_A_LINE.search(option):
         return ""
     name, equals, value = option.partition("=")
     if _PLAIN.fullmatch(value):
         return option
+    # Within double quotes sbatch interprets only backslashes, which escape (`_get_argument` of its opt.c).
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{name}{equals}"{escaped}"'
 
 
 def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
-    """Returns a job's options for its script: `directives`, and `arguments` that cannot be directives.
-
-    The parameters are those of `sbatch_arguments`.
-    """
+    """Returns a job's options for its script: `directives`, and `arguments` that cannot be directives."""
     directives, arguments = [], []
     for option in _options(job, folder, comment):
         if line := directive(option):
@@ -465,11 +428,7 @@ def script_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, 
 
 
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """Returns the command that submits a job's script, with the options that the script cannot hold.
-
-    `folder`: of the first run, absolute. `after`: id of a job that must have ended before this one starts; runs of a
-    series would disturb each other on shared switches and file systems.
-    """
+    """Returns the command that submits a job's script; `after`: id of a job that must have ended before."""
     arguments = ["sbatch", "--parsable", *script_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")

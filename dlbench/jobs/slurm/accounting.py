@@ -1,8 +1,6 @@
-"""Asks squeue for current jobs, and sacct for ended ones and for what they used.
-
-Slurm counts the energy of whole nodes with the plugin of `AcctGatherEnergyType` (RAPL, IPMI, XCC, pm_counters). That is
-the energy of the job only if it has its nodes exclusively (sacct(1), ConsumedEnergy). Reasons of pending jobs (squeue,
-%r) are those of Slurm's page of job reason codes and of `slurm.h`.
+"""Asks squeue for current jobs, and sacct for ended ones and for what they used. Slurm counts the energy of whole nodes
+with the plugin of `AcctGatherEnergyType`; that is the energy of the job only if it has its nodes exclusively (sacct(1),
+ConsumedEnergy). Reasons of pending jobs (squeue, %r) are those of Slurm's page of job reason codes and of `slurm.h`.
 """
 
 from __future__ import annotations
@@ -89,10 +87,7 @@ _PART_OF_ENERGY = "Slurm counted the energy of only some of the job's attempts o
 
 
 def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
-    """Returns the meaning of a pending reason with a remedy, and whether the job can never start.
-
-    The text is empty if the job simply waits for its turn.
-    """
+    """Returns the meaning of a pending reason, empty for a normal wait, and whether the job can never start."""
     for pattern, meaning in (*_HELD, *_NEVER, *_LATER):
         if not re.fullmatch(pattern, reason):
             continue
@@ -106,11 +101,10 @@ def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
 
 
 def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = ()) -> Queue:
-    """Returns the jobs of this user and of the given users, and the given jobs from sacct if squeue lacks them.
-
-    squeue is asked by user, because the controller looks up a list of ids one by one, and an argument has a maximum
-    length. `--states=all` includes jobs that ended in the last minutes (MinJobAge). `job_ids`: ids, with `;CLUSTER`
-    where sbatch named one. `users`: names or numbers. `clusters`: asked in addition to those of the ids.
+    """Returns the jobs of this user and of the given users, and the given jobs from sacct if squeue lacks them. squeue
+    is asked by user, because the controller looks up a list of ids one by one, and an argument has a maximum length.
+    `--states=all` includes jobs that ended in the last minutes (MinJobAge). `job_ids`: with `;CLUSTER` where sbatch
+    named one. `users`: names or numbers. `clusters`: asked in addition to those of the ids.
     """
     owners = ",".join(dict.fromkeys([str(os.getuid()), *users]))
     all_clusters = {*clusters, *map(cluster_of, job_ids)} or {""}
@@ -262,10 +256,7 @@ RunT = TypeVar("RunT", bound=LaunchedRun)
 
 
 def accounting_of(runs: Iterable[LaunchedRun]) -> tuple[dict[str, RunAccounting], dict[str, str]]:
-    """Returns the accounting of submitted runs whose jobs have ended, and why others have none, by run id.
-
-    Accounting that is stored with a run is not asked for again.
-    """
+    """Returns stored or new accounting of runs whose jobs have ended, and why others have none, by run id."""
     accounting: dict[str, RunAccounting] = {}
     submissions: dict[str, Submission] = {}
     problems: dict[str, str] = {}
@@ -309,11 +300,8 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 
 
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
-    """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id.
-
-    slurmctld informs the accounting database with a delay, so that it is asked again for some seconds. `pause`: waits
-    for a number of seconds.
-    """
+    """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id."""
+    # slurmctld informs the accounting database with a delay.
     for wait_s in SETTLING_S:
         if wait_s:
             pause(wait_s)
@@ -346,7 +334,7 @@ def _lines(command: list[str]) -> tuple[list[str], str]:
         return [], done
     if done.returncode != 0:
         return [], f"{name} refused: {' '.join(done.stderr.split())[:200] or f'it ended with {done.returncode}'}"
-    if "accounting storage is disabled" in done.stderr.lower():
+    if _NO_ACCOUNTING in done.stderr.lower():
         return [], f"{name}: {' '.join(done.stderr.split())[:200]}"
     return done.stdout.splitlines(), ""
 
@@ -402,10 +390,7 @@ def _of_run(
 
 
 def _job_energy(attempts: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
-    """Returns the energy of all attempts of a job in joules; None if it is missing for one of them.
-
-    `attempts`: rows of the job itself. `rows`: these and the rows of its steps.
-    """
+    """Returns joules of all attempts of a job, or None; `attempts`: rows of the job, `rows`: with its steps."""
     started = [row for row in attempts if _started(row) is not None and _started(row) != _seconds(row["End"])]
     attempt_energies_j = [energy_j for row in started if (energy_j := _energy(row)) is not None]
     if attempt_energies_j:

@@ -1,8 +1,6 @@
-"""Runs Slurm's programs with an environment that does not depend on the submitting shell.
-
-Environment variables can set options of sbatch, squeue, sacct and srun (sbatch(1), INPUT ENVIRONMENT VARIABLES), and
-take precedence over the script. A shell inside a job (a notebook, a CI runner) has those of its own job. Only the
-variables that a client needs to reach its cluster are kept.
+"""Runs Slurm's programs with an environment that does not depend on the submitting shell. Variables set options of
+sbatch, squeue, sacct and srun (sbatch(1), INPUT ENVIRONMENT VARIABLES), with precedence over the script, and a shell
+inside a job has those of its own job. Only variables that a client needs to reach its cluster are kept.
 """
 
 from __future__ import annotations
@@ -30,12 +28,7 @@ _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\
 def call(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, keep_open: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of Slurm and captures its output.
-
-    `environment`: its variables; None: those of this process without those that set options of Slurm's programs.
-    `keep_open`: file descriptors that it inherits.
-    Raises `OSError`: it cannot be started. subprocess.TimeoutExpired: no answer within `CALL_TIMEOUT_S`.
-    """
+    """Runs a program of Slurm and captures its output. Raises OSError, or subprocess.TimeoutExpired."""
     if environment is None:
         environment = client_environment()
     return subprocess.run(
@@ -83,10 +76,7 @@ def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment of sbatch, which a job inherits: the variables that slurm.export of its system names.
-
-    Values of launch.environment that are given by reference reach the job only this way.
-    """
+    """Returns the environment of sbatch, which a job inherits: the variables that slurm.export names."""
     client = client_environment(variables)
     slurm = plans[0].system.slurm
     if slurm.clusters:

@@ -45,11 +45,7 @@ class Slurm:
             )
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """Returns the batch script of a job.
-
-        `python`: Python of the nodes, unless the system names another. `comment`: identifies the job in the queue;
-        if the system file sets a comment, the working directory does.
-        """
+        """Returns the batch script of a job; `comment`: identifies it in the queue."""
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
@@ -67,9 +63,8 @@ class Slurm:
         return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-        """Runs the submission command; returns the job id, or why the job was refused or may be queued.
-
-        `keep_open`: file descriptors that sbatch inherits: it holds the lock of the series even if dlbench is killed.
+        """Runs the submission command; returns the job id, or why the job was refused or may be queued. `keep_open`:
+        file descriptors that sbatch inherits: it holds the lock of the series even if dlbench is killed.
         """
         try:
             done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
@@ -91,11 +86,7 @@ class Slurm:
         return Answer(doubt=f"sbatch failed: {message:.300}")
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """Returns this user's jobs from one squeue and at most one sacct per cluster.
-
-        `job_ids`: jobs to ask sacct for if squeue no longer lists them. `users`: other users whose jobs are listed.
-        `clusters`: asked in addition to those of the ids; without both, the local cluster.
-        """
+        """Returns this user's jobs and those of `users`; `job_ids`: to ask sacct for if squeue lacks them."""
         return ask(job_ids, users, clusters)
 
     def script(self, job_id: str) -> str:

@@ -94,7 +94,7 @@ class VolumeReader(DataReader):
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
 
     def name(self, index: int) -> str:
-        path, place, _num = self._index.place(index)
+        path, place = self._index.place(index)
         return f"{str(path)!r}, sample {place}"
 
     def _bad(self, index: int, reason: str) -> BadSampleError:
