@@ -72,10 +72,8 @@ class CommSpec(Spec):
 
     collective: Collective = Field("allreduce", description="The collective.")
     algorithms: tuple[str, ...] = Field((), description="Algorithms of dlbench; none: only libraries are timed.")
-    backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
-        (), description="Libraries whose collective is timed for comparison."
-    )
-    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank, bytes, ascending.")
+    backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field((), description="Libraries for comparison.")
+    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank (nccl-tests), bytes, ascending.")
     dtype: Precision = Field("fp32", description="Element type.")
     transport: Literal["torch", "mpi"] = Field(
         "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
@@ -85,7 +83,7 @@ class CommSpec(Spec):
     group_size: Ranks | None = Field(None, description="Ranks per group of grouped algorithms; none: per node.")
     shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
     pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
-    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at the same time.")
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at once, first to second rank.")
     timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
     check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
@@ -190,9 +188,7 @@ class Piece(Spec):
     up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
     alpha_s: NonNegative = Field(description="Start-up time of a message, seconds.")
     beta_s_per_byte: NonNegative = Field(description="Time per byte in one direction, seconds.")
-    alpha_interval_s: tuple[float, float] | None = Field(
-        None, description="95 % interval of alpha over runs, seconds; none: no repeats."
-    )
+    alpha_interval_s: tuple[float, float] | None = Field(None, description="95 % interval, seconds; none: no repeats.")
     beta_interval_s_per_byte: tuple[float, float] | None = Field(
         None, description="95 % interval of beta over runs, seconds per byte; none: no repeats."
     )
@@ -304,26 +300,18 @@ class NetworkModel(Spec):
     system: str = Field(description="Name of the measured system.")
     transport: str = Field(description="Transport of the messages, e.g. torch-gloo or mpi.")
     inside: Level | None = Field(None, description="Costs inside a group; none: not measured.")
-    across: Level | None = Field(
-        None, description="Costs across groups (below one leaf switch, if switches are known); none: not measured."
-    )
+    across: Level | None = Field(None, description="Costs across groups below one leaf switch; none: not measured.")
     beyond: Level | None = Field(None, description="Costs between leaf switches; none: not measured.")
     gamma_s_per_byte: NonNegative = Field(0.0, description="Time to reduce (add) one byte, seconds.")
     collectives: tuple[LineCost, ...] = Field((), description="Collectives of libraries, each as a line.")
-    median_error: NonNegative | None = Field(
-        None, description="Median of |predicted / measured - 1| over points left out of the fit."
-    )
+    median_error: NonNegative | None = Field(None, description="Median |predicted / measured - 1| at left-out points.")
     errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
-    fitted_over: FittedRange | None = Field(
-        None, description="Range of these points; none: no message costs, or costs that were not fitted."
-    )
+    fitted_over: FittedRange | None = Field(None, description="Range of these points; none: no fitted message costs.")
     largest_held_out: LargestHeldOut | None = Field(
         None, description="Error at the largest rank count if the fit leaves it out; none: not known."
     )
-    residuals: tuple[Residual, ...] = Field(
-        (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."
-    )
+    residuals: tuple[Residual, ...] = Field((), description="Errors at the fitted rank counts; none: costs not fitted.")
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
         description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "

@@ -43,9 +43,7 @@ class ContainerSpec(Spec):
         description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
         "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
-    sha256: Sha256 | None = Field(
-        None, description="SHA-256 of the image file, or digest of the name; none: computed when a run is planned."
-    )
+    sha256: Sha256 | None = Field(None, description="SHA-256 of the image file or digest of its name; none: computed.")
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
         None, description="Size in bytes and modification time of the image when planned; other files are refused."
     )
@@ -64,9 +62,7 @@ class ContainerSpec(Spec):
         _OF_THE_HOST, description="Host variables that are not passed in, unless launch.environment sets them."
     )
     writable: Flag = Field(False, description="Allow writing to files of the image; writes go to memory or a copy.")
-    args: Annotated[tuple[Argument, ...], FromText] = Field(
-        (), description="Additional options of the runtime, each one word: --option=value."
-    )
+    args: Annotated[tuple[Argument, ...], FromText] = Field((), description="Further runtime options: --option=value.")
 
     @property
     def is_used(self) -> bool:

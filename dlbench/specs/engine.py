@@ -108,9 +108,7 @@ class HorovodSettings(Spec):
     )
 
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
-    autotune: Flag = Field(
-        False, description="HOROVOD_AUTOTUNE: Horovod tunes fusion threshold and cycle time during the warm-up steps."
-    )
+    autotune: Flag = Field(False, description="HOROVOD_AUTOTUNE: tunes fusion and cycle time during the warm-up.")
     autotune_warmup_samples: Count = Field(3, description="HOROVOD_AUTOTUNE_WARMUP_SAMPLES.")
     autotune_steps_per_sample: Count = Field(10, description="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE.")
     autotune_max_samples: Count = Field(20, description="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES.")
@@ -171,11 +169,11 @@ class FsdpSettings(Spec):
         "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
-        "all", description="Ranks that share one copy of the state: all, or those of a node (HSDP)."
+        "all",
+        description="Ranks over which the state is sharded: all, or those of a node, with gradients all-reduced across "
+        "nodes (HSDP).",
     )
-    wrap: Literal["blocks", "network"] = Field(
-        "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."
-    )
+    wrap: Literal["blocks", "network"] = Field("blocks", description="Unit of a gather: a block, or the whole network.")
     prefetch: Count = Field(1, description="Number of blocks gathered ahead, if gathers overlap with computing (GPUs).")
     tensor_ranks: Ranks = Field(
         1,

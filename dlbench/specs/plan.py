@@ -74,9 +74,7 @@ class LayoutSpec(Spec):
     nodes: Ranks = Field(description="Nodes of the run.")
     ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
     cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; equal in all runs of a series.")
-    node_cores: Ranks | None = Field(
-        None, description="Cores per node that a job may use, as known when the run was planned; null: not known."
-    )
+    node_cores: Ranks | None = Field(None, description="Cores per node for a job, when planned; null: not known.")
 
     @property
     def ranks_per_node(self) -> int:
@@ -110,9 +108,7 @@ class CheckpointSpec(Spec):
     every_steps: Count | None = Field(None, description="Steps between checkpoints; none: no checkpoint.")
     every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
     keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
-    resume_from: str | None = Field(
-        None, min_length=1, description="Checkpoint, or folder of a run, from which training continues."
-    )
+    resume_from: str | None = Field(None, min_length=1, description="Checkpoint or run folder to continue from.")
     initialize_from: str | None = Field(
         None, min_length=1, description="Initial weights: safetensors with BERT's public names, or a checkpoint."
     )
@@ -176,9 +172,7 @@ class SeriesSpec(Spec):
         "exchange (run --decompose). cached-input: with the data set in the page cache (io --tiers). unwatched: "
         "without monitoring, in series of an earlier dlbench.",
     )
-    side: Literal["", "a", "b"] = Field(
-        "", description="Side of a paired comparison (run --ab A B) with interleaved runs; empty: no comparison."
-    )
+    side: Literal["", "a", "b"] = Field("", description="Side of a paired comparison (run --ab A B); empty: none.")
     sides: dict[Side, dict[str, AxisValue]] = Field(
         default_factory=dict, description="Settings of each side of a paired comparison, by key; empty: no comparison."
     )
@@ -195,9 +189,7 @@ class LaunchPlan(Spec):
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="Time at which the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
-    dlbench_code: str = Field(
-        "", description="Commit of dlbench in a checkout, else a digest of its installed files; empty: not known."
-    )
+    dlbench_code: str = Field("", description="Commit of a checkout, else digest of dlbench's files; empty: not known.")
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
     system: SystemSpec = Field(description="System on which the run is executed.")
     overrides: dict[str, AxisValue] = Field(default_factory=dict, description="Settings given by --set, by key.")

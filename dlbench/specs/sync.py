@@ -127,17 +127,13 @@ class SyncSpec(Spec):
         description="Format of gradients on the network: fp32, fp16, bf16; topk: only the largest entries, with error "
         "feedback; powersgd: low rank (DDP's hook).",
     )
-    topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        0.01, description="Share of a bucket's entries that topk sends."
-    )
+    topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(0.01, description="Share of entries (topk).")
     powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
     group_size: Ranks | None = Field(None, description="Ranks per group; none: the ranks of a node.")
     hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
     )
-    network: str | None = Field(
-        None, min_length=1, description="File of fitted costs for own:mgwfbp and hybrid; none: measured at the start."
-    )
+    network: str | None = Field(None, min_length=1, description="File of costs for own:mgwfbp, hybrid; none: measured.")
 
     average_every: Count | None = Field(
         None,

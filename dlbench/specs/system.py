@@ -42,9 +42,7 @@ Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("
 class NodeSpec(Spec):
     """One node of the system."""
 
-    cores: Ranks | None = Field(
-        None, description="Cores per node for jobs; required with a scheduler; none: all cores of this machine."
-    )
+    cores: Ranks | None = Field(None, description="Cores per node; required with a scheduler; none: this machine's.")
     gpus: CountOrZero = Field(0, description="GPUs per node.")
     ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
@@ -80,9 +78,7 @@ class TierSpec(Spec):
 class StorageSpec(Spec):
     """Storage tiers. The shared file system is the one that contains the data set."""
 
-    shared_title: str | None = Field(
-        None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
-    )
+    shared_title: str | None = Field(None, min_length=1, description="Shared file system title, e.g. Lustre, 40 OSTs.")
     local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="Local disk of the node.")
     memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a private folder is created in it)
 
@@ -100,9 +96,7 @@ class DeviceSpec(Spec):
         "not given here or in node.peak_tflops come from dlbench's data sheet of this name.",
     )
     memory_bytes: Bytes | None = Field(None, description="Memory size, bytes; none: not known.")
-    memory_gb_per_s: Positive | None = Field(
-        None, description="Peak memory bandwidth, 10^9 bytes per second; none: from the data sheet."
-    )
+    memory_gb_per_s: Positive | None = Field(None, description="Peak memory bandwidth, GB/s; none: by the data sheet.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
@@ -111,9 +105,7 @@ class LinkSpec(Spec):
 
     alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
     gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
-    links: Count | None = Field(
-        None, description="Links that the ranks share, e.g. adapters of a node; none: one link per rank."
-    )
+    links: Count | None = Field(None, description="Links that ranks share, e.g. a node's adapters; none: one per rank.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
@@ -122,13 +114,9 @@ class NetworkSpec(Spec):
 
     inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
     across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
-    beyond: LinkSpec | None = Field(
-        None, description="Links between leaf switches; none: across reduced by leaf_taper."
-    )
+    beyond: LinkSpec | None = Field(None, description="Links between leaf switches; none: across / leaf_taper.")
     nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
-    leaf_taper: Positive | None = Field(
-        None, description="Oversubscription of a leaf switch, e.g. 2 for 2:1; none: not known."
-    )
+    leaf_taper: Positive | None = Field(None, description="Leaf oversubscription, e.g. 2 for 2:1; none: not known.")
     leaf_source: Source | None = Field(None, description="Source of nodes_per_leaf and leaf_taper.")
 
     @model_validator(mode="after")
@@ -174,9 +162,7 @@ class SystemSpec(Spec):
     modules_reset: Literal["purge", "reset", "none"] = Field(
         "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
     )
-    setup: tuple[str, ...] = Field(
-        (), description="Shell lines between modules and the start of the ranks; a list, or one line."
-    )
+    setup: tuple[str, ...] = Field((), description="Shell lines between modules and ranks; a list, or one line.")
     python: str | None = Field(None, description="Python on the compute nodes; none: the one that runs dlbench.")
 
     @property

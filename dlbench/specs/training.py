@@ -133,11 +133,11 @@ class OptimizerSpec(Spec):
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
         "none", description="Scale the rate with the global batch, its square root, or a table."
     )
-    reference_batch: Count | None = Field(
-        None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
-    )
+    reference_batch: Count | None = Field(None, description="Global batch of learning_rate, samples, for its scaling.")
     learning_rate_table: tuple[RatePoint, ...] = Field(
-        (), description="Published rates by global batch, interpolated between rows."
+        (),
+        description="Published rates by global batch; interpolated between rows, constant beyond the last, where "
+        "--to-accuracy is refused.",
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
@@ -209,15 +209,9 @@ class ScheduleSpec(Spec):
 
     warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
     warmup_epochs: Positive | None = Field(None, description="Epochs of linear warm-up, instead of warmup_steps.")
-    warmup_from: Literal["zero", "unscaled"] = Field(
-        "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
-    )
-    decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
-        "constant", description="Form of decay."
-    )
-    decay_from: Literal["warmup", "start"] = Field(
-        "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
-    )
+    warmup_from: Literal["zero", "unscaled"] = Field("zero", description="Learning rate at step 0: zero, or unscaled.")
+    decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field("constant", description="Decay rule.")
+    decay_from: Literal["warmup", "start"] = Field("warmup", description="Decay starts after warm-up, or at step 0.")
     power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
     total_steps: Count | None = Field(None, description="Steps of a full training with its decay; not the measured.")
@@ -225,9 +219,7 @@ class ScheduleSpec(Spec):
     step_boundaries: tuple[Count, ...] = Field((), description="Steps from which step_factors apply (decay: step).")
     epoch_boundaries: tuple[Positive, ...] = Field((), description="Epochs instead of step_boundaries.")
     step_factors: tuple[Positive, ...] = Field((), description="Shares of the peak rate from each boundary on.")
-    epoch_samples: Count | None = Field(
-        None, description="Samples per epoch, for schedule and target; none: those of the training data."
-    )
+    epoch_samples: Count | None = Field(None, description="Samples per epoch of schedule and target; none: the data's.")
 
     @property
     def boundaries(self) -> tuple[float, ...]:
@@ -274,17 +266,13 @@ class TrainSpec(Spec):
     global_batch: Count | None = Field(
         None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
-    gradient_accumulation: Count = Field(
-        1, description="Parts in which a rank's batch is computed; must divide batch_per_rank."
-    )
+    gradient_accumulation: Count = Field(1, description="Parts that a batch is split into; must divide batch_per_rank.")
     precision: Precision = Field(
         "fp32",
         description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
         "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
-    allow_emulation: Flag = Field(
-        False, description="Let a CPU emulate bf16 or fp16: results are right, speed is meaningless."
-    )
+    allow_emulation: Flag = Field(False, description="Let CPUs emulate bf16 or fp16: right results, meaningless speed.")
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(2000, description="Steps without overflow until the scale doubles (fp16).")
     optimizer: OptimizerSpec = Field(description="The optimizer.")
@@ -463,25 +451,17 @@ class MeasureSpec(Spec):
         ),
     )
 
-    until: Literal["steps", "quality"] = Field(
-        "steps", description="steps: measure throughput over steps; quality: train to `quality.target`."
-    )
+    until: Literal["steps", "quality"] = Field("steps", description="steps: time steps; quality: reach quality.target.")
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
     measured_steps: Count = Field(description="Measured steps (until steps).")
-    warmup_s: NonNegative | None = Field(
-        None, description="Minimum duration of the warm-up, seconds; none: 20 s on GPUs, 0 on CPUs."
-    )
-    measured_s: NonNegative | None = Field(
-        None, description="Minimum duration of the measured steps, seconds; none: 60 s on GPUs, 0 on CPUs."
-    )
+    warmup_s: NonNegative | None = Field(None, description="Minimum warm-up time, s; none: 20 on GPUs, 0 on CPUs.")
+    measured_s: NonNegative | None = Field(None, description="Minimum measured time, s; none: 60 on GPUs, 0 on CPUs.")
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
         description="overlapped: no synchronisation is added to training. synchronised: wait for the device after each "
         "phase, so that phase times are exact and the run is slower.",
     )
-    noise_scale: Flag = Field(
-        False, description="Estimate the gradient noise scale; reads every gradient a second time in each step."
-    )
+    noise_scale: Flag = Field(False, description="Estimate the gradient noise scale; reads each gradient once more.")
     stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:

@@ -47,9 +47,7 @@ class WatchSpec(Spec):
         description="Size limit of all spans and samples of the run, bytes, divided over ranks and nodes; entries that "
         "do not fit are counted and left out.",
     )
-    profiler: Flag = Field(
-        False, description="Run torch.profiler on rank 0 in these steps, with a trace in the run's folder."
-    )
+    profiler: Flag = Field(False, description="Trace these steps on rank 0 with torch.profiler, in the run's folder.")
 
     @property
     def is_on(self) -> bool:
