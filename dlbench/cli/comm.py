@@ -46,7 +46,7 @@ SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-serve
 @value_option(
     "--table",
     None,
-    "Table to write as CSV: points (default), pairs of ranks, costs, fits or runs.",
+    "Table to write as CSV (default: points).",
     type=click.Choice(TABLES),
 )
 def report(
@@ -118,11 +118,10 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
     from dlbench.comm.document import fit_document
 
     emit(fit_document(network_fit), "text", None, full=True)
+    network = network_fit.network
     if output is not None:
-        shared.write_output((network_fit.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
-        click.echo(
-            f"{output}: {network_fit.network.num_points} points, {len(network_fit.network.collectives)} lines", err=True
-        )
+        shared.write_output((network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(f"{output}: {network.num_points} points, {len(network.collectives)} lines", err=True)
 
 
 @click.command("import")
@@ -130,7 +129,7 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
 @value_option(
-    "--ranks", "N", "Rank count of outputs that do not state it: one for all, or one per file.", type=int, multiple=True
+    "--ranks", "N", "Rank count of outputs that do not state it: for all, or per file.", type=int, multiple=True
 )
 @value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
 @value_option(
@@ -314,14 +313,10 @@ def measure_options(function: F) -> F:
             "(point to point).",
             "allreduce",
         ),
-        value_option(
-            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
-        ),
+        value_option("--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs to measure (default: by the layout)."),
         value_option("--congestors", "auto|1:3", "p2p: pairs that send at the same time; auto: all other ranks."),
         value_option("--algorithms", "all|A,B|none", "Algorithms of dlbench; all: those for the layout.", "all"),
-        value_option(
-            "--backends", "auto|A,B|none", "Libraries for comparison: gloo, mpi, nccl; auto: those installed.", "auto"
-        ),
+        value_option("--backends", "auto|A,B|none", "Libraries to compare: gloo, mpi, nccl; auto: installed.", "auto"),
         SIZES,
         value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
         value_option("--transport", "torch|mpi", "Transport of messages: torch.distributed or mpi4py.", "torch"),

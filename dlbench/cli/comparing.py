@@ -91,18 +91,12 @@ def rule_options(function: F) -> F:
             "sides have fewer than five sessions.",
             type=FILE,
         ),
-        value_option(
-            "--allow", "KEY[,KEY]", "Key that may differ between the sides, repeatable, e.g. system.", multiple=True
-        ),
+        value_option("--allow", "KEY[,KEY]", "Key in which sides may differ, repeatable, e.g. system.", multiple=True),
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
-        click.option(
-            "--full", is_flag=True, help="Print the evidence of all comparisons as text (default: one screen)."
-        ),
+        click.option("--full", is_flag=True, help="Print the evidence of all comparisons (default: one screen)."),
         value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
-        value_option(
-            "--summary summary_file", None, "Append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
-        ),
+        value_option("--summary summary_file", None, "Append Markdown to it, e.g. $GITHUB_STEP_SUMMARY.", type=FILE),
     ]
     return decorated(function, decorators)
 
@@ -211,9 +205,8 @@ def paired_comparison(
     if options["history"] is not None:
         raise UserError("--history: has no effect with --paired; both sides of a pair are in the same session")
     points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"))
-    return compare_pairs(
-        points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
-    )
+    metrics, rule = metric_names(options["metrics"]), rule_of(options)
+    return compare_pairs(points, both=both, metrics=metrics, rule=rule, floors=floors)
 
 
 def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
@@ -303,16 +296,9 @@ def compare(
 
 
 @click.command()
-@value_option(
-    "--baseline", "FILE|RUNS", "A baseline file (`dlbench baseline`), a folder of runs, or a history.", type=FILE
-)
+@value_option("--baseline", "FILE|RUNS", "Baseline file (`dlbench baseline`), folder of runs, or history.", type=FILE)
 @value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
-@value_option(
-    "--paired",
-    "RUNS",
-    "Folder of interleaved runs (`run --ab`); check side b against side a.",
-    type=FILE,
-)
+@value_option("--paired", "RUNS", "Folder of interleaved runs (`run --ab`); check side b against side a.", type=FILE)
 @value_option(
     "--at-least",
     "[KEY=VALUE,..:] RATE",

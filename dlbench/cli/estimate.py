@@ -70,20 +70,14 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@value_option(
-    "--deadline", "DURATION", "Maximum training time, e.g. 3d: name the cheapest rank count for it.", callback=duration
-)
-@value_option(
-    "--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': name the fastest rank count for it."
-)
+@value_option("--deadline", "DURATION", "Maximum training time, e.g. 3d: the cheapest rank count.", callback=duration)
+@value_option("--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': the fastest rank count.")
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
 @value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
-@value_option(
-    "--time stated", "DURATION", "With --throughput: a training time to check, e.g. 6.6min.", callback=duration
-)
+@value_option("--time stated", "DURATION", "With --throughput: training time to check, e.g. 6.6min.", callback=duration)
 def estimate(
     what: tuple[str, ...],
     where: tuple[str, ...],

@@ -28,8 +28,7 @@ def export() -> None:
     "-o",
     "--output",
     type=FILE,
-    help="File to replace atomically, e.g. in node_exporter's --collector.textfile.directory (default: standard "
-    "output).",
+    help="File to replace atomically, e.g. in node_exporter's textfile directory (default: standard output).",
 )
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
     """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.

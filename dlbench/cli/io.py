@@ -45,13 +45,11 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.value_option("--repeats", None, "Number of repeats of every measurement.", DEFAULT_REPEATS, type=int)
 @shared.KEYS
 @shared.SYSTEM
-@click.option(
-    "--tiers", is_flag=True, help="Train with synthetic data and with a warm and a cold page cache; report the stalls."
-)
+@click.option("--tiers", is_flag=True, help="Train with synthetic data, a warm and a cold page cache; report stalls.")
 @shared.value_option(
     "--seconds",
     None,
-    f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
+    f"Without --tiers: seconds per repeat (default: {DEFAULT_SECONDS:g}).",
     type=float,
     callback=_above_zero,
 )
@@ -64,9 +62,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
     callback=_above_zero,
 )
 @shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
-@shared.value_option(
-    "--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
-)
+@shared.value_option("--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi, srun-gloo (default: the system's).")
 @shared.value_option("--ranks-per-node", None, "With --tiers: ranks per node (default: the system's).", type=int)
 @shared.value_option("--series", "NAME", "With --tiers: name of the series (default: time and a random suffix).")
 @shared.output_folder()

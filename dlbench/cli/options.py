@@ -221,12 +221,8 @@ def plan_options(function: F) -> F:
         click.argument("workload"),
         PRESET,
         value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
-        value_option(
-            "--data", "PATH|synthetic", "Folder of the data set, or random tensors (default: the workload's)."
-        ),
-        click.option(
-            "--to-accuracy", is_flag=True, help="Train to the workload's target quality, instead of timing steps."
-        ),
+        value_option("--data", "PATH|synthetic", "Data set folder, or random tensors (default: the workload's)."),
+        click.option("--to-accuracy", is_flag=True, help="Train to the target quality, instead of timing steps."),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
         REPEATS,
         value_option(
@@ -245,11 +241,11 @@ def plan_options(function: F) -> F:
         value_option(
             "--sweep",
             "KEY=A,B",
-            "Run every point with each value of a key, repeatable. Lists: [16,32],[32,64].",
+            "Run every point with each value, repeatable. Lists: [16,32],[32,64].",
             multiple=True,
         ),
         click.option(
-            "--ladder", is_flag=True, help="Run every point once per step of the workload's ladder of optimisations."
+            "--ladder", is_flag=True, help="Run every point per step of the workload's ladder of optimisations."
         ),
         value_option(
             "--ab",

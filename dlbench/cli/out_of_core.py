@@ -31,18 +31,14 @@ def memory() -> None:
 
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
+@shared.value_option("--batch", None, "Samples per rank and step (default: workload's).", type=click.IntRange(min=1))
 @shared.value_option(
-    "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
-)
-@shared.value_option(
-    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of its need without a plan."
+    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of that without a plan."
 )
 @shared.PRESET
 @shared.KEYS
 @shared.SYSTEM
-@shared.value_option(
-    "-o --output", None, "File to write: .html, .md, .json or .txt (default: stdout).", type=shared.FILE
-)
+@shared.value_option("-o --output", None, "File to write: .html, .md, .json, .txt (default: stdout).", type=shared.FILE)
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:

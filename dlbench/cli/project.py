@@ -27,12 +27,8 @@ SCALING = value_option(
     "weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
     type=click.Choice(["weak", "strong"]),
 )
-INGREDIENTS = value_option(
-    "--ingredients", "FILE", "Write the projection's inputs to FILE, for `dlbench project ingredients`.", type=FILE
-)
-STRATEGY = value_option(
-    "--strategy", "all|NAME", "Also project time and memory of other strategies: all, or one, e.g. fsdp."
-)
+INGREDIENTS = value_option("--ingredients", "FILE", "Write its inputs to FILE, for `project ingredients`.", type=FILE)
+STRATEGY = value_option("--strategy", "all|NAME", "Also project time and memory of strategies: all, or one, e.g. fsdp.")
 MEMORY_LIMIT = value_option(
     "--memory-limit",
     "SIZE",

@@ -57,9 +57,7 @@ def report_options(function: F) -> F:
 
 def network_option(purpose: str) -> Callable[[F], F]:
     """Returns the option `--network` for fitted costs; `purpose` completes its help."""
-    return value_option(
-        "--network", "FILE.network.json", f"File of fitted network costs (`dlbench comm fit`), {purpose}.", type=FILE
-    )
+    return value_option("--network", "FILE.network.json", f"Fitted network costs (`comm fit`), {purpose}.", type=FILE)
 
 
 @click.command()

@@ -39,8 +39,7 @@ MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try ou
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Also run every point with synthetic input and without gradient exchange, to report what input and exchange "
-    "cost.",
+    help="Also run every point with synthetic input, and without exchange: what do input and exchange cost?",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop the series at the first failed run.")
 @shared.NO_PROGRESS

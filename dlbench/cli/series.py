@@ -136,13 +136,9 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
     total = f"Total: {counted(len(campaign.jobs), 'job')}, {counted(len(campaign.plans), 'run')}"
     if campaign.bound is None:
         yield f"{total}; node-hours are not limited, because time limit 0 means no limit."
-    elif campaign.expected is None:
-        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit)."
     else:
-        yield (
-            f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit); "
-            f"{campaign.expected:,.4g} expected."
-        )
+        expected = "" if campaign.expected is None else f"; {campaign.expected:,.4g} expected"
+        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit){expected}."
     if campaign.idle_bound:
         yield f"Up to {campaign.idle_bound:,.4g} of these are idle nodes during smaller runs (none with --pack points)."
     runs_by_source = Counter(estimate.text for estimate in campaign.estimates.values())

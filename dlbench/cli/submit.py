@@ -36,9 +36,7 @@ class SubmitCommand(shared.GroupedCommand):
 @shared.plan_options
 @shared.submit_options("1,2,4")
 @shared.value_option("--same-nodes", "HOSTS", "Run everything on the first of these nodes, e.g. n[1-8].")
-@shared.value_option(
-    "--rotate-nodes", "HOSTS", "Run the repeats on different nodes, e.g. n[1-8], which averages their differences."
-)
+@shared.value_option("--rotate-nodes", "HOSTS", "Run repeats on different nodes, e.g. n[1-8], to average over them.")
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit runs of WORKLOAD to Slurm at each node count; --dry-run lists the jobs and their cost.

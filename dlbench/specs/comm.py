@@ -340,9 +340,8 @@ class NetworkModel(Spec):
 
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
         """Returns the prediction errors of an algorithm; None if they are not known."""
-        return next(
-            (error for error in self.errors if (error.collective, error.algorithm) == (collective, algorithm)), None
-        )
+        key = (collective, algorithm)
+        return next((error for error in self.errors if (error.collective, error.algorithm) == key), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
         """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""

@@ -175,9 +175,7 @@ class LaunchSpec(Spec):
     def referenced(self) -> frozenset[str]:
         """Names of the variables that are given by reference, and of the variables they refer to."""
         references = {name: source for name, source in self.environment.items() if isinstance(source, VariableSource)}
-        return frozenset(references) | {
-            source.variable for source in references.values() if source.variable is not None
-        }
+        return frozenset(references) | {source.variable for source in references.values() if source.variable}
 
     @field_validator("environment", mode="before")
     @classmethod

@@ -422,9 +422,7 @@ class RunPlan(LaunchPlan):
         if self.engine.name != "horovod":
             return self
         if horovod.autotune and self.sync.is_own:
-            raise ValueError(
-                "engine.horovod.autotune: tunes Horovod's exchange, but dlbench exchanges the gradients; leave it out"
-            )
+            raise ValueError("engine.horovod.autotune: tunes Horovod, but dlbench exchanges gradients; leave it out")
         if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
             raise ValueError(
                 f"engine.horovod.autotune: tuning takes {horovod.autotune_steps} steps; set measure.warmup_steps "
@@ -462,9 +460,8 @@ class RunPlan(LaunchPlan):
 
     def configuration_digest(self) -> str:
         """Returns a digest of all settings that affect the computation."""
-        content = self.model_dump(
-            mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
-        )
+        without_effect = {"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
+        content = self.model_dump(mode="json", exclude=without_effect)
         content["scaling"] = self.series.scaling
         # Only `cores_per_rank`, which follows from it, affects the run.
         del content["layout"]["node_cores"]

@@ -226,17 +226,11 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if sync.is_own:
             return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire topk"
     if sync.is_own and sync.fusion_in_force.by == "library":
-        return (
-            f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "
-            f"own:{sync.fusion}"
-        )
+        return f"sync.fusion {sync.fusion}: is for Horovod or DDP, but dlbench exchanges here; use own:{sync.fusion}"
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
-        return (
-            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out own:... of "
-            "sync.fusion"
-        )
+        return "sync.wire powersgd: is a DDP hook; use --engine ddp, sync.exchange flat and no sync.fusion own:..."
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages need the flat exchange; use sync.exchange flat"
     return None

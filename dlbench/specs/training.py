@@ -324,12 +324,8 @@ class TrainSpec(Spec):
                 schedule |= {f"{part}_epochs": epochs, f"{part}_steps": no_steps}
             elif steps is not None:
                 schedule |= {f"{part}_steps": round(steps * ratio), f"{part}_epochs": None}
-        return self.model_copy(
-            update={
-                "optimizer": self.optimizer.model_copy(update=rule),
-                "schedule": self.schedule.model_copy(update=schedule),
-            }
-        )
+        optimizer = self.optimizer.model_copy(update=rule)
+        return self.model_copy(update={"optimizer": optimizer, "schedule": self.schedule.model_copy(update=schedule)})
 
     def lengthened(self, global_batch: int) -> float:
         """Returns the number of samples of this batch's recipe until the decay ends, over that of the preset."""
@@ -406,11 +402,9 @@ class TrainSpec(Spec):
                 f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
                 "host updates block by block, and each block would be a program of its own"
             )
-        if self.batch_per_rank % self.gradient_accumulation:
-            raise ValueError(
-                f"gradient_accumulation {self.gradient_accumulation} does not divide batch_per_rank "
-                f"{self.batch_per_rank}"
-            )
+        batch, parts = self.batch_per_rank, self.gradient_accumulation
+        if batch % parts:
+            raise ValueError(f"gradient_accumulation {parts} does not divide batch_per_rank {batch}")
         return self
 
 

@@ -350,12 +350,10 @@ class CosmoFlowModel(Model):
         layers, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):
             cube, elements = (edge,) * 3, filters * edge**3
-            layers.block = number
-            layers.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
-            layers.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
-            layers.other(
-                f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2
-            )
+            layers.block, first = number, 3 * number
+            layers.conv(f"features.{first}", channels, filters, cube, 3, bias=True)
+            layers.other(f"features.{first + 1}", "activation", elements, extents=cube)
+            layers.other(f"features.{first + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2)
             edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
         for number, (before, after) in enumerate(itertools.pairwise(widths)):
