@@ -63,9 +63,7 @@ def report(
     reported anyway.
 
     \b
-    Examples:
-      dlbench comm report runs
-      dlbench comm report runs -o comm.html
+    Example:
       dlbench comm report runs --format csv --table costs > costs.csv
     """
     chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
@@ -89,14 +87,11 @@ def report(
 def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
     """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
-    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. The file contains one
-    system and one transport; training (sync.network) and `dlbench comm predict` read it. Exits with 4 if no run has
-    figures, or too few for a fit.
+    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. Training
+    (sync.network) and `dlbench comm predict` read the file. Exits with 4 if no run has figures, or too few for a fit.
 
     \b
-    Examples:
-      dlbench comm fit runs
-      dlbench comm fit runs -o box.network.json
+    Example:
       dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
     """
     check_writable(output)
@@ -145,14 +140,12 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
     """Fit network costs to FILES, which contain the output of nccl-tests or of OSU's micro-benchmarks.
 
-    Each collective and rank count gets one fitted line. With several rank counts, message costs are fitted too, for the
-    algorithm that fits the times best. Outputs of equal layouts, and cycles, count as repeats; three or more give
-    intervals. Programs that cannot be fitted, and data that was not selected, are listed as left out.
+    Each collective and rank count gets a fitted line. With several rank counts, message costs are fitted too, for the
+    algorithm that fits best. Outputs of equal layouts, and cycles, are repeats; three or more give intervals.
 
     \b
     Examples:
       dlbench comm import nccl-8.txt nccl-16.txt --system dgx -o dgx.network.json
-      dlbench comm import osu-allreduce.txt --ranks 64 --group-size 4 --system big -o big.network.json
       dlbench comm import lat.txt bw.txt --level across --system big -o big.network.json
     """
     check_writable(output)
@@ -198,8 +191,7 @@ def table_(
     comm report` prints the same table with measured times.
 
     \b
-    Examples:
-      dlbench comm table --ranks 8 --shards 2
+    Example:
       dlbench comm table box.network.json --ranks 8,64 --group-size 4 --size 100MB
     """
     require_modules("comm table", "numpy", "scipy")
@@ -261,13 +253,11 @@ def predict(
 ) -> None:
     """Predict the time of collectives from NETWORK, a file of fitted costs.
 
-    The rank counts need not have been measured. Ranks, groups and sizes outside the fitted range are marked as
-    extrapolated, with the error of a fit without the largest rank count at that rank count. Times of libraries are
-    lines through measured sizes, at measured rank counts only.
+    Ranks, groups and sizes outside the fitted range are marked as extrapolated, with the error that a fit without the
+    largest rank count has there. Libraries are only predicted at measured rank counts.
 
     \b
     Examples:
-      dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
       dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
@@ -378,7 +368,6 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     \b
     Example:
       dlbench comm run --ranks 2,4 --algorithms ring,direct --sizes 1KiB:64MiB
-      dlbench comm run --ranks 4 --launcher mpirun --transport mpi --group-size 2
     """
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
     from dlbench.specs.requests import parse_counts
@@ -404,7 +393,6 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 
     \b
     Example:
-      dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
       dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
     """
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all

@@ -96,19 +96,15 @@ def estimate(
 ) -> None:
     """Estimate training time, GPU-hours and price, from RUNS or from a throughput.
 
-    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated. With --throughput, the
-    time to train WORKLOAD at that rate is printed.
+    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated; from --throughput, the
+    time to train WORKLOAD. The amount of training is that of the runs' recipe, of --epochs or of --samples.
 
-    The amount of training is that of the runs' recipe, of --epochs or of --samples; for runs to accuracy it is their
-    own time. Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or
-    if --time is too short for the throughput; with 4 if a file is damaged or no run has figures.
+    Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or if --time
+    is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
-      dlbench estimate runs
       dlbench estimate runs --epochs 90 --deadline 3d --price "2.50 EUR"
-      dlbench estimate runs --samples 2500000 --budget "500 GPU-hours"
-      dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
@@ -291,16 +287,14 @@ def _row(title: str, text: str) -> None:
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
     """Report what the Slurm jobs of RUNS (default: runs) cost, by point and by result.
 
-    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm is queried once for all
-    finished jobs; the answer is stored with each run (accounting.json), because Slurm deletes it after some time.
-    Without accounting, squeue knows the times of a job for some minutes. The times from the runs' own records (start,
-    measured steps, the rest) are printed next to Slurm's.
+    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm's answer is stored with
+    each run (accounting.json), because Slurm deletes it after some time. Without accounting, squeue knows the times of
+    a job for some minutes. Times from the runs' records are printed next to Slurm's.
 
     Exits with 6 if Slurm has no data, with 4 if a run is damaged.
 
     \b
-    Examples:
-      dlbench cost runs
+    Example:
       dlbench cost runs --where series=nightly -o cost.html
     """
     from dlbench.jobs.slurm.accounting import with_accounting

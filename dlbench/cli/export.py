@@ -33,10 +33,8 @@ def export() -> None:
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
     """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.
 
-    The text contains throughput, efficiency, step time and energy of each point with interval bounds, and the number of
-    valid and failed runs. Prometheus' textfile collector and OpenMetrics parsers read it. Control runs and sides of
-    pairs belong to no point.
-
+    Prometheus' textfile collector and OpenMetrics parsers read them: throughput, efficiency, step time and energy of
+    each point with intervals, and the number of valid and failed runs. Control runs and pairs belong to no point.
     Exits with 4 if data is damaged (the rest is written) or if there is no run (nothing is written).
 
     \b
@@ -77,9 +75,8 @@ def mllog(
 ) -> None:
     """Write the run in folder RUN as MLPerf log lines (:::MLLOG).
 
-    The lines follow the latest rule set in the package mlperf-logging that has this network. They always say "open
-    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would reject them, the
-    reason is printed on standard error. dlbench clears no cache, and the log says so.
+    They follow the latest rules in the package mlperf-logging, and say "open division" and "MLPerf-derived workload,
+    not an MLPerf result". If its checker would reject them, the reason is printed. dlbench clears no cache.
 
     \b
     Example:

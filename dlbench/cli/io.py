@@ -75,14 +75,12 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
     By default nothing is trained: this node reads and prepares samples of --data, with a cold and with a warm page
     cache. The result is compared with the need of an H100, A100 or V100: how many of them can be fed.
 
-    With --tiers the workload is trained with synthetic data, with data from the page cache and with data from cold
-    storage, interleaved. The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls
-    per step.
+    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved.
+    The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls per step.
 
     \b
     Examples:
       dlbench io resnet50 --data /scratch/imagenet --ranks 1,4
-      dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
       dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
     if tiers:

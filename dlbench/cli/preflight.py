@@ -37,8 +37,7 @@ def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) 
     sbatch --test-only checks the submission options. Then a job of about one minute, started like a run, checks folder,
     Python, versions, cores, GPUs, scratch space and an all-reduce on every node.
 
-    Exits with 0 if all checks pass, 5 if the system lacks something, 3 if nodes failed (their names are printed as
-    --exclude), 6 if the job did not start in time.
+    Exits with 5 if the system lacks something, 3 if nodes failed (printed as --exclude), 6 if no job started in time.
 
     \b
     Example:

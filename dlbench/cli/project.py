@@ -107,10 +107,9 @@ def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..
 def project() -> None:
     """Project step time, throughput and efficiency to rank counts that were not measured.
 
-    A projection starts from the largest measured point and adds what changes with the rank count: network costs,
-    differences between nodes, storage. It has uncertainty bands, a cause for each lost percent, and the error at
-    measured points that were left out of the fit. It is refused if it needs a kind of measurement that is missing; the
-    command that makes this measurement is printed. All commands exit with 4 if no rank count can be projected.
+    It starts from the largest measured point and adds what changes with the rank count: network costs, differences
+    between nodes, storage. It has uncertainty bands, causes of losses, and its error at left-out points. If a
+    measurement is missing, the command for it is printed. Exits with 4 if no rank count can be projected.
     """
 
 
@@ -137,10 +136,8 @@ def project_runs(
 
     \b
     Examples:
-      dlbench project runs my-runs --to 64,256,1024
       dlbench project runs my-runs --to 256 --network box.network.json -o projection.html
       dlbench project runs my-runs --to 256 --set sync.exchange=hierarchical --set sync.wire=bf16
-      dlbench project runs my-runs --to 64,256 --record
       dlbench project runs my-runs --to 64,256 --strategy all --memory-limit 16GiB
     """
     from dlbench.cli import projecting
@@ -246,9 +243,7 @@ def project_spec(
     memory_limit: int | None,
     write: Write,
 ) -> None:
-    """Project the training of WORKLOAD from data sheets alone, without runs.
-
-    The result is an upper bound.
+    """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
     \b
     Example:

@@ -50,10 +50,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     Example:
       dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3 --data synthetic
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --data data/demo/density --to-accuracy
-      dlbench run cosmoflow --preset ci --ranks 2 --repeats 5 --decompose
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
-      dlbench run resnet50 --preset ci --ranks 2 --repeats 5 --ladder
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out

@@ -22,11 +22,6 @@ def doctor(as_json: bool) -> None:
 
     `absent` is no error if the component is not needed: a login node needs no torch, a laptop needs no Slurm. Exits
     with 5 if a component is installed but does not work (PROBLEM).
-
-    \b
-    Example:
-      dlbench doctor
-      dlbench doctor --json | jq '.[] | select(.state != "ok")'
     """
     from dlbench.setup.probes import examine
 
@@ -63,12 +58,7 @@ def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from its PyPI source for this Python and torch, and install it.
 
     Gloo is always built in; MPI if it is found; NCCL if torch is built for CUDA and nvcc is found. The wheel is cached
-    in DLBENCH_CACHE (default ~/.cache/dlbench): another environment with the same toolchain installs it in seconds.
-    Needs g++, make and cmake, but no root.
-
-    \b
-    Example:
-      dlbench setup horovod
+    in DLBENCH_CACHE (default ~/.cache/dlbench). Needs g++, make and cmake, but no root.
     """
     from dlbench.setup.horovod import install
 

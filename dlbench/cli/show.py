@@ -229,13 +229,11 @@ def show(
 ) -> None:
     """Show every key of the workload or system NAME: value, unit and meaning.
 
-    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the same keys in
-    --set and --sweep: those of a workload with their section (train.batch_per_rank), those of a system with the prefix
-    system.
+    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the keys of a
+    workload in --set and --sweep (train.batch_per_rank), and those of a system with the prefix system.
 
     \b
     Example:
-      dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
       dlbench show --schema record
     """
@@ -359,10 +357,6 @@ def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 
     The folders of DLBENCH_PATH are searched first (each may contain workloads/ and systems/), then dlbench itself.
-
-    \b
-    Example:
-      DLBENCH_PATH=$HOME/dlbench-site dlbench ls
     """
     content = {"workloads": _rows("workloads", _about_workload), "systems": _rows("systems", _about_system)}
     if as_json:

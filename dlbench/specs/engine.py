@@ -115,10 +115,8 @@ class HorovodSettings(Spec):
 
     @property
     def autotune_steps(self) -> int:
-        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28).
-
-        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps.
-        """
+        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28)."""
+        # Each score is the median of five samples.
         scores = self.autotune_warmup_samples + self.autotune_max_samples + 1
         return scores * (5 * self.autotune_steps_per_sample + 1)
 

@@ -1,7 +1,4 @@
-"""The layers of a network without torch: elements, weights and multiply-adds per sample.
-
-Dropout, reshaping, sums, and activations that are called as functions are not listed.
-"""
+"""The layers of a network without torch: elements, weights and multiply-adds per sample; without functions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Settings of out-of-core training, the network as a chain of modules, and memory plans.
+"""Settings of out-of-core training, the measured chain of a network's modules, and memory plans.
 
-All of it is measured (`dlbench.node.out_of_core.profile`). A pass is the forward and the backward pass over one part
-of a rank's batch (`train.gradient_accumulation` parts per step).
+A pass is the forward and the backward pass over one part of a rank's batch.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ Swap = Literal["none", "offload", "streamed", "planned"]
 Capacity = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"), Form("a size or a share, e.g. 8GiB or 50%")]
 
 Decision = Literal["keep", "swap", "recompute", "recompute-swap"]
-"""keep: activations stay. swap: they leave the device after the forward pass and are back for the backward pass.
-recompute: only the block's input stays, the forward pass is repeated before the backward pass. recompute-swap: the
-same, and the input is swapped."""
+"""recompute: only the block's input stays, the forward pass is repeated; recompute-swap: the input is swapped too."""
 
 
 class MemorySpec(Spec):

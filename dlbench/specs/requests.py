@@ -162,10 +162,7 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
 
 
 def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
-    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them.
-
-    A comma separates settings only before another ``KEY=``; a value in quotes may contain anything.
-    """
+    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them."""
     if texts is None:
         return {}
     sides: dict[Side, dict[str, AxisValue]] = {"a": _side(texts[0], "a"), "b": _side(texts[1], "b")}

@@ -1,8 +1,4 @@
-"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
-
-Rules that scale a rate with the batch hold only up to some batch (Goyal et al. 2017, figure 1; You et al. 2017, table
-2). A table of learning rates contains batches and rates that reached the target.
-"""
+"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement."""
 
 from __future__ import annotations
 
@@ -62,14 +58,10 @@ class Place:
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
-    """Returns the learning rate of a global batch.
+    """Returns the learning rate of a global batch, in samples: interpolated between rows, constant beyond the last.
 
-    Between two rows the rate is interpolated linearly in the batch, so that it stays between the published rates; all
-    other values are those of the lower row. Below the first row the rate is scaled down from it. Beyond the last row it
-    is constant, because no published rule applies there.
-
-    `batch`: samples per step over all ranks. `below`: scaling below the first row: linear (Goyal et al. 2017, section
-    2.1) or with the square root (You et al. 2019, section 4, for LAMB).
+    `below`: scaling below the first row: linear (Goyal et al. 2017, section 2.1) or with the square root (You et al.
+    2019, section 4, for LAMB). Scaling rules hold only up to some batch (Goyal et al. 2017, figure 1).
     """
     first, last = table[0], table[-1]
     for row in table:
@@ -158,10 +150,9 @@ class OptimizerSpec(Spec):
         return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
-        """Returns the learning rate after warm-up, scaled with the global batch (samples) if that is set.
+        """Returns the rate after warm-up, scaled with the global batch (samples) if that is set; see `place_in`.
 
-        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; its rates
-        are scaled so that the row of reference_batch has learning_rate.
+        A table's rates are scaled so that the row of reference_batch has learning_rate.
         """
         if self.learning_rate_scaling == "none" or self.reference_batch is None:
             return self.learning_rate

@@ -1,7 +1,7 @@
-"""The workload YAML: network and data. A `Workload` is one preset of it, with all values set.
+"""The workload YAML: network and data.
 
-A network consists of a `Model` without torch, whose fields are its keys and which is registered in `FAMILIES`, and of a
-`dlbench.node.models.build.Network` with torch, in the module `Model.network`. No other module distinguishes networks.
+A network consists of a `Model` without torch, and of a `dlbench.node.models.build.Network` in the module
+`Model.network`. No other module distinguishes networks.
 """
 
 from __future__ import annotations
