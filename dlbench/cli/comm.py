@@ -43,12 +43,7 @@ SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-serve
 
 @click.command()
 @report_options
-@value_option(
-    "--table",
-    None,
-    "Table to write as CSV (default: points).",
-    type=click.Choice(TABLES),
-)
+@value_option("--table", None, "Table to write as CSV (default: points).", type=click.Choice(TABLES))
 def report(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
@@ -123,9 +118,7 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
-@value_option(
-    "--ranks", "N", "Rank count of outputs that do not state it: for all, or per file.", type=int, multiple=True
-)
+@value_option("--ranks", "N", "Rank count of outputs without one: for all, or per file.", type=int, multiple=True)
 @value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
 @value_option(
     "--level levels",
@@ -340,11 +333,9 @@ def runs_of(
     source = click.get_current_context().get_parameter_source("collective")
     if (options["victims"] or options["congestors"]) and source is click.core.ParameterSource.DEFAULT:
         options["collective"] = PAIRS
-    named_alike = {field.name: options[field.name] for field in fields(CommRequest) if field.name in options}
-    named_alike["overrides"] = parse_set(options["overrides"])
-    request = CommRequest(
-        **named_alike, timeout_s=options["timeout"], system=system, points=points, points_are=points_are
-    )
+    settings = {field.name: options[field.name] for field in fields(CommRequest) if field.name in options}
+    settings["overrides"] = parse_set(options["overrides"])
+    request = CommRequest(**settings, timeout_s=options["timeout"], system=system, points=points, points_are=points_are)
     installed = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is not None]
     return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)
 

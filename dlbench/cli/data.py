@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 10.0
 Meter = Callable[[str, int, int], None]
-"""Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
+"""Reports progress: name of the task, number done, total; a new name begins a new task."""
 _SEED = value_option("--seed", "N", "Seed of all random choices.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
 WORKERS = value_option("--workers", "N", "Number of processes (default: one per core).", type=_COUNT)

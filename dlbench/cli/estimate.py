@@ -119,9 +119,7 @@ def estimate(
         _estimate_runs(tuple(map(Path, what)), where, {**fields, **_costs(price, budget)}, as_json)
         return
     if len(what) > 1 or Path(what[0]).is_dir():
-        raise UserError(
-            f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]}), which have their own"
-        )
+        raise UserError(f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]})")
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
         raise UserError(f"{option}: only for RUNS, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
@@ -129,12 +127,10 @@ def estimate(
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
         if value is not None and not per_rank:
             raise UserError(f"{option} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
-    _estimate_workload(
-        what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated
-    )
+    _time_to_train(what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated)
 
 
-def _estimate_workload(
+def _time_to_train(
     workload: str,
     epochs: float | None,
     epoch_samples: int | None,

@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from dlbench.cli.choosing import named, read_one_run, read_runs, runs_argument, where_option
-from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, value_option, write_output
 from dlbench.cli.report import check_writable, finish, require_modules
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
@@ -24,12 +24,7 @@ def export() -> None:
 @export.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="File to replace atomically, e.g. in node_exporter's textfile directory (default: standard output).",
-)
+@value_option("-o --output", None, "File to replace atomically (default: standard output).", type=FILE)
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
     """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.
 

@@ -55,11 +55,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 )
 @shared.value_option("--like", "RUN", "Without --tiers: compare with a rank of this run, instead of published rates.")
 @shared.value_option(
-    "--rate",
-    None,
-    "Without --tiers: compare with this rate, samples/s per accelerator.",
-    type=float,
-    callback=_above_zero,
+    "--rate", None, "Without --tiers: compare with this rate, samples/s per GPU.", type=float, callback=_above_zero
 )
 @shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
 @shared.value_option("--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi, srun-gloo (default: the system's).")

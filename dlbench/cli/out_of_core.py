@@ -32,9 +32,7 @@ def memory() -> None:
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
 @shared.value_option("--batch", None, "Samples per rank and step (default: workload's).", type=click.IntRange(min=1))
-@shared.value_option(
-    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of that without a plan."
-)
+@shared.value_option("--capacity", "BYTES|SHARE", "Memory a rank may use, e.g. 8GiB, or 50% of that without a plan.")
 @shared.PRESET
 @shared.KEYS
 @shared.SYSTEM

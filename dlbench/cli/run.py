@@ -230,7 +230,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A cancelled CI job or a closed terminal ends the ranks like Ctrl-C; with nohup the signal stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     with progress(plans, bar=bar) as lines:
         for plan in plans:
             outcome = _run_one(plan, root, lines)
@@ -267,10 +267,6 @@ def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
         outcome = local.RunOutcome(exit_code=code, detail=os_error_words(error))
     lines.end(plan, outcome)
     return outcome
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def shown(path: Path) -> str:

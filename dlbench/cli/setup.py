@@ -51,9 +51,7 @@ def setup() -> None:
 
 @setup.command()
 @click.option("--rebuild", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
-@value_option(
-    "--source", "FILE", "Horovod's source archive, without a network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE
-)
+@value_option("--source", "FILE", "Horovod's source archive, without network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE)
 def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from its PyPI source for this Python and torch, and install it.
 

@@ -221,9 +221,7 @@ def schema(name: str) -> dict[str, Any]:
 @value_option("--set overrides", "KEY=VALUE", "Set a key before printing, repeatable.", multiple=True)
 @click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@value_option(
-    "--schema schema_name", "FILE", "Print the JSON schema of a report or run file; an unknown name lists them."
-)
+@value_option("--schema schema_name", "FILE", "Print the JSON schema of a report or run file; a wrong name lists all.")
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:

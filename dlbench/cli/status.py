@@ -25,7 +25,6 @@ from dlbench.jobs.scheduler import read_submission
 from dlbench.opening import open_inside
 from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
-from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
@@ -66,7 +65,10 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     conditions = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
     all_runs = [*training.runs, *comm.runs]
-    roots = _roots(all_runs, runs)
+    # Series files are in the given paths, or next to the folders of the runs.
+    given = expanded(runs)
+    parents = (run.folder.path.parent for run in all_runs if run.folder.path not in given)
+    roots = list(dict.fromkeys([*given, *parents]))
     _adopt(roots)
     selected = select(all_runs, named(runs), conditions, "--where")
     statuses, unread = run_statuses(selected)
@@ -122,13 +124,6 @@ def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]
         yield f"  {run.state:<11} {run.run_id}{others}{job}"
         if run.detail:
             yield f"              {_one_line(run.detail)}"
-
-
-def _roots(runs: Sequence[LaunchedRun], paths: Sequence[Path]) -> list[Path]:
-    """Returns the folders that may contain series files: the given paths, and the parent folders of the runs."""
-    roots = expanded(paths)
-    parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
-    return list(dict.fromkeys([*roots, *parents]))
 
 
 def _adopt(roots: Sequence[Path], series: str = "") -> None:

@@ -52,9 +52,7 @@ class ContainerSpec(Spec):
     mounts: Annotated[tuple[Mount, ...], FromText] = Field(
         (), description="Additional mounts: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or text with commas."
     )
-    gpu: Literal["none", "nvidia", "amd"] | None = Field(
-        None, description="Vendor of the GPUs in the container; by default nvidia if node.gpus is not 0."
-    )
+    gpu: Literal["none", "nvidia", "amd"] | None = Field(None, description="GPU vendor; none: nvidia if node.gpus.")
     pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
         (), description="Host variables that podman passes in, besides those of Slurm, MPI, NCCL and launch."
     )
@@ -78,7 +76,6 @@ class ContainerSpec(Spec):
 
     @property
     def digest(self) -> str | None:
-        """The image's SHA-256, if it is known."""
         if self.sha256 is None and (in_name := _DIGEST.search(self.image or "")):
             return in_name[1]
         return self.sha256

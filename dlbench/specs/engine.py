@@ -126,9 +126,7 @@ class DdpSettings(Spec):
 
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
-        ActsIf(
-            "gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's own exchange uses its buckets"
-        ),
+        ActsIf("gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's exchange uses buckets"),
         ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
     )
 
@@ -153,9 +151,7 @@ class FsdpSettings(Spec):
     """Settings of torch.distributed.fsdp.fully_shard (FSDP2)."""
 
     acting = (
-        ActsIf(
-            "shard shard_ranks wrap prefetch", "shares_parameters", why="the ranks of one replica gather no parameters"
-        ),
+        ActsIf("shard shard_ranks wrap prefetch", "shares_parameters", why="ranks of one replica gather no parameters"),
         ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
         ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
     )

@@ -82,9 +82,7 @@ DENIED_OF_SRUN: Mapping[str, str] = {
     **{option: f"use system.{key}" for option, key in _SRUN_KEY_OF_OPTION.items()},
     **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
     **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench sets it"),
-    **dict.fromkeys(
-        ("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "dlbench does not support it"
-    ),
+    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "it is not supported"),
     **_NO_JOB,
 }
 """Options that `slurm.srun_args` must not contain, with the reason."""
@@ -158,8 +156,8 @@ class LaunchSpec(Spec):
     pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
         None,
-        description="Let Open MPI yield the core while it waits, instead of spinning; none: only if the ranks of a "
-        "node need more cores than it has.",
+        description="Let Open MPI yield the core while it waits; none: only if a node's ranks need more cores than it "
+        "has.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,
@@ -301,9 +299,7 @@ class SlurmSpec(Spec):
     time_limit: TimeLimit = Field("00:30:00", description="--time per run without earlier runs, e.g. 00:30:00.")
     max_time: TimeLimit = Field("1-00:00:00", description="Maximum --time of a job, else it is split; 0: no limit.")
     exclusive: Flag = Field(True, description="--exclusive; if off, jobs of others on the node affect the figures.")
-    mem: Memory | None = Field(
-        None, description="--mem; 0: all memory of a node; none: 0 on exclusive nodes, else not given; site: not given."
-    )
+    mem: Memory | None = Field(None, description="--mem; 0: all; none: 0 if exclusive else not given; site: not given.")
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="Slurm option with which GPUs are requested."
     )
@@ -366,7 +362,6 @@ class SlurmSpec(Spec):
 
     @property
     def memory(self) -> str | None:
-        """The value of --mem; None: not given."""
         if self.mem == "site":
             return None
         if self.mem is None and self.exclusive and not (self.mem_per_gpu or self._per_cpu):

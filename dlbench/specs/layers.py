@@ -33,8 +33,7 @@ class Layer:
     kernel: int = 1  # Edge length of the window of an output element.
     stride: int = 1  # Input elements between neighbouring windows, in each dimension.
     tensor: Divided = ""
-    """Division by tensor parallelism: by outputs, inputs or heads (Shoeybi et al., Megatron-LM (2019), section 3);
-    empty: none."""
+    """Division by tensor parallelism (Shoeybi et al., Megatron-LM (2019), section 3); empty: none."""
     heads: int = 0  # Attention heads.
     has_gradient: bool = True  # Whether the gradient of its input is computed.
 

@@ -54,8 +54,8 @@ class MemorySpec(Spec):
     )
     swap_folder: FolderOfNode | None = Field(
         None,
-        description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
-        "tensors are swapped to page-locked host memory.",
+        description="Folder of the swap file on a CPU; none: system.storage.local. GPUs swap to page-locked host "
+        "memory.",
     )
     verify: Flag = Field(False, description="Compare the checksum of every swapped tensor before and after.")
 
@@ -124,29 +124,23 @@ class Unit(Spec):
         description="Bytes that the forward pass saves for the backward pass, each storage once; without input and "
         "output of the unit, parameters, buffers, and casts of them."
     )
-    saved_count: CountOrZero = Field(
-        0, description="Number of storages of saved_bytes, which are moved separately; 0: blocks are moved as a whole."
-    )
+    saved_count: CountOrZero = Field(0, description="Storages of saved_bytes, moved separately; 0: moved as a whole.")
     input_bytes: CountOrZero = Field(description="Bytes of its input; 0 for the first unit if that is kept anyway.")
     input_saved: Flag = Field(description="Whether the backward pass of it or the unit before needs the input in core.")
     joins: Flag = Field(True, description="Whether it may join the block before it; false if others use its input.")
     input_shared: Flag = Field(True, description="If joins is false: whether others keep its input (never swapped).")
     gradient_bytes: CountOrZero = Field(0, description="Bytes of gradients allocated by backward; 0 if they persist.")
-    forward_working_bytes: CountOrZero = Field(
-        0, description="Peak memory of the forward pass beyond its input, saved tensors and output, bytes."
-    )
+    forward_working_bytes: CountOrZero = Field(0, description="Forward peak beyond input, saved and output, bytes.")
     backward_working_bytes: CountOrZero = Field(
-        0,
-        description="Peak memory of the backward pass beyond its input and saved tensors, bytes: gradients, workspace, "
-        "and the output if it was saved.",
+        0, description="Backward peak beyond input and saved tensors: gradients, workspace, and a saved output, bytes."
     )
     passing_working_bytes: CountOrZero = Field(
         0, description="Peak memory of a forward pass that saves nothing, beyond its input and output, bytes."
     )
     recomputing_working_bytes: CountOrZero = Field(
         0,
-        description="Peak memory of the forward pass beyond its input and saved tensors, until the last tensor is "
-        "saved, where recomputing ends; bytes.",
+        description="Forward peak beyond input and saved tensors until the last is saved, where recomputing ends, "
+        "bytes.",
     )
     piecemeal_bytes: CountOrZero = Field(0, description="Backward peak if tensors are swapped in one by one, bytes.")
 
@@ -178,7 +172,6 @@ class Chain(Spec):
 
     @property
     def useful_s(self) -> float:
-        """Duration of a pass without recomputing and waiting, seconds."""
         within = sum(unit.forward_s + unit.backward_s for unit in self.units)
         return self.before_s + within + self.turn_s + self.after_s
 

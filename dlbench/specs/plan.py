@@ -161,9 +161,7 @@ class SeriesSpec(Spec):
     repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
     repeats: Repeats = Field(description="Runs per point.")
     position: CountOrZero = Field(description="Position in the series, from 0; repeats are interleaved over points.")
-    axes: dict[str, AxisValue] = Field(
-        default_factory=dict, description="Values of the swept keys; with a ladder, the settings of its steps so far."
-    )
+    axes: dict[str, AxisValue] = Field(default_factory=dict, description="Swept values; with a ladder, of its steps.")
     step: str = Field("", description="Name of the ladder's step (run --ladder); empty: no ladder.")
     ladder: tuple[LadderStep, ...] = Field((), description="All steps of the ladder, in order.")
     variant: Variant = Field(
@@ -252,8 +250,7 @@ class RunPlan(LaunchPlan):
     series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(
         default_factory=dict,
-        description="Labels of the run (--tag), by key; `commit` is the tested commit. They do not affect the run or "
-        "its comparability.",
+        description="Labels (--tag), by key; `commit` is the tested commit. They do not affect runs or comparability.",
     )
 
     @property
@@ -321,7 +318,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas between which samples are divided."""
         return self.layout.ranks // self.ranks_per_replica
 
     @property
@@ -349,7 +345,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def counts_epochs(self) -> bool:
-        """Returns whether anything in the plan is given in epochs."""
         quality = self.workload.quality
         if self.measure.until == "quality" and quality and (quality.evaluate_every_epochs or quality.max_epochs):
             return True

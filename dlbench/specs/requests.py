@@ -169,10 +169,7 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
     # In Python 1, 1.0 and true are equal; in a plan they are not.
     first, second = (repr(sorted(settings.items())) for settings in sides.values())
     if sides["a"] and first == second:
-        raise UserError(
-            f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and common settings by "
-            "--set"
-        )
+        raise UserError(f"--ab: both sides set {texts[0]}; for two equal sides use --ab {PLAIN} {PLAIN} and --set")
     return sides
 
 

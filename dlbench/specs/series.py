@@ -237,10 +237,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
     if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
         raise UserError("--decompose: cannot be combined with checkpoints: variants train another model")
     if not any(_variants_of(request, plan) for plan in plans):
-        raise UserError(
-            "--decompose: nothing can be left out: data is synthetic, and one rank exchanges nothing; give --data or "
-            "more ranks"
-        )
+        raise UserError("--decompose: nothing can be left out: synthetic data, one rank; give --data or more ranks")
 
 
 def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:

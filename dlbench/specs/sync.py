@@ -97,12 +97,8 @@ class SyncSpec(Spec):
         ActsIf("topk_density", "sync.wire", "topk", why="only sync.wire topk reads it"),
         ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
         ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
-        ActsIf(
-            "group_size", "sync.exchange", *GROUPED, why="sync.exchange hierarchical, leader and hybrid have groups"
-        ),
-        ActsIf(
-            "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
-        ),
+        ActsIf("group_size", "sync.exchange", *GROUPED, why="exchanges hierarchical, leader and hybrid have groups"),
+        ActsIf("network", "sync.needs_costs", why="only sync.fusion own:mgwfbp and hybrid without a threshold read it"),
     )
 
     exchange: Exchange = Field(
@@ -124,15 +120,13 @@ class SyncSpec(Spec):
     )
     wire: Wire = Field(
         "fp32",
-        description="Format of gradients on the network: fp32, fp16, bf16; topk: only the largest entries, with error "
-        "feedback; powersgd: low rank (DDP's hook).",
+        description="fp32, fp16, bf16; topk: only the largest entries, with error feedback; powersgd: low rank (DDP's "
+        "hook).",
     )
     topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(0.01, description="Share of entries (topk).")
     powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
     group_size: Ranks | None = Field(None, description="Ranks per group; none: the ranks of a node.")
-    hybrid_threshold_bytes: Bytes | None = Field(
-        None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
-    )
+    hybrid_threshold_bytes: Bytes | None = Field(None, description="Size from which hybrid is flat; none: computed.")
     network: str | None = Field(None, min_length=1, description="File of costs for own:mgwfbp, hybrid; none: measured.")
 
     average_every: Count | None = Field(
@@ -141,9 +135,7 @@ class SyncSpec(Spec):
         "exchange hierarchical, gradients are still averaged inside the node in each update. none: gradients are "
         "exchanged.",
     )
-    average_from: CountOrZero = Field(
-        0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
-    )
+    average_from: CountOrZero = Field(0, description="Post-local SGD: first update, from 0, with averaging.")
     average_momentum: Flag = Field(True, description="Average the optimizer state along with parameters.")
 
     @model_validator(mode="before")

@@ -70,9 +70,7 @@ class TierSpec(Spec):
         description="Folder on the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
         "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} is replaced by the node's name."
     )
-    capacity_bytes: Bytes | None = Field(
-        None, description="Maximum size of samples in it on each node, bytes; none: the free space of the file system."
-    )
+    capacity_bytes: Bytes | None = Field(None, description="Maximum samples per node, bytes; none: free space.")
 
 
 class StorageSpec(Spec):
@@ -92,8 +90,7 @@ class DeviceSpec(Spec):
     name: str | None = Field(
         None,
         min_length=1,
-        description="Name as the driver reports it, e.g. Tesla V100-SXM2-16GB; peak rate and memory bandwidth that are "
-        "not given here or in node.peak_tflops come from dlbench's data sheet of this name.",
+        description="Name as the driver reports it; a peak rate or bandwidth not given comes from its data sheet.",
     )
     memory_bytes: Bytes | None = Field(None, description="Memory size, bytes; none: not known.")
     memory_gb_per_s: Positive | None = Field(None, description="Peak memory bandwidth, GB/s; none: by the data sheet.")
@@ -156,8 +153,8 @@ class SystemSpec(Spec):
     )
     modules_init: tuple[str, ...] = Field(
         (),
-        description="Shell lines before the modules are loaded, e.g. source /etc/profile.d/modules.sh; none: "
-        "/etc/profile is read if the command module is missing.",
+        description="Shell lines before modules are loaded; none: /etc/profile is read if the command module is "
+        "missing.",
     )
     modules_reset: Literal["purge", "reset", "none"] = Field(
         "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
@@ -192,10 +189,7 @@ class SystemSpec(Spec):
     @model_validator(mode="after")
     def _launcher_and_container_fit(self) -> Self:
         if self.scheduler == "slurm" and self.launch.launcher == "local":
-            raise ValueError(
-                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use srun-mpi, "
-                "srun-gloo or mpirun"
-            )
+            raise ValueError("launch.launcher 'local' is for one machine; use srun-mpi, srun-gloo or mpirun")
         kind = self.container.kind
         if kind == "none":
             return self

@@ -282,8 +282,7 @@ class TrainSpec(Spec):
     memory: MemorySpec = Field(MemorySpec(), description="Limits for the plan of recomputing and swapping.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
-        description="Memory that holds the optimizer state, and processor that updates the parameters; host: the CPU "
-        "updates block by block during the next forward pass.",
+        description="host: the CPU stores the optimizer state and updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none", description="Mode of torch.compile; blocks are compiled one by one with recompute or swap."
@@ -294,9 +293,7 @@ class TrainSpec(Spec):
     cudnn_benchmark: Literal["auto", "on", "off"] = Field(
         "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
-    activation_budget: Fraction | None = Field(
-        None, description="Activation memory budget of torch.compile, a share; none: torch's default."
-    )
+    activation_budget: Fraction | None = Field(None, description="Activation budget of torch.compile; none: default.")
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
@@ -408,9 +405,7 @@ class QualitySpec(Spec):
     evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
     max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
-    starts_from: Literal["random", "checkpoint"] = Field(
-        "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
-    )
+    starts_from: Literal["random", "checkpoint"] = Field("random", description="checkpoint: needs initialize_from.")
     stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
 
     @model_validator(mode="after")
@@ -431,9 +426,7 @@ class MeasureSpec(Spec):
             "steps",
             why="measure.until quality ends by its target",
         ),
-        ActsIf(
-            "noise_scale", "workload.model.computes", why="gradients of a paced network are generated, without noise"
-        ),
+        ActsIf("noise_scale", "workload.model.computes", why="gradients of a paced network have no noise"),
     )
 
     until: Literal["steps", "quality"] = Field("steps", description="steps: time steps; quality: reach quality.target.")
@@ -443,8 +436,8 @@ class MeasureSpec(Spec):
     measured_s: NonNegative | None = Field(None, description="Minimum measured time, s; none: 60 on GPUs, 0 on CPUs.")
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
-        description="overlapped: no synchronisation is added to training. synchronised: wait for the device after each "
-        "phase, so that phase times are exact and the run is slower.",
+        description="overlapped: no synchronisation is added. synchronised: wait for the device after each phase; "
+        "slower.",
     )
     noise_scale: Flag = Field(False, description="Estimate the gradient noise scale; reads each gradient once more.")
     stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
@@ -491,7 +484,4 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
     if place.where == "below":
         return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down, not published"
     assert place.above is not None
-    return (
-        f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "
-        "published"
-    )
+    return f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated"

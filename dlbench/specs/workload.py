@@ -267,10 +267,9 @@ class BertModel(Model):
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
         assert isinstance(data, TextData)  # `formats` holds that
-        if data.sequence_length > self.max_positions:
-            raise ValueError(
-                f"data.sequence_length {data.sequence_length} is longer than model.max_positions {self.max_positions}"
-            )
+        length, limit = data.sequence_length, self.max_positions
+        if length > limit:
+            raise ValueError(f"data.sequence_length {length} is longer than model.max_positions {limit}")
         for key in ("compile", "cuda_graphs", "recompute", "swap"):
             value = getattr(train, key)
             if value != "none" and self.attention == "unpadded":
@@ -389,8 +388,8 @@ class PacedModel(Model):
     layers_from: str | None = Field(
         None,
         min_length=1,
-        description="Folder of a run, or its record.json, whose gradient sizes and times replace layers; in a plan the "
-        "name of that run.",
+        description="Run folder, or its record.json, whose gradients and times replace layers; in a plan the run's "
+        "name.",
     )
     speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
     rank_jitter: Fraction = Field(0.0, description="Standard deviation of the log of each rank's speed factor.")
@@ -498,8 +497,8 @@ class _Data(Spec):
     )
     cache: Literal["any", "cold", "warm"] = Field(
         "any",
-        description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
-        "it. warm: the data set is loaded into it.",
+        description="Page cache when training begins. any: unchanged. cold: without the data set. warm: with the data "
+        "set.",
     )
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="Reaction to an unreadable sample.")
 
