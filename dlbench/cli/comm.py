@@ -380,12 +380,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs.
-
-    \b
-    Example:
-      dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
-    """
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs."""
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
 
     points, points_are = shared.parse_points(nodes, ranks)

@@ -96,7 +96,7 @@ def rule_options(function: F) -> F:
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
         click.option("--full", is_flag=True, help="Print the evidence of all comparisons (default: one screen)."),
         value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
-        value_option("--summary summary_file", None, "Append Markdown to it, e.g. $GITHUB_STEP_SUMMARY.", type=FILE),
+        value_option("--summary summary_file", None, "Append Markdown, e.g. to $GITHUB_STEP_SUMMARY.", type=FILE),
     ]
     return decorated(function, decorators)
 
@@ -331,7 +331,7 @@ def check(
       4  damaged data, or a side without figures
       6  inconclusive (too noisy, few sessions), or insufficient (few runs)
 
-    In JUnit, exit code 1 is a failure, 6 an error, and a case without enough runs or sessions of the baseline skipped.
+    In JUnit, exit code 1 is a failure and 6 an error; while the baseline has too few sessions, cases are skipped.
 
     \b
     Examples:

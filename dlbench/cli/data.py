@@ -75,11 +75,6 @@ def demo(folder: Path, seed: int) -> None:
 
     Images are crops of photographs of scikit-image and scikit-learn, text is Python's documentation, and volumes are
     random universes. Existing data is kept. Prints the three paths, for --data.
-
-    \b
-    Example:
-      dlbench data demo data/demo
-      dlbench run resnet50 --preset ci --ranks 1,2 --data data/demo/images
     """
     from dlbench.datasets.making.catalogue import prepare_demo_data
 

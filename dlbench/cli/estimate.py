@@ -70,8 +70,8 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@value_option("--deadline", "DURATION", "Maximum training time, e.g. 3d: the cheapest rank count.", callback=duration)
-@value_option("--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': the fastest rank count.")
+@value_option("--deadline", "DURATION", "Find the cheapest rank count within this time, e.g. 3d.", callback=duration)
+@value_option("--budget", "AMOUNT", "Find the fastest rank count within e.g. '500 GPU-hours' or '900 EUR'.")
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")

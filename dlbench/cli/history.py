@@ -43,7 +43,7 @@ _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 def history() -> None:
     """Store runs over months; find regressions and slow nodes.
 
-    A history is a folder with unchanged run folders by month (`runs`) and an index, which can be deleted at any time.
+    A history is a folder with unchanged run folders by month (`runs`), and an index that can be made again from them.
 
     \b
     Example:
@@ -64,10 +64,6 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     project runs --record`) are imported too. An empty or missing folder becomes a history.
 
     Exits with 2 if a run was refused, with 4 if one is damaged; all other runs are imported.
-
-    \b
-    Example:
-      dlbench history import runs --store /shared/history
     """
     from dlbench.history import importing as history_import
     from dlbench.history.store import is_there
@@ -134,12 +130,7 @@ def _folders(path: Path) -> list[RunFolder]:
     type=click.Choice(["text", "csv", "json"]),
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
-    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
-
-    \b
-    Example:
-      dlbench history list --where workload=resnet50 --where host=n17
-    """
+    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit."""
     from dlbench.history.entry import parse_where
     from dlbench.history.listing import list_document, to_json
 
@@ -348,12 +339,7 @@ def slow_nodes(
 @store_option
 @where_option
 def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
-    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes.
-
-    \b
-    Example:
-      dlbench history export -o march.tar.gz --where system=cluster
-    """
+    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes."""
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
 

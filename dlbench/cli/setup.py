@@ -22,6 +22,10 @@ def doctor(as_json: bool) -> None:
 
     `absent` is no error if the component is not needed: a login node needs no torch, a laptop needs no Slurm. Exits
     with 5 if a component is installed but does not work (PROBLEM).
+
+    \b
+    Example:
+      dlbench doctor --json | jq '.[] | select(.state != "ok")'
     """
     from dlbench.setup.probes import examine
 

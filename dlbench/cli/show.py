@@ -355,6 +355,10 @@ def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 
     The folders of DLBENCH_PATH are searched first (each may contain workloads/ and systems/), then dlbench itself.
+
+    \b
+    Example:
+      DLBENCH_PATH=$HOME/dlbench-site dlbench ls
     """
     content = {"workloads": _rows("workloads", _about_workload), "systems": _rows("systems", _about_system)}
     if as_json:
