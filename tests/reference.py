@@ -350,7 +350,7 @@ def _option_lines(command: click.Command) -> str:
             continue
         metavar = "" if option.is_flag else " " + option.make_metavar(context)
         default = option.to_info_dict().get("default") if option.show_default else None
-        sentences = [" ".join((option.help or "").split())]
+        sentences = [first_sentence(option.help or "")]
         sentences += ["Required."] * option.required
         sentences += ["Repeatable."] * (option.multiple and "repeatable" not in sentences[0])
         sentences += [f"[{default}]"] * (not isinstance(default, bool) and default not in (None, ()))

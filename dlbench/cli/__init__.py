@@ -121,8 +121,7 @@ def cli() -> None:
     """Measure how well a machine trains deep networks, where the time goes, and what limits it.
 
     \b
-    Try:  dlbench doctor
-          dlbench run resnet50 --preset ci --ranks 1,2 --repeats 5
+    Try:  dlbench run resnet50 --preset ci --ranks 1,2 --repeats 5
           dlbench report runs -o report.html
 
     Exit codes: 0 success, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks

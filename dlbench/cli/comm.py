@@ -43,12 +43,7 @@ SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-serve
 
 @click.command()
 @report_options
-@value_option(
-    "--table",
-    None,
-    "Table to write as CSV: points (default), pairs of ranks, costs, fits or runs.",
-    type=click.Choice(TABLES),
-)
+@value_option("--table", None, "Table to write as CSV (default: points).", type=click.Choice(TABLES))
 def report(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
@@ -63,9 +58,7 @@ def report(
     reported anyway.
 
     \b
-    Examples:
-      dlbench comm report runs
-      dlbench comm report runs -o comm.html
+    Example:
       dlbench comm report runs --format csv --table costs > costs.csv
     """
     chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
@@ -89,14 +82,11 @@ def report(
 def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
     """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
-    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. The file contains one
-    system and one transport; training (sync.network) and `dlbench comm predict` read it. Exits with 4 if no run has
-    figures, or too few for a fit.
+    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. Training
+    (sync.network) and `dlbench comm predict` read the file. Exits with 4 if no run has figures, or too few for a fit.
 
     \b
-    Examples:
-      dlbench comm fit runs
-      dlbench comm fit runs -o box.network.json
+    Example:
       dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
     """
     check_writable(output)
@@ -118,20 +108,17 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
     from dlbench.comm.document import fit_document
 
     emit(fit_document(network_fit), "text", None, full=True)
+    network = network_fit.network
     if output is not None:
-        shared.write_output((network_fit.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
-        click.echo(
-            f"{output}: {network_fit.network.num_points} points, {len(network_fit.network.collectives)} lines", err=True
-        )
+        shared.write_output((network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(f"{output}: {network.num_points} points, {len(network.collectives)} lines", err=True)
 
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
-@value_option(
-    "--ranks", "N", "Rank count of outputs that do not state it: one for all, or one per file.", type=int, multiple=True
-)
+@value_option("--ranks", "N", "Rank count of outputs without one: for all, or per file.", type=int, multiple=True)
 @value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
 @value_option(
     "--level levels",
@@ -146,14 +133,12 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
     """Fit network costs to FILES, which contain the output of nccl-tests or of OSU's micro-benchmarks.
 
-    Each collective and rank count gets one fitted line. With several rank counts, message costs are fitted too, for the
-    algorithm that fits the times best. Outputs of equal layouts, and cycles, count as repeats; three or more give
-    intervals. Programs that cannot be fitted, and data that was not selected, are listed as left out.
+    Each collective and rank count gets a fitted line. With several rank counts, message costs are fitted too, for the
+    algorithm that fits best. Outputs of equal layouts, and cycles, are repeats; three or more give intervals.
 
     \b
     Examples:
       dlbench comm import nccl-8.txt nccl-16.txt --system dgx -o dgx.network.json
-      dlbench comm import osu-allreduce.txt --ranks 64 --group-size 4 --system big -o big.network.json
       dlbench comm import lat.txt bw.txt --level across --system big -o big.network.json
     """
     check_writable(output)
@@ -199,8 +184,7 @@ def table_(
     comm report` prints the same table with measured times.
 
     \b
-    Examples:
-      dlbench comm table --ranks 8 --shards 2
+    Example:
       dlbench comm table box.network.json --ranks 8,64 --group-size 4 --size 100MB
     """
     require_modules("comm table", "numpy", "scipy")
@@ -262,13 +246,11 @@ def predict(
 ) -> None:
     """Predict the time of collectives from NETWORK, a file of fitted costs.
 
-    The rank counts need not have been measured. Ranks, groups and sizes outside the fitted range are marked as
-    extrapolated, with the error of a fit without the largest rank count at that rank count. Times of libraries are
-    lines through measured sizes, at measured rank counts only.
+    Ranks, groups and sizes outside the fitted range are marked as extrapolated, with the error that a fit without the
+    largest rank count has there. Libraries are only predicted at measured rank counts.
 
     \b
     Examples:
-      dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
       dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
@@ -314,14 +296,10 @@ def measure_options(function: F) -> F:
             "(point to point).",
             "allreduce",
         ),
-        value_option(
-            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
-        ),
+        value_option("--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs to measure (default: by the layout)."),
         value_option("--congestors", "auto|1:3", "p2p: pairs that send at the same time; auto: all other ranks."),
         value_option("--algorithms", "all|A,B|none", "Algorithms of dlbench; all: those for the layout.", "all"),
-        value_option(
-            "--backends", "auto|A,B|none", "Libraries for comparison: gloo, mpi, nccl; auto: those installed.", "auto"
-        ),
+        value_option("--backends", "auto|A,B|none", "Libraries to compare: gloo, mpi, nccl; auto: installed.", "auto"),
         SIZES,
         value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
         value_option("--transport", "torch|mpi", "Transport of messages: torch.distributed or mpi4py.", "torch"),
@@ -355,11 +333,9 @@ def runs_of(
     source = click.get_current_context().get_parameter_source("collective")
     if (options["victims"] or options["congestors"]) and source is click.core.ParameterSource.DEFAULT:
         options["collective"] = PAIRS
-    named_alike = {field.name: options[field.name] for field in fields(CommRequest) if field.name in options}
-    named_alike["overrides"] = parse_set(options["overrides"])
-    request = CommRequest(
-        **named_alike, timeout_s=options["timeout"], system=system, points=points, points_are=points_are
-    )
+    settings = {field.name: options[field.name] for field in fields(CommRequest) if field.name in options}
+    settings["overrides"] = parse_set(options["overrides"])
+    request = CommRequest(**settings, timeout_s=options["timeout"], system=system, points=points, points_are=points_are)
     installed = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is not None]
     return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)
 
@@ -383,7 +359,6 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     \b
     Example:
       dlbench comm run --ranks 2,4 --algorithms ring,direct --sizes 1KiB:64MiB
-      dlbench comm run --ranks 4 --launcher mpirun --transport mpi --group-size 2
     """
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
     from dlbench.specs.requests import parse_counts
@@ -405,13 +380,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs.
-
-    \b
-    Example:
-      dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
-      dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
-    """
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs."""
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
 
     points, points_are = shared.parse_points(nodes, ranks)

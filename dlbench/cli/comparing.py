@@ -91,18 +91,12 @@ def rule_options(function: F) -> F:
             "sides have fewer than five sessions.",
             type=FILE,
         ),
-        value_option(
-            "--allow", "KEY[,KEY]", "Key that may differ between the sides, repeatable, e.g. system.", multiple=True
-        ),
+        value_option("--allow", "KEY[,KEY]", "Key in which sides may differ, repeatable, e.g. system.", multiple=True),
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
-        click.option(
-            "--full", is_flag=True, help="Print the evidence of all comparisons as text (default: one screen)."
-        ),
+        click.option("--full", is_flag=True, help="Print the evidence of all comparisons (default: one screen)."),
         value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
-        value_option(
-            "--summary summary_file", None, "Append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
-        ),
+        value_option("--summary summary_file", None, "Append Markdown, e.g. to $GITHUB_STEP_SUMMARY.", type=FILE),
     ]
     return decorated(function, decorators)
 
@@ -134,10 +128,7 @@ def metric_names(requested: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_side(path: Path, where: Sequence[str], where_side: Sequence[str], options: tuple[str, str]) -> GateSide:
-    """Returns a side of the comparison: a folder of runs, one run, a history, or a baseline file.
-
-    `where`: conditions of both sides; `where_side`: of this side. `options`: their names for this and the other side.
-    """
+    """Returns a side of the comparison; `options`: the names of --where for this and for the other side."""
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
 
@@ -211,9 +202,8 @@ def paired_comparison(
     if options["history"] is not None:
         raise UserError("--history: has no effect with --paired; both sides of a pair are in the same session")
     points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"))
-    return compare_pairs(
-        points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
-    )
+    metrics, rule = metric_names(options["metrics"]), rule_of(options)
+    return compare_pairs(points, both=both, metrics=metrics, rule=rule, floors=floors)
 
 
 def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
@@ -263,11 +253,10 @@ def compare(
     """Compare the runs of B with the runs of A: is B slower, by how much, and how certain is that?
 
     A and B are run folders, folders of runs, histories, or baseline files (`dlbench baseline`). Points are matched by
-    their settings, ranks and nodes. Runs that differ in a key that --allow does not name are refused, and the keys are
-    printed.
+    settings, ranks and nodes. Runs that differ in a key that --allow does not name are refused.
 
-    A verdict needs five runs per side. It also needs interleaved pairs (`run --ab`), or five sessions (runs of
-    different days or nights) of A, of B or of --history: one session does not show how much sessions differ.
+    A verdict needs five runs per side, and interleaved pairs (`run --ab`) or five sessions (runs of different days or
+    nights) of A, of B or of --history: one session does not show how much sessions differ.
 
     \b
     Verdicts and exit codes:
@@ -281,9 +270,8 @@ def compare(
 
     \b
     Examples:
-      dlbench compare runs-old runs-new
-      dlbench compare runs runs --where-a series=old --where-b series=new
       dlbench compare runs-old runs-new --allow system -o comparison.md
+      dlbench compare runs runs --where-a series=old --where-b series=new
       dlbench compare runs --paired
     """
     if paired and len(paths) != 1:
@@ -303,16 +291,9 @@ def compare(
 
 
 @click.command()
-@value_option(
-    "--baseline", "FILE|RUNS", "A baseline file (`dlbench baseline`), a folder of runs, or a history.", type=FILE
-)
+@value_option("--baseline", "FILE|RUNS", "Baseline file (`dlbench baseline`), folder of runs, or history.", type=FILE)
 @value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
-@value_option(
-    "--paired",
-    "RUNS",
-    "Folder of interleaved runs (`run --ab`); check side b against side a.",
-    type=FILE,
-)
+@value_option("--paired", "RUNS", "Folder of interleaved runs (`run --ab`); check side b against side a.", type=FILE)
 @value_option(
     "--at-least",
     "[KEY=VALUE,..:] RATE",
@@ -336,13 +317,11 @@ def check(
 ) -> None:
     """Compare candidate runs with a baseline, for CI: exit with 1 if they are significantly slower.
 
-    This is the comparison of `dlbench compare`. Every point of the baseline needs runs of the candidate; a point
-    without them is insufficient. For a verdict, make the baseline from runs of five nights or more, or check
-    interleaved runs of the old and the new commit (`run --ab`).
+    This is the comparison of `dlbench compare`. A point of the baseline without runs of the candidate is insufficient.
+    For a verdict, make the baseline from runs of five nights or more, or check interleaved runs (`run --ab`).
 
-    --at-least needs no baseline. With five or more runs of one session, the floor is missed if the whole interval is
-    below it, and met if the whole interval is above it. Runs of two to four sessions are inconclusive; check the newest
-    night alone: --where-candidate series=NAME.
+    --at-least needs no baseline, but five or more runs of one session: a floor is missed if the whole interval is below
+    it, and met if it is above. Runs of two to four sessions are inconclusive: choose one by --where-candidate.
 
     \b
     Exit codes:
@@ -350,18 +329,14 @@ def check(
       1  regressed or missed
       2  wrong usage, or runs that are not comparable; the keys are named
       4  damaged data, or a side without figures
-      6  inconclusive (too noisy, one session per side), or insufficient (fewer
-         than five runs on a side)
+      6  inconclusive (too noisy, few sessions), or insufficient (few runs)
 
-    In JUnit, exit code 1 is a failure and 6 an error. A case is skipped while the baseline has too few runs or
-    sessions.
+    In JUnit, exit code 1 is a failure and 6 an error; while the baseline has too few sessions, cases are skipped.
 
     \b
     Examples:
       dlbench check --candidate runs --at-least "2500 images/s"
-      dlbench check --baseline baseline.json --candidate runs
-      dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
-      dlbench check --baseline b.json --candidate runs --summary summary.md
+      dlbench check --baseline baseline.json --candidate runs --junit dlbench.xml
       dlbench check --paired runs --tolerance 1%
     """
     _refuse_sides(baseline, candidate, paired, at_least, (*where_baseline, *where_candidate))
@@ -410,16 +385,13 @@ def _refuse_sides(
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:
     """Write a baseline file from RUNS (run folders, folders of runs, histories), for `dlbench check`.
 
-    A baseline is a small JSON file that fits into a repository. It contains the metrics of every run, its time, job and
-    boot, and the settings that decide which runs are comparable. Use runs of five nights or more: fewer sessions do not
-    show how much nights differ. The same runs give the same bytes. Points with fewer than five runs, and damaged data,
-    are refused.
+    It is a small JSON file for a repository, with the metrics of every run and the settings that decide which runs are
+    comparable. Use runs of five nights or more: fewer do not show how much nights differ. The same runs give the same
+    bytes. Points with fewer than five runs, and damaged data, are refused.
 
     \b
-    Examples:
-      dlbench baseline runs -o baseline.json
+    Example:
       dlbench baseline "$DLBENCH_HISTORY" --where workload=bert -o baseline.json
-      dlbench baseline runs --where series=nightly -o baseline.json
     """
     check_writable(output)
     chosen = parse_where(where, "--where")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 10.0
 Meter = Callable[[str, int, int], None]
-"""Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
+"""Reports progress: name of the task, number done, total; a new name begins a new task."""
 _SEED = value_option("--seed", "N", "Seed of all random choices.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
 WORKERS = value_option("--workers", "N", "Number of processes (default: one per core).", type=_COUNT)
@@ -37,10 +37,7 @@ def available_cores() -> int:
 
 @contextmanager
 def meter() -> Iterator[Meter]:
-    """Yields a function that shows progress on standard error: a bar on a terminal, else lines every ten seconds.
-
-    Meanwhile SIGTERM and SIGHUP act like Ctrl-C, so that worker processes end.
-    """
+    """Yields a function that shows progress on standard error; SIGTERM and SIGHUP act like Ctrl-C meanwhile."""
     from dlbench.jobs.processes import interrupted_by_signals
 
     with interrupted_by_signals():
@@ -76,14 +73,8 @@ def meter() -> Iterator[Meter]:
 def demo(folder: Path, seed: int) -> None:
     """Make a small real data set for each workload in FOLDER.
 
-    Images are crops of the photographs that scikit-image and scikit-learn ship, text is Python's own documentation in
-    English, and volumes are random universes. Each data set has training and validation data. Existing data is kept.
-    Prints the three paths, for --data.
-
-    \b
-    Example:
-      dlbench data demo data/demo
-      dlbench run resnet50 --preset ci --ranks 1,2 --data data/demo/images
+    Images are crops of photographs of scikit-image and scikit-learn, text is Python's documentation, and volumes are
+    random universes. Existing data is kept. Prints the three paths, for --data.
     """
     from dlbench.datasets.making.catalogue import prepare_demo_data
 
@@ -108,15 +99,13 @@ def demo(folder: Path, seed: int) -> None:
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set in FOLDER, without a download.
 
-    Images are crops of photographs with added grain, so that every file differs and is as large as an ImageNet file.
-    Text is Python's documentation (1.5 MB). Volumes are random universes. FOLDER gets train, validation and a manifest
-    with checksums. If interrupted, the same command continues.
+    Images are crops of photographs with added grain, as large as ImageNet's files. Text is Python's documentation (1.5
+    MB). Volumes are random universes. If interrupted, the same command continues.
 
     \b
     Example:
       dlbench data make images /scratch/images --samples 100000
       dlbench data make density /scratch/volumes --samples 1024 --size 128
-      dlbench data make text /scratch/text
     """
     from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 
@@ -161,14 +150,12 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
     """Read a whole data set and list every bad file.
 
-    Compares the files with the checksums of the manifest if there is one, decodes every image, reads every sample, and
-    reports whether this is the complete public data set (ImageNet-2012, cosmoUniverse). Prints one line per bad file.
-    Exits with 0 if all files are good, with 4 if not.
+    Compares files with the manifest's checksums, decodes every image, reads every sample, and reports whether this is
+    the complete public data set (ImageNet-2012, cosmoUniverse). Exits with 4 if a file is bad.
 
     \b
     Example:
       dlbench data verify /scratch/imagenet-shards
-      dlbench data verify data/demo/density --json
     """
     from dlbench.datasets import verification
 
@@ -222,9 +209,8 @@ def _remark(lines: Iterable[str]) -> None:
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
     """Pack images into tar shards: few large files instead of many small ones.
 
-    SOURCE is a tree <class>/<image>.jpg or a folder of shards, with subfolders train and validation if it has both. The
-    encoded images are copied unchanged, in an order that mixes the classes. webdataset can read the shards. Files that
-    are left out are printed. If interrupted, the same command continues.
+    SOURCE is a tree <class>/<image>.jpg or a folder of shards, with subfolders train and validation if it has both.
+    Encoded images are copied unchanged, classes mixed, as webdataset reads them. If interrupted, repeat the command.
 
     \b
     Example:

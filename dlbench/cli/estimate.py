@@ -70,20 +70,14 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@value_option(
-    "--deadline", "DURATION", "Maximum training time, e.g. 3d: name the cheapest rank count for it.", callback=duration
-)
-@value_option(
-    "--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': name the fastest rank count for it."
-)
+@value_option("--deadline", "DURATION", "Find the cheapest rank count within this time, e.g. 3d.", callback=duration)
+@value_option("--budget", "AMOUNT", "Find the fastest rank count within e.g. '500 GPU-hours' or '900 EUR'.")
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
 @value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
-@value_option(
-    "--time stated", "DURATION", "With --throughput: a training time to check, e.g. 6.6min.", callback=duration
-)
+@value_option("--time stated", "DURATION", "With --throughput: training time to check, e.g. 6.6min.", callback=duration)
 def estimate(
     what: tuple[str, ...],
     where: tuple[str, ...],
@@ -102,19 +96,15 @@ def estimate(
 ) -> None:
     """Estimate training time, GPU-hours and price, from RUNS or from a throughput.
 
-    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated. With --throughput, the
-    time to train WORKLOAD at that rate is printed.
+    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated; from --throughput, the
+    time to train WORKLOAD. The amount of training is that of the runs' recipe, of --epochs or of --samples.
 
-    The amount of training is that of the runs' recipe, of --epochs or of --samples; for runs to accuracy it is their
-    own time. Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or
-    if --time is too short for the throughput; with 4 if a file is damaged or no run has figures.
+    Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or if --time
+    is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
-      dlbench estimate runs
       dlbench estimate runs --epochs 90 --deadline 3d --price "2.50 EUR"
-      dlbench estimate runs --samples 2500000 --budget "500 GPU-hours"
-      dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
@@ -129,9 +119,7 @@ def estimate(
         _estimate_runs(tuple(map(Path, what)), where, {**fields, **_costs(price, budget)}, as_json)
         return
     if len(what) > 1 or Path(what[0]).is_dir():
-        raise UserError(
-            f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]}), which have their own"
-        )
+        raise UserError(f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]})")
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
         raise UserError(f"{option}: only for RUNS, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
@@ -139,12 +127,10 @@ def estimate(
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
         if value is not None and not per_rank:
             raise UserError(f"{option} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
-    _estimate_workload(
-        what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated
-    )
+    _time_to_train(what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated)
 
 
-def _estimate_workload(
+def _time_to_train(
     workload: str,
     epochs: float | None,
     epoch_samples: int | None,
@@ -297,16 +283,14 @@ def _row(title: str, text: str) -> None:
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
     """Report what the Slurm jobs of RUNS (default: runs) cost, by point and by result.
 
-    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm is queried once for all
-    finished jobs; the answer is stored with each run (accounting.json), because Slurm deletes it after some time.
-    Without accounting, squeue knows the times of a job for some minutes. The times from the runs' own records (start,
-    measured steps, the rest) are printed next to Slurm's.
+    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm's answer is stored with
+    each run (accounting.json), because Slurm deletes it after some time. Without accounting, squeue knows the times of
+    a job for some minutes. Times from the runs' records are printed next to Slurm's.
 
     Exits with 6 if Slurm has no data, with 4 if a run is damaged.
 
     \b
-    Examples:
-      dlbench cost runs
+    Example:
       dlbench cost runs --where series=nightly -o cost.html
     """
     from dlbench.jobs.slurm.accounting import with_accounting

@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from dlbench.cli.choosing import named, read_one_run, read_runs, runs_argument, where_option
-from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, value_option, write_output
 from dlbench.cli.report import check_writable, finish, require_modules
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
@@ -24,25 +24,13 @@ def export() -> None:
 @export.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="File to replace atomically, e.g. in node_exporter's --collector.textfile.directory (default: standard "
-    "output).",
-)
+@value_option("-o --output", None, "File to replace atomically (default: standard output).", type=FILE)
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
     """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.
 
-    The text contains throughput, efficiency, step time and energy of each point with interval bounds, and the number of
-    valid and failed runs. Prometheus' textfile collector and OpenMetrics parsers read it. Control runs and sides of
-    pairs belong to no point.
-
+    Prometheus' textfile collector and OpenMetrics parsers read them: throughput, efficiency, step time and energy of
+    each point with intervals, and the number of valid and failed runs. Control runs and pairs belong to no point.
     Exits with 4 if data is damaged (the rest is written) or if there is no run (nothing is written).
-
-    \b
-    Example:
-      dlbench export metrics runs -o /var/lib/node_exporter/dlbench.prom
     """
     check_writable(output)
     require_modules("export metrics", "numpy")
@@ -78,9 +66,8 @@ def mllog(
 ) -> None:
     """Write the run in folder RUN as MLPerf log lines (:::MLLOG).
 
-    The lines follow the latest rule set in the package mlperf-logging that has this network. They always say "open
-    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would reject them, the
-    reason is printed on standard error. dlbench clears no cache, and the log says so.
+    They follow the latest rules in the package mlperf-logging, and say "open division" and "MLPerf-derived workload,
+    not an MLPerf result". If its checker would reject them, the reason is printed. dlbench clears no cache.
 
     \b
     Example:
@@ -106,10 +93,6 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     """Write a description of the machine of the run in folder RUN, as an MLPerf system description (JSON).
 
     Fields that dlbench does not record say "not recorded"; fill them in by hand.
-
-    \b
-    Example:
-      dlbench export system runs/RUN --org "My lab" -o system.json
     """
     from dlbench.exports.system_description import to_system_description
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 store_option = value_option(
-    "--store", "DIR", "Folder of the history (default: $DLBENCH_HISTORY).", type=FILE, envvar="DLBENCH_HISTORY"
+    "--store", "DIR", "History folder (default: $DLBENCH_HISTORY).", type=FILE, envvar="DLBENCH_HISTORY"
 )
 where_option = value_option(
     "--where",
@@ -43,14 +43,12 @@ _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 def history() -> None:
     """Store runs over months; find regressions and slow nodes.
 
-    A history is a folder. Its subfolder `runs` contains the run folders unchanged, by month; every command that reads a
-    folder of runs can read one month. The index next to them is a cache and can be deleted at any time.
+    A history is a folder with unchanged run folders by month (`runs`), and an index that can be made again from them.
 
     \b
     Example:
       export DLBENCH_HISTORY=$HOME/history
       dlbench history import runs
-      dlbench history list --where workload=resnet50
     """
 
 
@@ -60,19 +58,12 @@ def history() -> None:
 def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     """Import RUNS: run folders, folders of runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
-    Runs are copied completely and never changed afterwards. A run that the history already has is skipped. A run is
-    refused if the history has another run of the same name, or if it comes from an earlier dlbench and cannot be read.
-    Runs without a record (still running, or killed) are skipped: import them again when they have ended.
-
-    A run counts as damaged and is not imported if a file cannot be read, if the folder contains a link, a pipe or too
-    many levels, or if its samples or spans are damaged. Recorded projections (`dlbench project runs --record`) are
-    imported too; one that was changed counts as damaged. The history is created if the folder is empty or missing.
+    Runs are copied completely and never changed. Those that the history has, or that have no record yet, are skipped.
+    A run is refused if the history has another of its name, or if it comes from an earlier dlbench. It is damaged, and
+    not imported, if a file cannot be read or the folder contains a link or a pipe. Recorded projections (`dlbench
+    project runs --record`) are imported too. An empty or missing folder becomes a history.
 
     Exits with 2 if a run was refused, with 4 if one is damaged; all other runs are imported.
-
-    \b
-    Example:
-      dlbench history import runs --store /shared/history
     """
     from dlbench.history import importing as history_import
     from dlbench.history.store import is_there
@@ -139,12 +130,7 @@ def _folders(path: Path) -> list[RunFolder]:
     type=click.Choice(["text", "csv", "json"]),
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
-    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
-
-    \b
-    Example:
-      dlbench history list --where workload=resnet50 --where host=n17
-    """
+    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit."""
     from dlbench.history.entry import parse_where
     from dlbench.history.listing import list_document, to_json
 
@@ -192,15 +178,13 @@ def trends(
 ) -> None:
     """Find when runs became slower or faster, and what changed then.
 
-    Runs with equal configuration, machine, rank count and node count are one series; its runs of one session are one
-    night. Each change point is reported with its ratio, a 95 % interval, and the commit and environment before and
-    after. Gradual changes are reported as such. A series needs 12 nights.
+    Runs with equal configuration, machine, ranks and nodes are a series, its runs of one session a night. A series
+    needs 12 nights. A change point has its ratio, a 95 % interval, and commit and environment before and after.
 
     Exits with 0 whatever is found, unless --fail-on-regression is given; with 4 if a run is damaged.
 
     \b
     Examples:
-      dlbench history trends
       dlbench history trends --where workload=resnet50 -o trends.html
       dlbench history trends --fail-on-regression
     """
@@ -240,9 +224,8 @@ def trends(
 def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
     """Acknowledge the change of SERIES on DAY: it no longer counts as a regression.
 
-    `dlbench history trends` prints SERIES and DAY of each change. User, date and reason are stored in the history and
-    shown. The change is reported again if the level gets even worse. To undo, delete its file in the folder
-    `acknowledged` of the history.
+    `dlbench history trends` prints SERIES and DAY. The change is reported again if the level gets even worse. To undo,
+    delete its file in the folder `acknowledged` of the history.
 
     \b
     Example:
@@ -310,17 +293,14 @@ def slow_nodes(
 ) -> None:
     """Show which nodes were slow, month by month, since when, and whether they still are.
 
-    In each run, the compute time of a host's slowest rank is compared with that of the other hosts. Runs of any
-    workload count if they used several hosts. A node is slow if a t test over five nights or more shows it to be over 3
-    % slower; the test is corrected for the number of hosts. A link is slow if exchanges end that much later than on the
-    other hosts; it is reported but not excluded, because either end may be the cause.
+    In each run on several hosts, the compute time of a host's slowest rank is compared with the other hosts. A node is
+    slow if a t test over five nights or more, corrected for the number of hosts, shows it to be over 3 % slower. A link
+    is slow if exchanges end that much later; it is not excluded, because either end may be the cause.
 
     Exits with 4 if a run is damaged.
 
     \b
-    Examples:
-      dlbench history slow-nodes
-      dlbench history slow-nodes -o hosts.csv
+    Example:
       sbatch $(dlbench history slow-nodes --exclude) job.sh
     """
     suffixes: dict[str, FormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
@@ -359,12 +339,7 @@ def slow_nodes(
 @store_option
 @where_option
 def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
-    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes.
-
-    \b
-    Example:
-      dlbench history export -o march.tar.gz --where system=cluster
-    """
+    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes."""
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
 

@@ -45,28 +45,20 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.value_option("--repeats", None, "Number of repeats of every measurement.", DEFAULT_REPEATS, type=int)
 @shared.KEYS
 @shared.SYSTEM
-@click.option(
-    "--tiers", is_flag=True, help="Train with synthetic data and with a warm and a cold page cache; report the stalls."
-)
+@click.option("--tiers", is_flag=True, help="Train with synthetic data, a warm and a cold page cache; report stalls.")
 @shared.value_option(
     "--seconds",
     None,
-    f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
+    f"Without --tiers: seconds per repeat (default: {DEFAULT_SECONDS:g}).",
     type=float,
     callback=_above_zero,
 )
 @shared.value_option("--like", "RUN", "Without --tiers: compare with a rank of this run, instead of published rates.")
 @shared.value_option(
-    "--rate",
-    None,
-    "Without --tiers: compare with this rate, samples/s per accelerator.",
-    type=float,
-    callback=_above_zero,
+    "--rate", None, "Without --tiers: compare with this rate, samples/s per GPU.", type=float, callback=_above_zero
 )
 @shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
-@shared.value_option(
-    "--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
-)
+@shared.value_option("--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi, srun-gloo (default: the system's).")
 @shared.value_option("--ranks-per-node", None, "With --tiers: ranks per node (default: the system's).", type=int)
 @shared.value_option("--series", "NAME", "With --tiers: name of the series (default: time and a random suffix).")
 @shared.output_folder()
@@ -79,14 +71,12 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
     By default nothing is trained: this node reads and prepares samples of --data, with a cold and with a warm page
     cache. The result is compared with the need of an H100, A100 or V100: how many of them can be fed.
 
-    With --tiers the workload is trained with synthetic data, with data from the page cache and with data from cold
-    storage, interleaved. The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls
-    per step.
+    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved.
+    The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls per step.
 
     \b
     Examples:
       dlbench io resnet50 --data /scratch/imagenet --ranks 1,4
-      dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
       dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
     if tiers:

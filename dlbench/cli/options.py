@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -148,10 +149,7 @@ def _variable_missing(system: SystemSpec) -> str | None:
         if isinstance(value, str) or value.variable is None or system.scheduler != "slurm":
             continue
         if value.variable not in os.environ:
-            return (
-                f"launch.environment.{name}: {value.variable} is not set in this shell: a job fails unless its modules "
-                "or setup set it"
-            )
+            return f"launch.environment.{name}: {value.variable} is not set here: modules or setup must set it"
     return None
 
 
@@ -221,12 +219,8 @@ def plan_options(function: F) -> F:
         click.argument("workload"),
         PRESET,
         value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
-        value_option(
-            "--data", "PATH|synthetic", "Folder of the data set, or random tensors (default: the workload's)."
-        ),
-        click.option(
-            "--to-accuracy", is_flag=True, help="Train to the workload's target quality, instead of timing steps."
-        ),
+        value_option("--data", "PATH|synthetic", "Data set folder, or random tensors (default: the workload's)."),
+        click.option("--to-accuracy", is_flag=True, help="Train to the target quality, instead of timing steps."),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
         REPEATS,
         value_option(
@@ -243,14 +237,9 @@ def plan_options(function: F) -> F:
             multiple=True,
         ),
         value_option(
-            "--sweep",
-            "KEY=A,B",
-            "Run every point with each value of a key, repeatable. Lists: [16,32],[32,64].",
-            multiple=True,
+            "--sweep", "KEY=A,B", "Run points with each value, repeatable. Lists: [1,2],[2,4].", multiple=True
         ),
-        click.option(
-            "--ladder", is_flag=True, help="Run every point once per step of the workload's ladder of optimisations."
-        ),
+        click.option("--ladder", is_flag=True, help="Run every point once per step of the optimisation ladder."),
         value_option(
             "--ab",
             "A B",
@@ -313,37 +302,32 @@ def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Pat
 
 
 def submit_options(ranks_example: str) -> Callable[[F], F]:
-    """Adds the options of every command that submits a series to Slurm; `ranks_example`: metavar of --ranks."""
-
-    def decorate(function: F) -> F:
-        decorators = [
-            value_option("--system", "NAME|FILE", "System with a scheduler: a name or a YAML file.", required=True),
-            value_option("--nodes", "1,2,4", "Node counts; each is a point."),
-            value_option("--ranks", ranks_example, "Rank counts, instead of --nodes."),
-            value_option(
-                "--pack",
-                None,
-                "points: runs of one node count share a job. all: all runs share one job of the largest node count.",
-                "points",
-                type=click.Choice(["points", "all"]),
-            ),
-            click.option("--one-run-per-job", is_flag=True, help="Submit one job per run; equal jobs form an array."),
-            click.option(
-                "--chain/--no-chain",
-                default=True,
-                show_default=True,
-                help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
-                "other.",
-            ),
-            value_option("--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: from earlier runs)."),
-            value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
-            value_option("--max-jobs", "N", "Maximum jobs of the series in the queue.", type=click.IntRange(min=1)),
-            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
-            click.option("--write-only", is_flag=True, help="Write plans and scripts, and print the sbatch commands."),
-        ]
-        return decorated(function, decorators)
-
-    return decorate
+    """Returns the options of a command that submits a series to Slurm; `ranks_example`: metavar of --ranks."""
+    decorators = [
+        value_option("--system", "NAME|FILE", "System with a scheduler: a name or a YAML file.", required=True),
+        value_option("--nodes", "1,2,4", "Node counts; each is a point."),
+        value_option("--ranks", ranks_example, "Rank counts, instead of --nodes."),
+        value_option(
+            "--pack",
+            None,
+            "points: runs of one node count share a job. all: all runs share one job of the largest node count.",
+            "points",
+            type=click.Choice(["points", "all"]),
+        ),
+        click.option("--one-run-per-job", is_flag=True, help="Submit one job per run; equal jobs form an array."),
+        click.option(
+            "--chain/--no-chain",
+            default=True,
+            show_default=True,
+            help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each other.",
+        ),
+        value_option("--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: from earlier runs)."),
+        value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
+        value_option("--max-jobs", "N", "Maximum jobs of the series in the queue.", type=click.IntRange(min=1)),
+        click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
+        click.option("--write-only", is_flag=True, help="Write plans and scripts, and print the sbatch commands."),
+    ]
+    return functools.partial(decorated, decorators=decorators)
 
 
 def given_options(*names: str) -> Iterator[str]:

@@ -31,34 +31,24 @@ def memory() -> None:
 
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
-@shared.value_option(
-    "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
-)
-@shared.value_option(
-    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of its need without a plan."
-)
+@shared.value_option("--batch", None, "Samples per rank and step (default: workload's).", type=click.IntRange(min=1))
+@shared.value_option("--capacity", "BYTES|SHARE", "Memory a rank may use, e.g. 8GiB, or 50% of that without a plan.")
 @shared.PRESET
 @shared.KEYS
 @shared.SYSTEM
-@shared.value_option(
-    "-o --output", None, "File to write: .html, .md, .json or .txt (default: stdout).", type=shared.FILE
-)
+@shared.value_option("-o --output", None, "File to write: .html, .md, .json, .txt (default: stdout).", type=shared.FILE)
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
     """Plan the training of WORKLOAD within a memory capacity, and predict its memory and time.
 
-    A separate process measures each module alone on this machine, which needs little memory. Everything else is
-    predicted: the plan block by block with a drawing of one pass, other methods, other capacities and other batches.
-    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record contains the
-    measurements.
-
+    A process measures each module alone on this machine, which needs little memory; the rest is predicted: the plan,
+    other methods, other capacities and batches. A finished RUN that recomputed or swapped has these measurements.
     Exits with 5 if no plan fits.
 
     \b
     Examples:
       dlbench memory plan resnet50 --batch 64 --capacity 8GiB
-      dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 90%
       dlbench memory plan runs/RUN --capacity 1GiB --batch 128
     """
     from dlbench.cli.report import FORMAT_MODULES, check_writable, format_by_suffix, require_modules

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from dlbench.cli.options import FILE, value_option
+from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import counted, format_bytes
 
@@ -37,8 +38,7 @@ def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) 
     sbatch --test-only checks the submission options. Then a job of about one minute, started like a run, checks folder,
     Python, versions, cores, GPUs, scratch space and an all-reduce on every node.
 
-    Exits with 0 if all checks pass, 5 if the system lacks something, 3 if nodes failed (their names are printed as
-    --exclude), 6 if the job did not start in time.
+    Exits with 5 if the system lacks something, 3 if nodes failed (printed as --exclude), 6 if no job started in time.
 
     \b
     Example:
@@ -61,19 +61,13 @@ def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) 
     folder = PreflightFolder(prepare_output(out) / plan.run_id)
     report = check(plan, folder, timeout, lambda text: click.echo(text, err=True), starts_job=not no_job)
     for line in lines_of(report):
-        click.echo(line)
+        click.echo(cleaned(line))
     click.echo(f"full report: {folder.report}", err=True)
     sys.exit(report.exit_code)
 
 
-def lines_of(report: PreflightReport) -> list[str]:
-    """Returns a report as lines for a terminal."""
-    from dlbench.cli.streams import cleaned
-
-    return [cleaned(line) for line in _lines(report)]
-
-
-def _lines(report: PreflightReport) -> Iterator[str]:
+def lines_of(report: PreflightReport) -> Iterator[str]:
+    """Yields a report as lines for a terminal, which may contain control characters."""
     for check in report.job:
         head = f"{check.subject:<20} {_MARKS[check.state]:<8} "
         text = check.found

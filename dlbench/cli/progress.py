@@ -64,7 +64,6 @@ class SeriesProgress:
             self._first = self._first or self._last
 
     def end(self) -> float:
-        """Notes the end of the current run and its duration."""
         with self._lock:
             took = self._clock() - self._begun
             self._took.append((self._plans[self.num_done], took))

@@ -27,12 +27,8 @@ SCALING = value_option(
     "weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
     type=click.Choice(["weak", "strong"]),
 )
-INGREDIENTS = value_option(
-    "--ingredients", "FILE", "Write the projection's inputs to FILE, for `dlbench project ingredients`.", type=FILE
-)
-STRATEGY = value_option(
-    "--strategy", "all|NAME", "Also project time and memory of other strategies: all, or one, e.g. fsdp."
-)
+INGREDIENTS = value_option("--ingredients", "FILE", "Write the inputs to FILE, for `project ingredients`.", type=FILE)
+STRATEGY = value_option("--strategy", "all|NAME", "Also project time and memory of one strategy, e.g. fsdp, or all.")
 MEMORY_LIMIT = value_option(
     "--memory-limit",
     "SIZE",
@@ -111,10 +107,9 @@ def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..
 def project() -> None:
     """Project step time, throughput and efficiency to rank counts that were not measured.
 
-    A projection starts from the largest measured point and adds what changes with the rank count: network costs,
-    differences between nodes, storage. It has uncertainty bands, a cause for each lost percent, and the error at
-    measured points that were left out of the fit. It is refused if it needs a kind of measurement that is missing; the
-    command that makes this measurement is printed. All commands exit with 4 if no rank count can be projected.
+    A projection starts from the largest measured point and adds the effects of more ranks: network costs, differences
+    between nodes, storage. It has uncertainty bands, causes of losses, and its error at left-out points. If a
+    measurement is missing, the command for it is printed. Exits with 4 if no rank count can be projected.
     """
 
 
@@ -141,10 +136,8 @@ def project_runs(
 
     \b
     Examples:
-      dlbench project runs my-runs --to 64,256,1024
       dlbench project runs my-runs --to 256 --network box.network.json -o projection.html
       dlbench project runs my-runs --to 256 --set sync.exchange=hierarchical --set sync.wire=bf16
-      dlbench project runs my-runs --to 64,256 --record
       dlbench project runs my-runs --to 64,256 --strategy all --memory-limit 16GiB
     """
     from dlbench.cli import projecting
@@ -188,10 +181,6 @@ def project_ingredients(file: Path, write: Write, **question_options: Any) -> No
 
     FILE is written by `project runs --ingredients`, or by hand from figures of another tool or a publication (`dlbench
     show --schema ingredients`).
-
-    \b
-    Example:
-      dlbench project ingredients made.json --to 64,256
     """
     from dlbench.cli import projecting
     from dlbench.projection.ingredients import Ingredients
@@ -250,9 +239,7 @@ def project_spec(
     memory_limit: int | None,
     write: Write,
 ) -> None:
-    """Project the training of WORKLOAD from data sheets alone, without runs.
-
-    The result is an upper bound.
+    """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
     \b
     Example:
@@ -283,10 +270,6 @@ def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) 
     """Compare the projections recorded in RUNS (`project runs --record`) with runs that were planned after them.
 
     Exits with 4 if no recorded projection was measured since, or if a record was changed.
-
-    \b
-    Examples:
-      dlbench project score my-runs
     """
     from dlbench.cli.projecting import read_groups
     from dlbench.projection.ledger import against, read_ledger

@@ -110,9 +110,7 @@ def projected(
         if cost is not None:
             sections.append(cost)
         elif question.price[0] is not None:
-            click.echo(
-                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is unknown", err=True
-            )
+            click.echo(f"dlbench: --price-per-node-hour: no cost of {group.title}: its batch size is unknown", err=True)
     return projected_group(name, group, projection, ledger=rows, more_sections=sections)
 
 

@@ -57,9 +57,7 @@ def report_options(function: F) -> F:
 
 def network_option(purpose: str) -> Callable[[F], F]:
     """Returns the option `--network` for fitted costs; `purpose` completes its help."""
-    return value_option(
-        "--network", "FILE.network.json", f"File of fitted network costs (`dlbench comm fit`), {purpose}.", type=FILE
-    )
+    return value_option("--network", "FILE.network.json", f"Fitted network costs (`comm fit`), {purpose}.", type=FILE)
 
 
 @click.command()
@@ -84,17 +82,14 @@ def report(
 ) -> None:
     """Write a scaling report of RUNS (run folders, folders of runs, histories).
 
-    The report shows scaling, where the time goes, and warnings about the figures. Only runs that passed their sanity
-    checks contribute figures; the others are listed with the reason. Exits with 4 if a file is damaged or no run has
-    figures; the rest is reported anyway.
+    It shows scaling, where the time goes, and warnings. Runs that failed a sanity check contribute no figures; the
+    reason is listed. Exits with 4 if a file is damaged or no run has figures; the rest is reported anyway.
 
     \b
     Examples:
-      dlbench report runs
       dlbench report runs -o report.html
       dlbench report runs --where workload=bert --where engine=ddp
       dlbench report runs --format csv --table runs > runs.csv
-      dlbench report runs --table '?'
     """
     csv_table = None if table == LIST else table
     chosen = prepared("report", output, format_name, table=csv_table)
@@ -207,10 +202,7 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def emit(document: Document, chosen: FormatName, output: Path | None, table: str = "", *, full: bool = False) -> None:
-    """Writes a report to a file or standard output, in colours on a terminal.
-
-    CSV holds one `table`; text the summary, or all words and tables (`full`).
-    """
+    """Writes a report; CSV contains one `table`, text the summary or all tables (`full`), in colours on a terminal."""
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console
 
@@ -253,22 +245,15 @@ def diagnose(
 ) -> None:
     """Show where RUNS (run folders, folders of runs, histories) lose efficiency, and what to try next.
 
-    \b
-    For every group of comparable runs and every rank count:
-      one line with the diagnosis and the next experiment;
-      the mean step time and the percentage points lost per cause, with
-      intervals; the losses sum to the total;
-      stragglers and their causes;
-      telemetry and energy of all runs.
-    Over all runs: slow nodes, as an --exclude list for sbatch; decompositions.
+    For each group and rank count it prints the diagnosis, the next experiment, the percentage points of step time lost
+    per cause (with intervals, summing to the total), stragglers, telemetry and energy; for all runs it prints slow
+    nodes as an --exclude list for sbatch, and decompositions.
 
     Exits with 4 if a file is damaged or no run has figures; the rest is reported anyway.
 
     \b
-    Examples:
-      dlbench diagnose runs
-      dlbench diagnose runs --where workload=resnet50
-      dlbench diagnose runs -o diagnosis.json
+    Example:
+      dlbench diagnose runs --where workload=resnet50 -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
     from dlbench.views.diagnosis import diagnosis

@@ -39,8 +39,7 @@ MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try ou
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Also run every point with synthetic input and without gradient exchange, to report what input and exchange "
-    "cost.",
+    help="Also run every point with synthetic input, and without exchange: what do input and exchange cost?",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop the series at the first failed run.")
 @shared.NO_PROGRESS
@@ -51,10 +50,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     Example:
       dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3 --data synthetic
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --data data/demo/density --to-accuracy
-      dlbench run cosmoflow --preset ci --ranks 2 --repeats 5 --decompose
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
-      dlbench run resnet50 --preset ci --ranks 2 --repeats 5 --ladder
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
@@ -234,7 +230,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A cancelled CI job or a closed terminal ends the ranks like Ctrl-C; with nohup the signal stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     with progress(plans, bar=bar) as lines:
         for plan in plans:
             outcome = _run_one(plan, root, lines)
@@ -271,10 +267,6 @@ def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
         outcome = local.RunOutcome(exit_code=code, detail=os_error_words(error))
     lines.end(plan, outcome)
     return outcome
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def shown(path: Path) -> str:

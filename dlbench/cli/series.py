@@ -58,10 +58,7 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
 
 
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
-    """Prints the commands that submit the written scripts by hand, one per line in the order of submission.
-
-    `written`: each job, with the id of the job before it if that was submitted already.
-    """
+    """Prints the commands that submit scripts; `written`: each job, with the id of a submitted job before it."""
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
     from dlbench.jobs.scripts.words import joined, quoted, variable
     from dlbench.records.folder import RunFolder
@@ -136,13 +133,9 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
     total = f"Total: {counted(len(campaign.jobs), 'job')}, {counted(len(campaign.plans), 'run')}"
     if campaign.bound is None:
         yield f"{total}; node-hours are not limited, because time limit 0 means no limit."
-    elif campaign.expected is None:
-        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit)."
     else:
-        yield (
-            f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit); "
-            f"{campaign.expected:,.4g} expected."
-        )
+        expected = "" if campaign.expected is None else f"; {campaign.expected:,.4g} expected"
+        yield f"{total}, at most {campaign.bound:,.4g} node-hours (nodes x time limit){expected}."
     if campaign.idle_bound:
         yield f"Up to {campaign.idle_bound:,.4g} of these are idle nodes during smaller runs (none with --pack points)."
     runs_by_source = Counter(estimate.text for estimate in campaign.estimates.values())
@@ -189,10 +182,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def series_at(name_or_folder: str, out: Path) -> tuple[Path, str]:
-    """Returns the absolute folder of the runs and the name of the series.
+    """Returns the absolute folder of the runs and the name of the series. Raises `UserError`: none, or several.
 
     `name_or_folder`: the name of a series in `out`, the folder of its runs, or the folder of one run.
-    Raises `UserError`: there is no such series, or the folder contains several, which are named.
     """
     from dlbench.jobs.campaign.series_file import FOLDER, series_path
     from dlbench.records.comm import read_launched
@@ -218,9 +210,8 @@ def series_at(name_or_folder: str, out: Path) -> tuple[Path, str]:
 
 
 def resume_series(options: dict[str, Any]) -> None:
-    """Submits the remaining jobs of a series: `dlbench submit --resume SERIES`.
+    """Submits the remaining jobs of a series; with --write-only it prints the sbatch commands instead.
 
-    With --write-only it prints the sbatch commands instead, and needs no scheduler.
     Raises `UserError`: this user has no such series, or another process submits it. `RunError`: see `submit_rest`.
     """
     from dlbench.jobs.campaign.completing import adopt, missing_jobs, write_only
@@ -299,9 +290,8 @@ def _reopened_lines(series: str, out: Path, reopened: Reopened) -> Iterator[str]
 def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: Interruption) -> None:
     """Submits the remaining jobs of a series, and prints the id of each job and then the progress of the series.
 
-    `options`: those of `submit_options`; --max-jobs defaults to that of the series.
-    Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job, did not
-    confirm a submission, or does not list its queue. `KeyboardInterrupt`: on a signal.
+    Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job or did
+    not answer. `KeyboardInterrupt`: on a signal.
     """
     from dlbench.jobs.campaign.completing import complete, forget
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, submission_status

@@ -25,7 +25,6 @@ def doctor(as_json: bool) -> None:
 
     \b
     Example:
-      dlbench doctor
       dlbench doctor --json | jq '.[] | select(.state != "ok")'
     """
     from dlbench.setup.probes import examine
@@ -56,19 +55,12 @@ def setup() -> None:
 
 @setup.command()
 @click.option("--rebuild", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
-@value_option(
-    "--source", "FILE", "Horovod's source archive, if there is no network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE
-)
+@value_option("--source", "FILE", "Horovod's source archive, without network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE)
 def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from its PyPI source for this Python and torch, and install it.
 
     Gloo is always built in; MPI if it is found; NCCL if torch is built for CUDA and nvcc is found. The wheel is cached
-    in DLBENCH_CACHE (default ~/.cache/dlbench): another environment with the same toolchain installs it in seconds.
-    Needs g++, make and cmake, but no root.
-
-    \b
-    Example:
-      dlbench setup horovod
+    in DLBENCH_CACHE (default ~/.cache/dlbench). Needs g++, make and cmake, but no root.
     """
     from dlbench.setup.horovod import install
 

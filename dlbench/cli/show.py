@@ -83,8 +83,8 @@ class KeyLine:
     name: str
     value: str  # With its unit, e.g. ``128 MiB``.
     meaning: str  # One sentence; for a key with choices also the meaning of the value and the other choices.
-    default: str | None  # With its unit; None if the value is the default, or if the default is empty or zero.
-    origin: str | None  # The file, preset or option that set the value; None for a default.
+    default: str | None = None  # With its unit; None if the value is the default, or the default is empty or zero.
+    origin: str | None = None  # The file, preset or option that set the value; None for a default.
 
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: SettingLayers) -> Iterator[KeyLine]:
@@ -105,7 +105,7 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Sett
             yield _setting(key, value, layers)
         else:
             section, meaning = ".".join(path[:-1]), section_meaning(model, path)
-            yield KeyLine(section=section, name=path[-1], value="none", meaning=meaning, default=None, origin=None)
+            yield KeyLine(section=section, name=path[-1], value="none", meaning=meaning)
 
 
 def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapping[str, Any] | None = None) -> str:
@@ -128,14 +128,8 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     elif isinstance(default, tuple):
         default = list(default)
     is_changed = is_required or value != default
-    line = KeyLine(
-        section=".".join(key.path[:-1]),
-        name=key.path[-1],
-        value=_value(key, value),
-        meaning=_meaning(key, value),
-        default=None,
-        origin=None,
-    )
+    section, name, meaning = ".".join(key.path[:-1]), key.path[-1], _meaning(key, value)
+    line = KeyLine(section=section, name=name, value=_value(key, value), meaning=meaning)
     if is_changed:
         line = replace(line, origin=layers.origin(key.path))
     if is_changed and default and not is_required:
@@ -227,21 +221,17 @@ def schema(name: str) -> dict[str, Any]:
 @value_option("--set overrides", "KEY=VALUE", "Set a key before printing, repeatable.", multiple=True)
 @click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@value_option(
-    "--schema schema_name", "FILE", "Print the JSON schema of a report or run file; an unknown name lists all."
-)
+@value_option("--schema schema_name", "FILE", "Print the JSON schema of a report or run file; a wrong name lists all.")
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:
     """Show every key of the workload or system NAME: value, unit and meaning.
 
-    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the same keys in
-    --set and --sweep: those of a workload with their section (train.batch_per_rank), those of a system with the prefix
-    system.
+    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the keys of a
+    workload in --set and --sweep (train.batch_per_rank), and those of a system with the prefix system.
 
     \b
     Example:
-      dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
       dlbench show --schema record
     """

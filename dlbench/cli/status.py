@@ -25,7 +25,6 @@ from dlbench.jobs.scheduler import read_submission
 from dlbench.opening import open_inside
 from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
-from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
@@ -50,19 +49,15 @@ _MAX_BYTES = 1 << 22  # Largest part of a log that is read, at its end.
 def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Show the state of the runs in RUNS (default: runs), one line per point, and why runs failed.
 
-    States: valid, invalid (a sanity check failed, so the run has no figures), failed, cancelled (its job was cancelled
-    before the run failed), interrupted (stopped on request, can be resumed), incomplete (killed or still running; on
-    the machine where it ran, a killed run counts as failed), and Slurm's own (PENDING, RUNNING) for jobs that have not
-    ended.
-
-    A pending job is shown with Slurm's reason and its expected start. An unfinished series is shown with its number of
-    valid runs and the command that submits the rest.
+    States: valid, invalid (a sanity check failed, so the run has no figures), failed, cancelled, interrupted (stopped
+    on request, can be resumed), incomplete (killed or still running; on the machine where it ran, a killed run counts
+    as failed), and Slurm's own (PENDING, RUNNING). A pending job is shown with Slurm's reason and its expected start,
+    an unfinished series with the command that submits the rest.
 
     Exits with 3 if a run failed or a submission was cut off, with 4 if a file is damaged.
 
     \b
-    Examples:
-      dlbench status runs
+    Example:
       dlbench status runs --where series=nightly --where state=failed --full
     """
     from dlbench.jobs.campaign.run_status import run_statuses
@@ -70,7 +65,10 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     conditions = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
     all_runs = [*training.runs, *comm.runs]
-    roots = _roots(all_runs, runs)
+    # Series files are in the given paths, or next to the folders of the runs.
+    given = expanded(runs)
+    parents = (run.folder.path.parent for run in all_runs if run.folder.path not in given)
+    roots = list(dict.fromkeys([*given, *parents]))
     _adopt(roots)
     selected = select(all_runs, named(runs), conditions, "--where")
     statuses, unread = run_statuses(selected)
@@ -126,13 +124,6 @@ def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]
         yield f"  {run.state:<11} {run.run_id}{others}{job}"
         if run.detail:
             yield f"              {_one_line(run.detail)}"
-
-
-def _roots(runs: Sequence[LaunchedRun], paths: Sequence[Path]) -> list[Path]:
-    """Returns the folders that may contain series files: the given paths, and the parent folders of the runs."""
-    roots = expanded(paths)
-    parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
-    return list(dict.fromkeys([*roots, *parents]))
 
 
 def _adopt(roots: Sequence[Path], series: str = "") -> None:
@@ -272,15 +263,12 @@ def run_folder(run: str, out: Path) -> RunFolder:
 def cancel(series: str, out: Path) -> None:
     """Cancel the pending and running jobs of SERIES, or of one run.
 
-    Jobs of the series that were not submitted yet are removed from it. SERIES is the name of a series or run in --out,
-    or the folder of one.
-
-    Only jobs that Slurm reports as submitted from these run folders are cancelled. Finished runs are kept.
+    SERIES is the name of a series or run in --out, or the folder of one. Jobs that were not submitted yet are removed
+    from it. Only jobs that Slurm reports as submitted from these folders are cancelled. Finished runs are kept.
 
     \b
     Example:
       dlbench cancel nightly
-      dlbench cancel runs
     """
     from dlbench.jobs.campaign.ended import cancel_run, cancel_series
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
@@ -310,9 +298,8 @@ def cancel(series: str, out: Path) -> None:
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """Wait until all jobs of SERIES have finished, then print the result.
 
-    SERIES is the name of a series in --out, or a folder of its runs.
-
-    Slurm's accounting of the jobs is stored with the runs (accounting.json), because Slurm deletes it after some time.
+    SERIES is the name of a series in --out, or a folder of its runs. Slurm's accounting is stored with the runs
+    (accounting.json), because Slurm deletes it after some time.
 
     Exits with 0 if all runs are valid, with 3 if one is not, and with 124 after the timeout, which cancels nothing.
 

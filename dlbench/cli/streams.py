@@ -1,8 +1,7 @@
 """The standard streams of a command, robust against full disks, missing readers and odd encodings.
 
-If results cannot be written to standard output, the command still runs to its end and reports that by its exit code.
-Messages go to standard error, where failures to write are ignored. Lines there have no control characters and a
-limited length, whatever a path, a file or a library contains.
+A command runs to its end even if its results cannot be written; its exit code says so. Messages have no control
+characters and a limited length.
 """
 
 from __future__ import annotations

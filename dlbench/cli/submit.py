@@ -36,24 +36,18 @@ class SubmitCommand(shared.GroupedCommand):
 @shared.plan_options
 @shared.submit_options("1,2,4")
 @shared.value_option("--same-nodes", "HOSTS", "Run everything on the first of these nodes, e.g. n[1-8].")
-@shared.value_option(
-    "--rotate-nodes", "HOSTS", "Run the repeats on different nodes, e.g. n[1-8], which averages their differences."
-)
+@shared.value_option("--rotate-nodes", "HOSTS", "Run repeats on different nodes, e.g. n[1-8], to average over them.")
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit runs of WORKLOAD to Slurm at each node count; --dry-run lists the jobs and their cost.
 
     Runs of one node count (repeats, sweep values, both sides of --ab) share a job and run one after the other on the
-    same nodes. The time limit of a job is estimated from earlier runs in --out, with a margin; without such runs it is
-    the system's time limit per run.
+    same nodes. A job's time limit is estimated from earlier runs in --out; without them it is the system's per run.
 
     \b
     Example:
       dlbench submit resnet50 --system example-gpu --nodes 1,2,4 --dry-run
-      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 \\
-          --data /wiki --max-node-hours 50
-      dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
-          --ab plain engine.name=ddp
+      dlbench submit bert --system my.yaml --nodes 1,2 --repeats 5 --max-node-hours 50
       dlbench submit --resume nightly --max-jobs 10
     """
     from dlbench.cli.series import resume_series
@@ -110,10 +104,7 @@ def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
-    """Returns the jobs for the options of `submit_options`.
-
-    Raises `UserError`: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
-    """
+    """Returns the jobs for the options of `submit_options`. Raises `UserError`: they contradict each other."""
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
     from dlbench.specs.launch import TIME
 
@@ -151,9 +142,7 @@ def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
 def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """Submits the jobs of a series as the options of `submit_options` say.
 
-    Raises `EnvironmentLacksError`: sbatch is not on PATH; not with --write-only. `UserError`: the output folder cannot
-    be, or a run of that name exists. `RunError`: Slurm refused a job, or did not say whether it took it.
-    `KeyboardInterrupt`: on a signal, after the sbatch that ran then has ended.
+    Raises `EnvironmentLacksError`: there is no sbatch. `UserError`: a run of that name exists. And see `submit_rest`.
     """
     from dlbench.cli.series import cost_lines, print_commands, submit_rest
     from dlbench.jobs.campaign.completing import begin, write_only

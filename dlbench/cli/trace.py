@@ -23,17 +23,14 @@ SUFFIXES = (".json", ".json.gz")
 def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None:
     """Write the timeline of the run in folder RUN: every phase of every step, and the sampled counters.
 
-    Open the file in ui.perfetto.dev (the file stays on your machine) or chrome://tracing. Every rank is a process with
-    threads for stages, compute, exchange and input. Every node is a process with counters: power, clocks, utilisation,
-    memory, network. The clocks of all nodes are aligned to node 0; the trace contains the estimated clock error.
-
-    For tables of steps, messages and samples see dlbench.open: docs/reports.md, "In Python".
+    Open the file in ui.perfetto.dev (it stays on your machine) or chrome://tracing. Every rank is a process with
+    threads for stages, compute, exchange and input; every node is a process with counters. Clocks are aligned to node
+    0; the trace contains the estimated error. For tables see dlbench.open: docs/reports.md, "In Python".
 
     Exits with 4 if the run is incomplete or a file is missing or damaged; the rest is written anyway.
 
     \b
-    Examples:
-      dlbench trace runs/RUN -o trace.json.gz
+    Example:
       dlbench trace runs/RUN -o trace.json.gz --ranks 0,8-15 --steps 100-120
     """
     if output.suffix.lower() == ".parquet":

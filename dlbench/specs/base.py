@@ -41,10 +41,7 @@ class ActsIf:
     """A condition for fields to have an effect: an attribute of the plan has one of some values."""
 
     def __init__(self, fields: str, path: str, *values: object, why: str) -> None:
-        """`fields`: names separated by blanks; a section stands for all its keys. `path`: attribute path in the plan.
-
-        `values`: values for which the fields have an effect; none: any true value. `why`: reason if they have none.
-        """
+        """`fields`: names or sections. `path`: of an attribute of the plan. `values`: for an effect; none: any true."""
         self.fields = frozenset(fields.split())
         self.why = why
         self._path = path.split(".")

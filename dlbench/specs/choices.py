@@ -31,6 +31,7 @@ _PATHS = (
 DEFAULT = "default"  # Origin of values that no file or option sets.
 GPU_PRESET = "gpu"  # Default preset for nodes with GPUs; the default of the workload file is strict fp32.
 FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
+Overrides = Mapping[str, tuple[AxisValue, str]]  # Values by dotted key, each with the option that set it.
 
 
 class LayoutChoice(Spec):
@@ -135,14 +136,12 @@ class WorkloadFile:
         return layers
 
 
-def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
+def choose(file: WorkloadFile, preset: str | None, overrides: Overrides) -> Choices:
     """Returns the choices of a workload; `overrides` maps dotted keys to a value and the option that set it."""
     return choose_with_origins(file, preset, overrides)[0]
 
 
-def choose_with_origins(
-    file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
-) -> tuple[Choices, SettingLayers]:
+def choose_with_origins(file: WorkloadFile, preset: str | None, overrides: Overrides) -> tuple[Choices, SettingLayers]:
     """Returns the choices of a workload, and the layers, which know the origin of each key."""
     if file.path in BROKEN:
         raise UserError(BROKEN[file.path])
@@ -172,7 +171,7 @@ def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
             layers.set(f"{section}.{key}", str(path), origin)
 
 
-def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
+def choose_system(name: str, overrides: Overrides) -> SystemSpec:
     """Returns a system to run on, by name or path; keys of `overrides` have no ``system.`` prefix."""
     system = choose_system_with_origins(name, overrides)[0]
     if system.modelled:
@@ -183,9 +182,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     return system
 
 
-def choose_system_with_origins(
-    name: str, overrides: Mapping[str, tuple[AxisValue, str]]
-) -> tuple[SystemSpec, SettingLayers]:
+def choose_system_with_origins(name: str, overrides: Overrides) -> tuple[SystemSpec, SettingLayers]:
     """Returns a system, which may be modelled, and the layers, which know the origin of each key."""
     path = find("systems", name)
     content = read_yaml(path)

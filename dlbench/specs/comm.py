@@ -51,8 +51,7 @@ BACKENDS = ("gloo", "mpi", "nccl", "horovod")
 
 LIBRARY = "library"  # Algorithm name of a library, which selects its algorithm.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
-"""Algorithm names of MPI's all-reduce, which is timed in place, as in training, and into a second buffer, as in
-osu_allreduce of OSU's micro-benchmarks."""
+"""Names of MPI's all-reduce in place, as in training, and into a second buffer, as in OSU's osu_allreduce."""
 
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -72,20 +71,16 @@ class CommSpec(Spec):
 
     collective: Collective = Field("allreduce", description="The collective.")
     algorithms: tuple[str, ...] = Field((), description="Algorithms of dlbench; none: only libraries are timed.")
-    backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
-        (), description="Libraries whose collective is timed for comparison."
-    )
-    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank, bytes, ascending.")
+    backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field((), description="Libraries for comparison.")
+    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank (nccl-tests), bytes, ascending.")
     dtype: Precision = Field("fp32", description="Element type.")
-    transport: Literal["torch", "mpi"] = Field(
-        "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
-    )
+    transport: Literal["torch", "mpi"] = Field("torch", description="Messages by torch.distributed or by mpi4py.")
     warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after trials.")
     iterations: Count = Field(10, description="Timed iterations of each point.")
     group_size: Ranks | None = Field(None, description="Ranks per group of grouped algorithms; none: per node.")
     shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
     pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
-    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at the same time.")
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at once, first to second rank.")
     timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
     check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
@@ -190,9 +185,7 @@ class Piece(Spec):
     up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
     alpha_s: NonNegative = Field(description="Start-up time of a message, seconds.")
     beta_s_per_byte: NonNegative = Field(description="Time per byte in one direction, seconds.")
-    alpha_interval_s: tuple[float, float] | None = Field(
-        None, description="95 % interval of alpha over runs, seconds; none: no repeats."
-    )
+    alpha_interval_s: tuple[float, float] | None = Field(None, description="95 % interval, seconds; none: no repeats.")
     beta_interval_s_per_byte: tuple[float, float] | None = Field(
         None, description="95 % interval of beta over runs, seconds per byte; none: no repeats."
     )
@@ -204,8 +197,8 @@ class Level(Spec):
     pieces: tuple[Piece, ...] = Field(min_length=1, description="Costs by message size; the last piece has no limit.")
     links: Count | None = Field(
         None,
-        description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
-        "across groups the adapters of a node, between leaf switches the uplinks of one; none: a port per rank.",
+        description="Links that a block's ranks share here: memory, a node's adapters, or uplinks; none: a port per "
+        "rank.",
     )
 
     @model_validator(mode="after")
@@ -234,12 +227,8 @@ class LineCost(Spec):
     per_byte_s: NonNegative = Field(description="Time per byte of the vector, seconds.")
     ranks: Ranks = Field(description="Rank count to which the line applies.")
     sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
-    half_width: NonNegative | None = Field(
-        None, description="Half width of the 95 % interval over runs, as a share of the time; none: no repeats."
-    )
-    launch_bound: tuple[Count, ...] = Field(
-        (), description="Sizes, bytes, whose times on a GPU may contain waits for the host's kernel launches."
-    )
+    half_width: NonNegative | None = Field(None, description="Half of the 95 % interval, as a share; none: no repeats.")
+    launch_bound: tuple[Count, ...] = Field((), description="Sizes, bytes, whose GPU times may contain launch waits.")
 
     def time(self, num_bytes: float) -> float:
         return self.startup_s + num_bytes * self.per_byte_s
@@ -304,26 +293,16 @@ class NetworkModel(Spec):
     system: str = Field(description="Name of the measured system.")
     transport: str = Field(description="Transport of the messages, e.g. torch-gloo or mpi.")
     inside: Level | None = Field(None, description="Costs inside a group; none: not measured.")
-    across: Level | None = Field(
-        None, description="Costs across groups (below one leaf switch, if switches are known); none: not measured."
-    )
+    across: Level | None = Field(None, description="Costs across groups below one leaf switch; none: not measured.")
     beyond: Level | None = Field(None, description="Costs between leaf switches; none: not measured.")
     gamma_s_per_byte: NonNegative = Field(0.0, description="Time to reduce (add) one byte, seconds.")
     collectives: tuple[LineCost, ...] = Field((), description="Collectives of libraries, each as a line.")
-    median_error: NonNegative | None = Field(
-        None, description="Median of |predicted / measured - 1| over points left out of the fit."
-    )
+    median_error: NonNegative | None = Field(None, description="Median |predicted / measured - 1| at left-out points.")
     errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
-    fitted_over: FittedRange | None = Field(
-        None, description="Range of these points; none: no message costs, or costs that were not fitted."
-    )
-    largest_held_out: LargestHeldOut | None = Field(
-        None, description="Error at the largest rank count if the fit leaves it out; none: not known."
-    )
-    residuals: tuple[Residual, ...] = Field(
-        (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."
-    )
+    fitted_over: FittedRange | None = Field(None, description="Range of these points; none: no fitted message costs.")
+    largest_held_out: LargestHeldOut | None = Field(None, description="Error at the largest rank count, if left out.")
+    residuals: tuple[Residual, ...] = Field((), description="Errors at the fitted rank counts; none: costs not fitted.")
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
         description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "
@@ -346,15 +325,12 @@ class NetworkModel(Spec):
         return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
-        """Returns whether predictions of an algorithm are too wrong to recommend it."""
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor
 
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
-        """Returns the prediction errors of an algorithm; None if they are not known."""
-        return next(
-            (error for error in self.errors if (error.collective, error.algorithm) == (collective, algorithm)), None
-        )
+        key = (collective, algorithm)
+        return next((error for error in self.errors if (error.collective, error.algorithm) == key), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
         """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""

@@ -43,9 +43,7 @@ class ContainerSpec(Spec):
         description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
         "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
-    sha256: Sha256 | None = Field(
-        None, description="SHA-256 of the image file, or digest of the name; none: computed when a run is planned."
-    )
+    sha256: Sha256 | None = Field(None, description="SHA-256 of the image file or digest of its name; none: computed.")
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
         None, description="Size in bytes and modification time of the image when planned; other files are refused."
     )
@@ -54,9 +52,7 @@ class ContainerSpec(Spec):
     mounts: Annotated[tuple[Mount, ...], FromText] = Field(
         (), description="Additional mounts: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or text with commas."
     )
-    gpu: Literal["none", "nvidia", "amd"] | None = Field(
-        None, description="Vendor of the GPUs in the container; by default nvidia if node.gpus is not 0."
-    )
+    gpu: Literal["none", "nvidia", "amd"] | None = Field(None, description="GPU vendor; none: nvidia if node.gpus.")
     pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
         (), description="Host variables that podman passes in, besides those of Slurm, MPI, NCCL and launch."
     )
@@ -64,9 +60,7 @@ class ContainerSpec(Spec):
         _OF_THE_HOST, description="Host variables that are not passed in, unless launch.environment sets them."
     )
     writable: Flag = Field(False, description="Allow writing to files of the image; writes go to memory or a copy.")
-    args: Annotated[tuple[Argument, ...], FromText] = Field(
-        (), description="Additional options of the runtime, each one word: --option=value."
-    )
+    args: Annotated[tuple[Argument, ...], FromText] = Field((), description="Further runtime options: --option=value.")
 
     @property
     def is_used(self) -> bool:
@@ -82,7 +76,6 @@ class ContainerSpec(Spec):
 
     @property
     def digest(self) -> str | None:
-        """The image's SHA-256, if it is known."""
         if self.sha256 is None and (in_name := _DIGEST.search(self.image or "")):
             return in_name[1]
         return self.sha256

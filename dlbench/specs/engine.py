@@ -108,19 +108,15 @@ class HorovodSettings(Spec):
     )
 
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
-    autotune: Flag = Field(
-        False, description="HOROVOD_AUTOTUNE: Horovod tunes fusion threshold and cycle time during the warm-up steps."
-    )
+    autotune: Flag = Field(False, description="HOROVOD_AUTOTUNE: tunes fusion and cycle time during the warm-up.")
     autotune_warmup_samples: Count = Field(3, description="HOROVOD_AUTOTUNE_WARMUP_SAMPLES.")
     autotune_steps_per_sample: Count = Field(10, description="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE.")
     autotune_max_samples: Count = Field(20, description="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES.")
 
     @property
     def autotune_steps(self) -> int:
-        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28).
-
-        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps.
-        """
+        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28)."""
+        # Each score is the median of five samples.
         scores = self.autotune_warmup_samples + self.autotune_max_samples + 1
         return scores * (5 * self.autotune_steps_per_sample + 1)
 
@@ -130,9 +126,7 @@ class DdpSettings(Spec):
 
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
-        ActsIf(
-            "gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's own exchange uses its buckets"
-        ),
+        ActsIf("gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's exchange uses buckets"),
         ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
     )
 
@@ -157,9 +151,7 @@ class FsdpSettings(Spec):
     """Settings of torch.distributed.fsdp.fully_shard (FSDP2)."""
 
     acting = (
-        ActsIf(
-            "shard shard_ranks wrap prefetch", "shares_parameters", why="the ranks of one replica gather no parameters"
-        ),
+        ActsIf("shard shard_ranks wrap prefetch", "shares_parameters", why="ranks of one replica gather no parameters"),
         ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
         ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
     )
@@ -171,11 +163,11 @@ class FsdpSettings(Spec):
         "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
-        "all", description="Ranks that share one copy of the state: all, or those of a node (HSDP)."
+        "all",
+        description="Ranks over which the state is sharded: all, or those of a node, with gradients all-reduced across "
+        "nodes (HSDP).",
     )
-    wrap: Literal["blocks", "network"] = Field(
-        "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."
-    )
+    wrap: Literal["blocks", "network"] = Field("blocks", description="Unit of a gather: a block, or the whole network.")
     prefetch: Count = Field(1, description="Number of blocks gathered ahead, if gathers overlap with computing (GPUs).")
     tensor_ranks: Ranks = Field(
         1,

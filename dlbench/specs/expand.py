@@ -175,10 +175,7 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]
         if absent:
-            raise UserError(
-                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
-                f"has {largest}"
-            )
+            raise UserError(f"fault.ranks: rank {absent[0]} is in no run: the largest has {largest} ranks, from 0")
     for problem in filter(None, map(unexchanged_problem, plans)):
         raise UserError(problem)
 

@@ -1,8 +1,4 @@
-"""Finds the files that a request names, and reads them strictly.
-
-A name is an explicit path, or is searched in the folders of ``DLBENCH_PATH`` and then in the bundled ones. YAML 1.2 is
-read into plain dictionaries: no tags, no duplicate keys, limited size and depth.
-"""
+"""Finds the files that a request names, and reads them as YAML 1.2 without tags or duplicate keys, in limited size."""
 
 from __future__ import annotations
 
@@ -127,10 +123,9 @@ def control_character(text: str, allowed: str = "") -> str:
 
 
 def _refuse_features(yaml: Any, text: str, origin: str) -> None:
-    """Refuses YAML features that no specification needs.
+    """Refuses aliases, which can expand a file into gigabytes, tags, and directives, which could select YAML 1.1.
 
-    Aliases can expand a small file into gigabytes, tags name other types, and a directive could select YAML 1.1, in
-    which 12:30:00 is 45000 and `no` is false. Depth is checked here, because scanning takes time quadratic in it.
+    Depth is checked here, because scanning takes time quadratic in it.
     """
     from ruamel.yaml import tokens
     from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken

@@ -30,9 +30,7 @@ class HorovodBuild:
     ) -> DlbenchError | None:
         """Returns the error with which ranks refuse this build; None if it supports the run.
 
-        `use_mpi`: False if ranks use Gloo. `exchange`: flat, or a flag of Horovod, which only NCCL's operations support
-        (nccl_operations.cc and operations.cc of 0.28). `way_to_nccl`: returns a clause on how to get a Horovod with
-        NCCL; called only if it is printed.
+        `exchange`: flat, or a flag that only NCCL's operations support (nccl_operations.cc and operations.cc of 0.28).
         """
         if exchange != "flat":
             setting = f"sync.exchange {exchange}"

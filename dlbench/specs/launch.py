@@ -82,9 +82,7 @@ DENIED_OF_SRUN: Mapping[str, str] = {
     **{option: f"use system.{key}" for option, key in _SRUN_KEY_OF_OPTION.items()},
     **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
     **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench sets it"),
-    **dict.fromkeys(
-        ("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "dlbench does not support it"
-    ),
+    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "it is not supported"),
     **_NO_JOB,
 }
 """Options that `slurm.srun_args` must not contain, with the reason."""
@@ -154,14 +152,12 @@ class LaunchSpec(Spec):
 
     launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
-    interface: SlurmWord | None = Field(
-        None, description="Network interface for Gloo and for NCCL's start-up; none: that of the default route."
-    )
+    interface: SlurmWord | None = Field(None, description="Interface of Gloo and NCCL's start-up; none: default route.")
     pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
         None,
-        description="Let Open MPI yield the core while it waits, instead of spinning; none: only if the ranks of a "
-        "node need more cores than it has.",
+        description="Let Open MPI yield the core while it waits; none: only if a node's ranks need more cores than it "
+        "has.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,
@@ -177,9 +173,7 @@ class LaunchSpec(Spec):
     def referenced(self) -> frozenset[str]:
         """Names of the variables that are given by reference, and of the variables they refer to."""
         references = {name: source for name, source in self.environment.items() if isinstance(source, VariableSource)}
-        return frozenset(references) | {
-            source.variable for source in references.values() if source.variable is not None
-        }
+        return frozenset(references) | {source.variable for source in references.values() if source.variable}
 
     @field_validator("environment", mode="before")
     @classmethod
@@ -303,22 +297,14 @@ class SlurmSpec(Spec):
     nodelist: Hosts = Field(None, description="--nodelist; a list, or text with commas.")
     exclude: Hosts = Field(None, description="--exclude; a list, or text with commas.")
     time_limit: TimeLimit = Field("00:30:00", description="--time per run without earlier runs, e.g. 00:30:00.")
-    max_time: TimeLimit = Field(
-        "1-00:00:00", description="Maximum --time of a job with several runs; a longer job is split; 0: no limit."
-    )
+    max_time: TimeLimit = Field("1-00:00:00", description="Maximum --time of a job, else it is split; 0: no limit.")
     exclusive: Flag = Field(True, description="--exclusive; if off, jobs of others on the node affect the figures.")
-    mem: Memory | None = Field(
-        None, description="--mem; 0: all memory of a node; none: 0 on exclusive nodes, else not given; site: not given."
-    )
+    mem: Memory | None = Field(None, description="--mem; 0: all; none: 0 if exclusive else not given; site: not given.")
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="Slurm option with which GPUs are requested."
     )
-    gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(
-        None, description="GPU type in the request, e.g. a100."
-    )
-    gpu_count: Literal["ranks", "node"] = Field(
-        "ranks", description="GPUs to request per node: one per rank, or node.gpus."
-    )
+    gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(None, description="GPU type, e.g. a100.")
+    gpu_count: Literal["ranks", "node"] = Field("ranks", description="GPUs per node: one per rank, or node.gpus.")
     gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
     mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, instead of mem.")
     cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, instead of --cpus-per-task.")
@@ -332,9 +318,7 @@ class SlurmSpec(Spec):
         description="Seconds before the time limit (or before the end of the grace time after a preemption signal) at "
         "which ranks are asked to stop and write a checkpoint; 0: no warning; none: 120 with requeue, else 0.",
     )
-    requeue: Flag = Field(
-        False, description="Let Slurm requeue interrupted jobs, which continue from their checkpoints."
-    )
+    requeue: Flag = Field(False, description="Let Slurm requeue interrupted jobs, which continue from checkpoints.")
     max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
     extra: SbatchWords = Field((), description="Additional options of sbatch, e.g. --switches=1; a list, or text.")
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
@@ -378,7 +362,6 @@ class SlurmSpec(Spec):
 
     @property
     def memory(self) -> str | None:
-        """The value of --mem; None: not given."""
         if self.mem == "site":
             return None
         if self.mem is None and self.exclusive and not (self.mem_per_gpu or self._per_cpu):

@@ -1,7 +1,4 @@
-"""The layers of a network without torch: elements, weights and multiply-adds per sample.
-
-Dropout, reshaping, sums, and activations that are called as functions are not listed.
-"""
+"""The layers of a network without torch: elements, weights and multiply-adds per sample; without functions."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ class Layer:
     kernel: int = 1  # Edge length of the window of an output element.
     stride: int = 1  # Input elements between neighbouring windows, in each dimension.
     tensor: Divided = ""
-    """Division by tensor parallelism: by outputs, inputs or heads (Shoeybi et al., Megatron-LM (2019), section 3);
-    empty: none."""
+    """Division by tensor parallelism (Shoeybi et al., Megatron-LM (2019), section 3); empty: none."""
     heads: int = 0  # Attention heads.
     has_gradient: bool = True  # Whether the gradient of its input is computed.
 

@@ -1,7 +1,6 @@
-"""Settings of out-of-core training, the network as a chain of modules, and memory plans.
+"""Settings of out-of-core training, the measured chain of a network's modules, and memory plans.
 
-All of it is measured (`dlbench.node.out_of_core.profile`). A pass is the forward and the backward pass over one part
-of a rank's batch (`train.gradient_accumulation` parts per step).
+A pass is the forward and the backward pass over one part of a rank's batch.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ Swap = Literal["none", "offload", "streamed", "planned"]
 Capacity = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"), Form("a size or a share, e.g. 8GiB or 50%")]
 
 Decision = Literal["keep", "swap", "recompute", "recompute-swap"]
-"""keep: activations stay. swap: they leave the device after the forward pass and are back for the backward pass.
-recompute: only the block's input stays, the forward pass is repeated before the backward pass. recompute-swap: the
-same, and the input is swapped."""
+"""recompute: only the block's input stays, the forward pass is repeated; recompute-swap: the input is swapped too."""
 
 
 class MemorySpec(Spec):
@@ -57,8 +54,8 @@ class MemorySpec(Spec):
     )
     swap_folder: FolderOfNode | None = Field(
         None,
-        description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
-        "tensors are swapped to page-locked host memory.",
+        description="Folder of the swap file on a CPU; none: system.storage.local. GPUs swap to page-locked host "
+        "memory.",
     )
     verify: Flag = Field(False, description="Compare the checksum of every swapped tensor before and after.")
 
@@ -127,43 +124,25 @@ class Unit(Spec):
         description="Bytes that the forward pass saves for the backward pass, each storage once; without input and "
         "output of the unit, parameters, buffers, and casts of them."
     )
-    saved_count: CountOrZero = Field(
-        0, description="Number of storages of saved_bytes, which are moved separately; 0: blocks are moved as a whole."
-    )
-    input_bytes: CountOrZero = Field(
-        description="Bytes of the unit's input; 0 for the first unit if its input is kept anyway."
-    )
-    input_saved: Flag = Field(
-        description="Whether a backward pass in this unit or the one before needs the input, without swapping."
-    )
-    joins: Flag = Field(
-        True, description="Whether it may be in one block with the unit before; false if others also use its input."
-    )
-    input_shared: Flag = Field(
-        True, description="If joins is false: whether other modules keep its input, which then is never swapped."
-    )
-    gradient_bytes: CountOrZero = Field(
-        0, description="Bytes of parameter gradients that the backward pass allocates; 0 if they persist."
-    )
-    forward_working_bytes: CountOrZero = Field(
-        0, description="Peak memory of the forward pass beyond its input, saved tensors and output, bytes."
-    )
+    saved_count: CountOrZero = Field(0, description="Storages of saved_bytes, moved separately; 0: moved as a whole.")
+    input_bytes: CountOrZero = Field(description="Bytes of its input; 0 for the first unit if that is kept anyway.")
+    input_saved: Flag = Field(description="Whether the backward pass of it or the unit before needs the input in core.")
+    joins: Flag = Field(True, description="Whether it may join the block before it; false if others use its input.")
+    input_shared: Flag = Field(True, description="If joins is false: whether others keep its input (never swapped).")
+    gradient_bytes: CountOrZero = Field(0, description="Bytes of gradients allocated by backward; 0 if they persist.")
+    forward_working_bytes: CountOrZero = Field(0, description="Forward peak beyond input, saved and output, bytes.")
     backward_working_bytes: CountOrZero = Field(
-        0,
-        description="Peak memory of the backward pass beyond its input and saved tensors, bytes: gradients, workspace, "
-        "and the output if it was saved.",
+        0, description="Backward peak beyond input and saved tensors: gradients, workspace, and a saved output, bytes."
     )
     passing_working_bytes: CountOrZero = Field(
         0, description="Peak memory of a forward pass that saves nothing, beyond its input and output, bytes."
     )
     recomputing_working_bytes: CountOrZero = Field(
         0,
-        description="Peak memory of the forward pass beyond its input and saved tensors, until the last tensor is "
-        "saved, where recomputing ends; bytes.",
+        description="Forward peak beyond input and saved tensors until the last is saved, where recomputing ends, "
+        "bytes.",
     )
-    piecemeal_bytes: CountOrZero = Field(
-        0, description="Peak memory of the backward pass if saved tensors are swapped in one by one, bytes."
-    )
+    piecemeal_bytes: CountOrZero = Field(0, description="Backward peak if tensors are swapped in one by one, bytes.")
 
 
 class Chain(Spec):
@@ -173,24 +152,18 @@ class Chain(Spec):
     batch: Count = Field(description="Samples per pass.")
     output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
     before_s: NonNegative = Field(0.0, description="Duration of the forward pass before the chain, seconds.")
-    turn_s: NonNegative = Field(
-        0.0, description="Time between the chain's forward and backward pass (head, loss), seconds."
-    )
+    turn_s: NonNegative = Field(0.0, description="Time between forward and backward pass (head, loss), seconds.")
     after_s: NonNegative = Field(0.0, description="Duration of the backward pass before the chain, seconds.")
     state_bytes: CountOrZero = Field(
         0, description="Parameters, buffers, optimizer state and persistent gradients, bytes."
     )
-    exchange_bytes: CountOrZero = Field(
-        0, description="Buffers of the gradient exchange on the device, e.g. DDP's buckets, bytes."
-    )
+    exchange_bytes: CountOrZero = Field(0, description="Device buffers of the exchange, e.g. DDP's buckets, bytes.")
     outside_bytes: CountOrZero = Field(0, description="Batch, and activations kept before the chain, bytes.")
     turn_bytes: CountOrZero = Field(0, description="Peak memory of head and loss beyond the chain's output, bytes.")
     turn_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
     after_bytes: CountOrZero = Field(0, description="Peak memory of the backward pass before the chain, bytes.")
     after_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
-    update_bytes: CountOrZero = Field(
-        0, description="Peak memory of the optimizer's update beyond parameters, gradients and its state, bytes."
-    )
+    update_bytes: CountOrZero = Field(0, description="Peak of the update beyond parameters, gradients, state, bytes.")
 
     @property
     def fixed_bytes(self) -> int:
@@ -199,7 +172,6 @@ class Chain(Spec):
 
     @property
     def useful_s(self) -> float:
-        """Duration of a pass without recomputing and waiting, seconds."""
         within = sum(unit.forward_s + unit.backward_s for unit in self.units)
         return self.before_s + within + self.turn_s + self.after_s
 
@@ -211,6 +183,4 @@ class TransferRates(Spec):
     out_bytes_per_s: Positive = Field(description="Rate from the device, bytes per second.")
     in_bytes_per_s: Positive = Field(description="Rate to the device, bytes per second.")
     latency_s: NonNegative = Field(0.0, description="Fixed time per transfer, seconds; each storage is one transfer.")
-    drag: NonNegative = Field(
-        0.0, description="Slowdown of computing by concurrent transfers: extra seconds per second of transfer."
-    )
+    drag: NonNegative = Field(0.0, description="Slowdown by concurrent transfers, seconds per second of transfer.")

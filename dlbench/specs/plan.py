@@ -74,9 +74,7 @@ class LayoutSpec(Spec):
     nodes: Ranks = Field(description="Nodes of the run.")
     ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
     cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; equal in all runs of a series.")
-    node_cores: Ranks | None = Field(
-        None, description="Cores per node that a job may use, as known when the run was planned; null: not known."
-    )
+    node_cores: Ranks | None = Field(None, description="Cores per node for a job, when planned; null: not known.")
 
     @property
     def ranks_per_node(self) -> int:
@@ -110,9 +108,7 @@ class CheckpointSpec(Spec):
     every_steps: Count | None = Field(None, description="Steps between checkpoints; none: no checkpoint.")
     every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
     keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
-    resume_from: str | None = Field(
-        None, min_length=1, description="Checkpoint, or folder of a run, from which training continues."
-    )
+    resume_from: str | None = Field(None, min_length=1, description="Checkpoint or run folder to continue from.")
     initialize_from: str | None = Field(
         None, min_length=1, description="Initial weights: safetensors with BERT's public names, or a checkpoint."
     )
@@ -165,9 +161,7 @@ class SeriesSpec(Spec):
     repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
     repeats: Repeats = Field(description="Runs per point.")
     position: CountOrZero = Field(description="Position in the series, from 0; repeats are interleaved over points.")
-    axes: dict[str, AxisValue] = Field(
-        default_factory=dict, description="Values of the swept keys; with a ladder, the settings of its steps so far."
-    )
+    axes: dict[str, AxisValue] = Field(default_factory=dict, description="Swept values; with a ladder, of its steps.")
     step: str = Field("", description="Name of the ladder's step (run --ladder); empty: no ladder.")
     ladder: tuple[LadderStep, ...] = Field((), description="All steps of the ladder, in order.")
     variant: Variant = Field(
@@ -176,9 +170,7 @@ class SeriesSpec(Spec):
         "exchange (run --decompose). cached-input: with the data set in the page cache (io --tiers). unwatched: "
         "without monitoring, in series of an earlier dlbench.",
     )
-    side: Literal["", "a", "b"] = Field(
-        "", description="Side of a paired comparison (run --ab A B) with interleaved runs; empty: no comparison."
-    )
+    side: Literal["", "a", "b"] = Field("", description="Side of a paired comparison (run --ab A B); empty: none.")
     sides: dict[Side, dict[str, AxisValue]] = Field(
         default_factory=dict, description="Settings of each side of a paired comparison, by key; empty: no comparison."
     )
@@ -195,9 +187,7 @@ class LaunchPlan(Spec):
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="Time at which the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
-    dlbench_code: str = Field(
-        "", description="Commit of dlbench in a checkout, else a digest of its installed files; empty: not known."
-    )
+    dlbench_code: str = Field("", description="Commit of a checkout, else digest of dlbench's files; empty: not known.")
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
     system: SystemSpec = Field(description="System on which the run is executed.")
     overrides: dict[str, AxisValue] = Field(default_factory=dict, description="Settings given by --set, by key.")
@@ -260,8 +250,7 @@ class RunPlan(LaunchPlan):
     series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(
         default_factory=dict,
-        description="Labels of the run (--tag), by key; `commit` is the tested commit. They do not affect the run or "
-        "its comparability.",
+        description="Labels (--tag), by key; `commit` is the tested commit. They do not affect runs or comparability.",
     )
 
     @property
@@ -329,7 +318,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas between which samples are divided."""
         return self.layout.ranks // self.ranks_per_replica
 
     @property
@@ -357,7 +345,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def counts_epochs(self) -> bool:
-        """Returns whether anything in the plan is given in epochs."""
         quality = self.workload.quality
         if self.measure.until == "quality" and quality and (quality.evaluate_every_epochs or quality.max_epochs):
             return True
@@ -430,9 +417,7 @@ class RunPlan(LaunchPlan):
         if self.engine.name != "horovod":
             return self
         if horovod.autotune and self.sync.is_own:
-            raise ValueError(
-                "engine.horovod.autotune: tunes Horovod's exchange, but dlbench exchanges the gradients; leave it out"
-            )
+            raise ValueError("engine.horovod.autotune: tunes Horovod, but dlbench exchanges gradients; leave it out")
         if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
             raise ValueError(
                 f"engine.horovod.autotune: tuning takes {horovod.autotune_steps} steps; set measure.warmup_steps "
@@ -470,9 +455,8 @@ class RunPlan(LaunchPlan):
 
     def configuration_digest(self) -> str:
         """Returns a digest of all settings that affect the computation."""
-        content = self.model_dump(
-            mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
-        )
+        without_effect = {"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
+        content = self.model_dump(mode="json", exclude=without_effect)
         content["scaling"] = self.series.scaling
         # Only `cores_per_rank`, which follows from it, affects the run.
         del content["layout"]["node_cores"]

@@ -162,20 +162,14 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
 
 
 def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
-    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them.
-
-    A comma separates settings only before another ``KEY=``; a value in quotes may contain anything.
-    """
+    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them."""
     if texts is None:
         return {}
     sides: dict[Side, dict[str, AxisValue]] = {"a": _side(texts[0], "a"), "b": _side(texts[1], "b")}
     # In Python 1, 1.0 and true are equal; in a plan they are not.
     first, second = (repr(sorted(settings.items())) for settings in sides.values())
     if sides["a"] and first == second:
-        raise UserError(
-            f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and common settings by "
-            "--set"
-        )
+        raise UserError(f"--ab: both sides set {texts[0]}; for two equal sides use --ab {PLAIN} {PLAIN} and --set")
     return sides
 
 

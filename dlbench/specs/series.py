@@ -1,8 +1,6 @@
 """Builds the points of a series: its name, the order of its runs, sides of a comparison, and variants.
 
-The two sides of a comparison run directly after each other in every point and repeat. Even repeats begin with side a,
-odd ones with side b (a b, b a, a b, ...), so that a machine that slows down over time affects both equally, to first
-order. A variant is a plan without one part (input or exchange); the difference shows what that part costs.
+Sides run in turn (a b, b a, a b, ...), so that a linear drift of the machine affects both equally.
 """
 
 from __future__ import annotations
@@ -239,10 +237,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
     if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
         raise UserError("--decompose: cannot be combined with checkpoints: variants train another model")
     if not any(_variants_of(request, plan) for plan in plans):
-        raise UserError(
-            "--decompose: nothing can be left out: data is synthetic, and one rank exchanges nothing; give --data or "
-            "more ranks"
-        )
+        raise UserError("--decompose: nothing can be left out: synthetic data, one rank; give --data or more ranks")
 
 
 def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:

@@ -97,12 +97,8 @@ class SyncSpec(Spec):
         ActsIf("topk_density", "sync.wire", "topk", why="only sync.wire topk reads it"),
         ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
         ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
-        ActsIf(
-            "group_size", "sync.exchange", *GROUPED, why="sync.exchange hierarchical, leader and hybrid have groups"
-        ),
-        ActsIf(
-            "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
-        ),
+        ActsIf("group_size", "sync.exchange", *GROUPED, why="exchanges hierarchical, leader and hybrid have groups"),
+        ActsIf("network", "sync.needs_costs", why="only sync.fusion own:mgwfbp and hybrid without a threshold read it"),
     )
 
     exchange: Exchange = Field(
@@ -124,20 +120,14 @@ class SyncSpec(Spec):
     )
     wire: Wire = Field(
         "fp32",
-        description="Format of gradients on the network: fp32, fp16, bf16; topk: only the largest entries, with error "
-        "feedback; powersgd: low rank (DDP's hook).",
+        description="fp32, fp16, bf16; topk: only the largest entries, with error feedback; powersgd: low rank (DDP's "
+        "hook).",
     )
-    topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        0.01, description="Share of a bucket's entries that topk sends."
-    )
+    topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(0.01, description="Share of entries (topk).")
     powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
     group_size: Ranks | None = Field(None, description="Ranks per group; none: the ranks of a node.")
-    hybrid_threshold_bytes: Bytes | None = Field(
-        None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
-    )
-    network: str | None = Field(
-        None, min_length=1, description="File of fitted costs for own:mgwfbp and hybrid; none: measured at the start."
-    )
+    hybrid_threshold_bytes: Bytes | None = Field(None, description="Size from which hybrid is flat; none: computed.")
+    network: str | None = Field(None, min_length=1, description="File of costs for own:mgwfbp, hybrid; none: measured.")
 
     average_every: Count | None = Field(
         None,
@@ -145,9 +135,7 @@ class SyncSpec(Spec):
         "exchange hierarchical, gradients are still averaged inside the node in each update. none: gradients are "
         "exchanged.",
     )
-    average_from: CountOrZero = Field(
-        0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
-    )
+    average_from: CountOrZero = Field(0, description="Post-local SGD: first update, from 0, with averaging.")
     average_momentum: Flag = Field(True, description="Average the optimizer state along with parameters.")
 
     @model_validator(mode="before")
@@ -230,17 +218,11 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if sync.is_own:
             return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire topk"
     if sync.is_own and sync.fusion_in_force.by == "library":
-        return (
-            f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "
-            f"own:{sync.fusion}"
-        )
+        return f"sync.fusion {sync.fusion}: is for Horovod or DDP, but dlbench exchanges here; use own:{sync.fusion}"
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
-        return (
-            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out own:... of "
-            "sync.fusion"
-        )
+        return "sync.wire powersgd: is a DDP hook; use --engine ddp, sync.exchange flat and no sync.fusion own:..."
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages need the flat exchange; use sync.exchange flat"
     return None

@@ -42,9 +42,7 @@ Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("
 class NodeSpec(Spec):
     """One node of the system."""
 
-    cores: Ranks | None = Field(
-        None, description="Cores per node for jobs; required with a scheduler; none: all cores of this machine."
-    )
+    cores: Ranks | None = Field(None, description="Cores per node; required with a scheduler; none: this machine's.")
     gpus: CountOrZero = Field(0, description="GPUs per node.")
     ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
@@ -72,17 +70,13 @@ class TierSpec(Spec):
         description="Folder on the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
         "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} is replaced by the node's name."
     )
-    capacity_bytes: Bytes | None = Field(
-        None, description="Maximum size of samples in it on each node, bytes; none: the free space of the file system."
-    )
+    capacity_bytes: Bytes | None = Field(None, description="Maximum samples per node, bytes; none: free space.")
 
 
 class StorageSpec(Spec):
     """Storage tiers. The shared file system is the one that contains the data set."""
 
-    shared_title: str | None = Field(
-        None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
-    )
+    shared_title: str | None = Field(None, min_length=1, description="Shared file system title, e.g. Lustre, 40 OSTs.")
     local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="Local disk of the node.")
     memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a private folder is created in it)
 
@@ -96,13 +90,10 @@ class DeviceSpec(Spec):
     name: str | None = Field(
         None,
         min_length=1,
-        description="Name as the driver reports it, e.g. Tesla V100-SXM2-16GB; peak rate and memory bandwidth that are "
-        "not given here or in node.peak_tflops come from dlbench's data sheet of this name.",
+        description="Name as the driver reports it; a peak rate or bandwidth not given comes from its data sheet.",
     )
     memory_bytes: Bytes | None = Field(None, description="Memory size, bytes; none: not known.")
-    memory_gb_per_s: Positive | None = Field(
-        None, description="Peak memory bandwidth, 10^9 bytes per second; none: from the data sheet."
-    )
+    memory_gb_per_s: Positive | None = Field(None, description="Peak memory bandwidth, GB/s; none: by the data sheet.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
@@ -111,9 +102,7 @@ class LinkSpec(Spec):
 
     alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
     gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
-    links: Count | None = Field(
-        None, description="Links that the ranks share, e.g. adapters of a node; none: one link per rank."
-    )
+    links: Count | None = Field(None, description="Links that ranks share, e.g. a node's adapters; none: one per rank.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
@@ -122,13 +111,9 @@ class NetworkSpec(Spec):
 
     inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
     across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
-    beyond: LinkSpec | None = Field(
-        None, description="Links between leaf switches; none: across reduced by leaf_taper."
-    )
+    beyond: LinkSpec | None = Field(None, description="Links between leaf switches; none: across / leaf_taper.")
     nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
-    leaf_taper: Positive | None = Field(
-        None, description="Oversubscription of a leaf switch, e.g. 2 for 2:1; none: not known."
-    )
+    leaf_taper: Positive | None = Field(None, description="Leaf oversubscription, e.g. 2 for 2:1; none: not known.")
     leaf_source: Source | None = Field(None, description="Source of nodes_per_leaf and leaf_taper.")
 
     @model_validator(mode="after")
@@ -168,15 +153,13 @@ class SystemSpec(Spec):
     )
     modules_init: tuple[str, ...] = Field(
         (),
-        description="Shell lines before the modules are loaded, e.g. source /etc/profile.d/modules.sh; none: "
-        "/etc/profile is read if the command module is missing.",
+        description="Shell lines before modules are loaded; none: /etc/profile is read if the command module is "
+        "missing.",
     )
     modules_reset: Literal["purge", "reset", "none"] = Field(
         "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
     )
-    setup: tuple[str, ...] = Field(
-        (), description="Shell lines between modules and the start of the ranks; a list, or one line."
-    )
+    setup: tuple[str, ...] = Field((), description="Shell lines between modules and ranks; a list, or one line.")
     python: str | None = Field(None, description="Python on the compute nodes; none: the one that runs dlbench.")
 
     @property
@@ -206,10 +189,7 @@ class SystemSpec(Spec):
     @model_validator(mode="after")
     def _launcher_and_container_fit(self) -> Self:
         if self.scheduler == "slurm" and self.launch.launcher == "local":
-            raise ValueError(
-                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use srun-mpi, "
-                "srun-gloo or mpirun"
-            )
+            raise ValueError("launch.launcher 'local' is for one machine; use srun-mpi, srun-gloo or mpirun")
         kind = self.container.kind
         if kind == "none":
             return self

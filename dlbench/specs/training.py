@@ -1,8 +1,4 @@
-"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
-
-Rules that scale a rate with the batch hold only up to some batch (Goyal et al. 2017, figure 1; You et al. 2017, table
-2). A table of learning rates contains batches and rates that reached the target.
-"""
+"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement."""
 
 from __future__ import annotations
 
@@ -62,14 +58,10 @@ class Place:
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
-    """Returns the learning rate of a global batch.
+    """Returns the learning rate of a global batch, in samples: interpolated between rows, constant beyond the last.
 
-    Between two rows the rate is interpolated linearly in the batch, so that it stays between the published rates; all
-    other values are those of the lower row. Below the first row the rate is scaled down from it. Beyond the last row it
-    is constant, because no published rule applies there.
-
-    `batch`: samples per step over all ranks. `below`: scaling below the first row: linear (Goyal et al. 2017, section
-    2.1) or with the square root (You et al. 2019, section 4, for LAMB).
+    `below`: scaling below the first row: linear (Goyal et al. 2017, section 2.1) or with the square root (You et al.
+    2019, section 4, for LAMB). Scaling rules hold only up to some batch (Goyal et al. 2017, figure 1).
     """
     first, last = table[0], table[-1]
     for row in table:
@@ -133,11 +125,11 @@ class OptimizerSpec(Spec):
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
         "none", description="Scale the rate with the global batch, its square root, or a table."
     )
-    reference_batch: Count | None = Field(
-        None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
-    )
+    reference_batch: Count | None = Field(None, description="Global batch of learning_rate, samples, for its scaling.")
     learning_rate_table: tuple[RatePoint, ...] = Field(
-        (), description="Published rates by global batch, interpolated between rows."
+        (),
+        description="Published rates by global batch; interpolated between rows, constant beyond the last, where "
+        "--to-accuracy is refused.",
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
@@ -158,10 +150,9 @@ class OptimizerSpec(Spec):
         return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
-        """Returns the learning rate after warm-up, scaled with the global batch (samples) if that is set.
+        """Returns the rate after warm-up, scaled with the global batch (samples) if that is set; see `place_in`.
 
-        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; its rates
-        are scaled so that the row of reference_batch has learning_rate.
+        A table's rates are scaled so that the row of reference_batch has learning_rate.
         """
         if self.learning_rate_scaling == "none" or self.reference_batch is None:
             return self.learning_rate
@@ -209,15 +200,9 @@ class ScheduleSpec(Spec):
 
     warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
     warmup_epochs: Positive | None = Field(None, description="Epochs of linear warm-up, instead of warmup_steps.")
-    warmup_from: Literal["zero", "unscaled"] = Field(
-        "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
-    )
-    decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
-        "constant", description="Form of decay."
-    )
-    decay_from: Literal["warmup", "start"] = Field(
-        "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
-    )
+    warmup_from: Literal["zero", "unscaled"] = Field("zero", description="Learning rate at step 0: zero, or unscaled.")
+    decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field("constant", description="Decay rule.")
+    decay_from: Literal["warmup", "start"] = Field("warmup", description="Decay starts after warm-up, or at step 0.")
     power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
     total_steps: Count | None = Field(None, description="Steps of a full training with its decay; not the measured.")
@@ -225,9 +210,7 @@ class ScheduleSpec(Spec):
     step_boundaries: tuple[Count, ...] = Field((), description="Steps from which step_factors apply (decay: step).")
     epoch_boundaries: tuple[Positive, ...] = Field((), description="Epochs instead of step_boundaries.")
     step_factors: tuple[Positive, ...] = Field((), description="Shares of the peak rate from each boundary on.")
-    epoch_samples: Count | None = Field(
-        None, description="Samples per epoch, for schedule and target; none: those of the training data."
-    )
+    epoch_samples: Count | None = Field(None, description="Samples per epoch of schedule and target; none: the data's.")
 
     @property
     def boundaries(self) -> tuple[float, ...]:
@@ -274,17 +257,13 @@ class TrainSpec(Spec):
     global_batch: Count | None = Field(
         None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
-    gradient_accumulation: Count = Field(
-        1, description="Parts in which a rank's batch is computed; must divide batch_per_rank."
-    )
+    gradient_accumulation: Count = Field(1, description="Parts that a batch is split into; must divide batch_per_rank.")
     precision: Precision = Field(
         "fp32",
         description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
         "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
-    allow_emulation: Flag = Field(
-        False, description="Let a CPU emulate bf16 or fp16: results are right, speed is meaningless."
-    )
+    allow_emulation: Flag = Field(False, description="Let CPUs emulate bf16 or fp16: right results, meaningless speed.")
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(2000, description="Steps without overflow until the scale doubles (fp16).")
     optimizer: OptimizerSpec = Field(description="The optimizer.")
@@ -303,8 +282,7 @@ class TrainSpec(Spec):
     memory: MemorySpec = Field(MemorySpec(), description="Limits for the plan of recomputing and swapping.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
-        description="Memory that holds the optimizer state, and processor that updates the parameters; host: the CPU "
-        "updates block by block during the next forward pass.",
+        description="host: the CPU stores the optimizer state and updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none", description="Mode of torch.compile; blocks are compiled one by one with recompute or swap."
@@ -315,9 +293,7 @@ class TrainSpec(Spec):
     cudnn_benchmark: Literal["auto", "on", "off"] = Field(
         "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
-    activation_budget: Fraction | None = Field(
-        None, description="Activation memory budget of torch.compile, a share; none: torch's default."
-    )
+    activation_budget: Fraction | None = Field(None, description="Activation budget of torch.compile; none: default.")
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
@@ -336,12 +312,8 @@ class TrainSpec(Spec):
                 schedule |= {f"{part}_epochs": epochs, f"{part}_steps": no_steps}
             elif steps is not None:
                 schedule |= {f"{part}_steps": round(steps * ratio), f"{part}_epochs": None}
-        return self.model_copy(
-            update={
-                "optimizer": self.optimizer.model_copy(update=rule),
-                "schedule": self.schedule.model_copy(update=schedule),
-            }
-        )
+        optimizer = self.optimizer.model_copy(update=rule)
+        return self.model_copy(update={"optimizer": optimizer, "schedule": self.schedule.model_copy(update=schedule)})
 
     def lengthened(self, global_batch: int) -> float:
         """Returns the number of samples of this batch's recipe until the decay ends, over that of the preset."""
@@ -418,11 +390,9 @@ class TrainSpec(Spec):
                 f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
                 "host updates block by block, and each block would be a program of its own"
             )
-        if self.batch_per_rank % self.gradient_accumulation:
-            raise ValueError(
-                f"gradient_accumulation {self.gradient_accumulation} does not divide batch_per_rank "
-                f"{self.batch_per_rank}"
-            )
+        batch, parts = self.batch_per_rank, self.gradient_accumulation
+        if batch % parts:
+            raise ValueError(f"gradient_accumulation {parts} does not divide batch_per_rank {batch}")
         return self
 
 
@@ -435,9 +405,7 @@ class QualitySpec(Spec):
     evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
     max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
-    starts_from: Literal["random", "checkpoint"] = Field(
-        "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
-    )
+    starts_from: Literal["random", "checkpoint"] = Field("random", description="checkpoint: needs initialize_from.")
     stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
 
     @model_validator(mode="after")
@@ -458,30 +426,20 @@ class MeasureSpec(Spec):
             "steps",
             why="measure.until quality ends by its target",
         ),
-        ActsIf(
-            "noise_scale", "workload.model.computes", why="gradients of a paced network are generated, without noise"
-        ),
+        ActsIf("noise_scale", "workload.model.computes", why="gradients of a paced network have no noise"),
     )
 
-    until: Literal["steps", "quality"] = Field(
-        "steps", description="steps: measure throughput over steps; quality: train to `quality.target`."
-    )
+    until: Literal["steps", "quality"] = Field("steps", description="steps: time steps; quality: reach quality.target.")
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
     measured_steps: Count = Field(description="Measured steps (until steps).")
-    warmup_s: NonNegative | None = Field(
-        None, description="Minimum duration of the warm-up, seconds; none: 20 s on GPUs, 0 on CPUs."
-    )
-    measured_s: NonNegative | None = Field(
-        None, description="Minimum duration of the measured steps, seconds; none: 60 s on GPUs, 0 on CPUs."
-    )
+    warmup_s: NonNegative | None = Field(None, description="Minimum warm-up time, s; none: 20 on GPUs, 0 on CPUs.")
+    measured_s: NonNegative | None = Field(None, description="Minimum measured time, s; none: 60 on GPUs, 0 on CPUs.")
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
-        description="overlapped: no synchronisation is added to training. synchronised: wait for the device after each "
-        "phase, so that phase times are exact and the run is slower.",
+        description="overlapped: no synchronisation is added. synchronised: wait for the device after each phase; "
+        "slower.",
     )
-    noise_scale: Flag = Field(
-        False, description="Estimate the gradient noise scale; reads every gradient a second time in each step."
-    )
+    noise_scale: Flag = Field(False, description="Estimate the gradient noise scale; reads each gradient once more.")
     stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:
@@ -526,7 +484,4 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
     if place.where == "below":
         return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down, not published"
     assert place.above is not None
-    return (
-        f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "
-        "published"
-    )
+    return f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated"

@@ -22,11 +22,9 @@ class WatchSpec(Spec):
 
     acting = (
         ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else uses a period"),
+        ActsIf("window_ranks profiler", "watch.window_steps", why="watch.window_steps is 0: no step is profiled"),
         ActsIf(
-            "window_ranks profiler", "watch.window_steps", why="watch.window_steps is 0: no step is watched closely"
-        ),
-        ActsIf(
-            "window_steps", "has_room_for_window", why="the window lies in the warm-up, and measure.warmup_steps is 0"
+            "window_steps", "has_room_for_window", why="the window is in the warm-up, but measure.warmup_steps is 0"
         ),
         ActsIf("max_bytes", "watch.is_on", why="nothing is watched: watch.sampler is off and watch.window_steps is 0"),
     )
@@ -37,19 +35,16 @@ class WatchSpec(Spec):
     )
     window_steps: Annotated[int, Field(strict=True, ge=0, le=MAX_WINDOW_STEPS)] = Field(
         WINDOW_STEPS,
-        description="Number of warm-up steps in which layers are profiled one by one; input and messages are profiled "
-        "from there to the end of the warm-up. If the warm-up is long enough, the steps lie before those in which the "
-        "engine times its exchange. 0: none. Measured steps are never profiled.",
+        description="Number of warm-up steps in which layers are profiled one by one, if possible before the engine "
+        "times its exchange; input and messages are profiled from there to the end of the warm-up. 0: none.",
     )
     window_ranks: Ranks = Field(64, description="Number of ranks that are profiled, spread evenly over the run.")
     max_bytes: Bytes = Field(
         MAX_TRACE_BYTES,
-        description="Size limit of all spans and samples of the run, bytes, divided over ranks and nodes; entries that "
-        "do not fit are counted and left out.",
+        description="Limit of all spans and samples of the run, bytes, over ranks and nodes; further ones are only "
+        "counted.",
     )
-    profiler: Flag = Field(
-        False, description="Run torch.profiler on rank 0 in these steps, with a trace in the run's folder."
-    )
+    profiler: Flag = Field(False, description="Trace these steps on rank 0 with torch.profiler, in the run's folder.")
 
     @property
     def is_on(self) -> bool:
@@ -60,9 +55,7 @@ class WatchSpec(Spec):
 class FaultSpec(Spec):
     """A fault that slows chosen ranks. A run with a fault is compared only with runs of the same fault."""
 
-    ranks: tuple[RankNumber, ...] | None = Field(
-        None, min_length=1, description="Ranks with the fault, a list or text: 1, or 0,3; none: all ranks."
-    )
+    ranks: tuple[RankNumber, ...] | None = Field(None, min_length=1, description="Faulty ranks, e.g. 0,3; none: all.")
     compute_factor: Annotated[float, Field(strict=True, ge=1)] = Field(
         1.0,
         description="Factor by which forward and backward pass together are slowed: after each forward pass the rank "

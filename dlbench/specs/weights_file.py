@@ -3,11 +3,9 @@
 A safetensors file begins with the length of its header (8 bytes, little-endian) and the header in JSON: type, shape
 and offsets of each tensor by name, and other data under ``__metadata__``.
 
-BERT's public parameter names (Devlin et al.'s release, as in PyTorch libraries) are known with and without the prefixes
-``bert.`` and ``module.``, norms as weight and bias or as gamma and beta, and dense layers with their activation
-(``dense_act``). The decoder of the masked-LM head is tied to the word embeddings: a copy of it must be equal to them.
-Vocabularies may be padded to multiples of 8 to 128, and tables of positions may be longer than sequences: additional
-rows belong to no token and no position.
+BERT's public names (Devlin et al.'s release, as in PyTorch libraries) may have the prefixes ``bert.`` and ``module.``.
+The decoder of the masked-LM head is tied to the word embeddings: a copy of it must be equal to them. Vocabularies and
+position tables may be padded.
 """
 
 from __future__ import annotations

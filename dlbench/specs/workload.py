@@ -1,7 +1,7 @@
-"""The workload YAML: network and data. A `Workload` is one preset of it, with all values set.
+"""The workload YAML: network and data.
 
-A network consists of a `Model` without torch, whose fields are its keys and which is registered in `FAMILIES`, and of a
-`dlbench.node.models.build.Network` with torch, in the module `Model.network`. No other module distinguishes networks.
+A network consists of a `Model` without torch, and of a `dlbench.node.models.build.Network` in the module
+`Model.network`. No other module distinguishes networks.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ class ResNetModel(Model):
     num_classes: Count = Field(1000, description="Number of classes.")
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
-    zero_init_residual: Flag = Field(
-        True, description="Start with scale 0 in each block's last batch norm (Goyal 2017)."
-    )
+    zero_init_residual: Flag = Field(True, description="Initial scale 0 in each block's last batch norm (Goyal 2017).")
     memory_format: MemoryFormat = Field(
-        "contiguous", description="Memory format of activations and weights: contiguous (NCHW) or channels-last (NHWC)."
+        "contiguous",
+        description="Memory format of activations and weights: contiguous (NCHW) or channels-last (NHWC). Weights stay "
+        "contiguous where Horovod or FSDP exchanges.",
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
@@ -267,10 +267,9 @@ class BertModel(Model):
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
         assert isinstance(data, TextData)  # `formats` holds that
-        if data.sequence_length > self.max_positions:
-            raise ValueError(
-                f"data.sequence_length {data.sequence_length} is longer than model.max_positions {self.max_positions}"
-            )
+        length, limit = data.sequence_length, self.max_positions
+        if length > limit:
+            raise ValueError(f"data.sequence_length {length} is longer than model.max_positions {limit}")
         for key in ("compile", "cuda_graphs", "recompute", "swap"):
             value = getattr(train, key)
             if value != "none" and self.attention == "unpadded":
@@ -334,7 +333,8 @@ class CosmoFlowModel(Model):
     num_targets: Count = Field(4, description="Number of regressed parameters.")
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Memory format of activations and weights: contiguous (NCDHW) or channels-last (NDHWC).",
+        description="Memory format of activations and weights: contiguous (NCDHW) or channels-last (NDHWC). Weights "
+        "stay contiguous where Horovod or FSDP exchanges.",
     )
 
     @model_validator(mode="after")
@@ -349,12 +349,10 @@ class CosmoFlowModel(Model):
         layers, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):
             cube, elements = (edge,) * 3, filters * edge**3
-            layers.block = number
-            layers.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
-            layers.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
-            layers.other(
-                f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2
-            )
+            layers.block, first = number, 3 * number
+            layers.conv(f"features.{first}", channels, filters, cube, 3, bias=True)
+            layers.other(f"features.{first + 1}", "activation", elements, extents=cube)
+            layers.other(f"features.{first + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2)
             edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
         for number, (before, after) in enumerate(itertools.pairwise(widths)):
@@ -390,16 +388,12 @@ class PacedModel(Model):
     layers_from: str | None = Field(
         None,
         min_length=1,
-        description="Folder of a run, or its record.json, whose gradient sizes and times replace layers; in a plan the "
-        "name of that run.",
+        description="Run folder, or its record.json, whose gradients and times replace layers; in a plan the run's "
+        "name.",
     )
     speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
-    rank_jitter: Fraction = Field(
-        0.0, description="Standard deviation of the logarithm of a speed factor that each rank draws once."
-    )
-    step_jitter: Fraction = Field(
-        0.0, description="Standard deviation of the logarithm of a speed factor drawn in each step."
-    )
+    rank_jitter: Fraction = Field(0.0, description="Standard deviation of the log of each rank's speed factor.")
+    step_jitter: Fraction = Field(0.0, description="Standard deviation of the log of a speed factor per rank and step.")
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         return 0, 0
@@ -470,9 +464,7 @@ class _Data(Spec):
         description="region: decode only the cropped part of a training image (after `dlbench setup images`), at the "
         "smallest sufficient scale (nvimagecodec: the crop alone). full: decode the whole image.",
     )
-    device_prefetch: CountOrZero = Field(
-        1, description="Batches copied to the GPU in advance on a separate stream; 0: copied in the step."
-    )
+    device_prefetch: CountOrZero = Field(1, description="Batches copied to the GPU ahead, on a stream; 0: in the step.")
     validation: str | None = Field(
         None,
         min_length=1,
@@ -481,9 +473,7 @@ class _Data(Spec):
     loader_workers: CountOrZero | Literal["auto"] = Field(
         0, description="Reader processes per rank; 0: the training process reads; auto: chosen by measuring."
     )
-    prefetch_batches: Count | Literal["auto"] = Field(
-        2, description="Batches that each reader process reads ahead; auto: chosen by measuring."
-    )
+    prefetch_batches: Count | Literal["auto"] = Field(2, description="Batches read ahead per process; auto: measured.")
     staging: Staging = Field(
         "none",
         description="Copying of samples to the nodes before training. none: no copy. replicate: the whole data set to "
@@ -507,8 +497,8 @@ class _Data(Spec):
     )
     cache: Literal["any", "cold", "warm"] = Field(
         "any",
-        description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
-        "it. warm: the data set is loaded into it.",
+        description="Page cache when training begins. any: unchanged. cold: without the data set. warm: with the data "
+        "set.",
     )
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="Reaction to an unreadable sample.")
 
@@ -578,9 +568,7 @@ class DensityData(_Data):
 
     kinds = ("density",)
 
-    format: Literal["density", "hdf5-density"] = Field(
-        description="Selects this kind of data; hdf5-density: its old name."
-    )
+    format: Literal["density", "hdf5-density"] = Field(description="Selects this data; hdf5-density: its old name.")
     volumes: Literal["auto", "float32", "int16"] = Field(
         "auto",
         description="Type of the volumes sent to the device. float32: the logarithm of the counts. int16: the counts, "
@@ -640,9 +628,7 @@ class Workload(Spec):
     preset: Name = Field(description="Name of the preset.")
     about: str = Field(description="Differences of the preset from the published configuration.")
     notice: str = Field(description="How results may be named when published.")
-    meant_for: Literal["any", "gpu"] = Field(
-        "any", description="Machines for which the preset is made; gpu: refused on machines without GPUs."
-    )
+    meant_for: Literal["any", "gpu"] = Field("any", description="Machines of the preset; gpu: refused without GPUs.")
     model: ModelSpec = Field(description="The network.")
     data: DataSpec = Field(description="The training data.")
     train: TrainSpec = Field(description="The training recipe.")
