@@ -1,7 +1,4 @@
-"""A rank's status in memory shared with its supervisor, which writes the status file if the rank crashes.
-
-While a rank trains it writes no file: each step and each second it updates its progress here. If it ends without
-writing its status (a signal, a crash in a library), its supervisor writes the file with the last step.
+"""A rank's progress in memory shared with its supervisor, which writes the status file if the rank crashes.
 
 Imports only small modules of the standard library: every rank is started by a process that imports this.
 """
@@ -32,10 +29,7 @@ _STEP_AT, _TIME_AT, _LENGTHS_AT, _TEXT_AT = 0, 8, 16, 24
 
 
 def wall_time() -> float:
-    """Returns the seconds since 1970, by a monotonic clock since the start of this process.
-
-    Times of a process never decrease, even if the system clock is set meanwhile.
-    """
+    """Returns the seconds since 1970, which never decrease in a process, even if the system clock is set meanwhile."""
     return _EPOCH_S + time.monotonic()
 
 

@@ -1,9 +1,7 @@
 """Ends all processes of a run, and removes their files in /dev/shm and in temporary folders.
 
-- Processes are found by descent, or by an inherited variable, independent of sessions, process groups and parents that
-  ended early.
-- A folder of a run is locked (flock(2)); the kernel releases the lock when the process ends for any reason. Later runs
-  remove folders without a lock.
+Processes are found by descent, or by an inherited variable, independent of sessions and process groups. A folder of a
+run is locked (flock(2)) until its process ends for any reason; later runs remove folders without a lock.
 
 Imports only small modules of the standard library: every rank is started by a process that imports this.
 """
@@ -42,9 +40,8 @@ _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
 
 
 def end_with_parent(number: int, parent: int) -> None:
-    """Makes the kernel send this process a signal when its parent ends, or sends it now if it has ended (prctl(2)).
-
-    `parent`: pid of the parent. The signal comes when the thread that started this process ends.
+    """Makes the kernel send this process a signal when its parent (pid `parent`), or the thread that started it,
+    ends.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
@@ -85,9 +82,7 @@ def with_variable(name: str, value: str) -> set[int]:
 
 
 def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
-    """Ends processes, and waits until they have ended.
-
-    A process that hangs in the kernel (a driver, a dead file system) cannot be ended; the wait for it is `_DEATH_S`.
+    """Ends processes, and waits until they have ended, at most `_DEATH_S` for one that hangs in the kernel.
 
     `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `look`: called
     while polling, to collect exit codes.
@@ -175,8 +170,7 @@ def temporary_places(environment: Mapping[str, str]) -> list[str]:
 class HeldFolder:
     """A new private folder; removed by `remove`, or after the end of this process by `remove_abandoned`.
 
-    `places`: possible parents, of which the first that works is used. `label`: part of its name; letters, digits and
-    dashes. Raises `OSError`: it can be made in none of them.
+    `places`: possible parents, of which the first that works is used; OSError if none does. `label`: part of its name.
     """
 
     def __init__(self, places: Iterable[str], label: str = "") -> None:
@@ -206,10 +200,7 @@ def supervised_folder(environment: Mapping[str, str]) -> str | None:
 
 
 def also_remove(path: str, environment: Mapping[str, str]) -> None:
-    """Makes the supervisor remove a `HeldFolder` of this process, too, for any end of the process.
-
-    Without a supervisor this does nothing; `remove_abandoned` removes such a folder later.
-    """
+    """Makes the supervisor, if there is one, remove a `HeldFolder` of this process, too, for any end of the process."""
     folder = supervised_folder(environment)
     if folder is not None:
         with open(f"{folder}/{_ALSO}", "ab") as file:
@@ -294,10 +285,7 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a folder like shutil.rmtree, never through a link.
-
-    First it is renamed, so that another rank that still writes there by its path cannot create it again.
-    """
+    """Removes a folder, never through a link; renames it first, so that no other rank creates it again by its path."""
     with suppress(OSError):
         renamed = path.removesuffix(_GONE) + _GONE
         os.rename(path, renamed)  # noqa: PTH104

@@ -1,14 +1,9 @@
 """``python -P -m dlbench.supervisor [--launcher] (-m MODULE | PROGRAM) WORDS``: runs a program and cleans up after it.
 
-It starts every rank, and mpirun and srun for `dlbench run` (`--launcher`). It forwards signals and ends with the exit
-code or signal of the program. In addition:
-
-- After the end of the program for any reason, all its descendants are ended, and its temporary folder and its shared
-  memory are removed (`dlbench.process_tree`).
-- At the end of its parent for any reason, it ends the program. The kernel signals that end; the pid of the parent is in
-  DLBENCH_PARENT, so that an end before the start of this process is detected, too.
-- If it is killed itself, the kernel kills the program.
-- It writes the last status of a rank that crashed (`dlbench.final_status`).
+It starts every rank, and mpirun and srun for `dlbench run` (`--launcher`), forwards signals, and ends with the exit
+code or signal of the program, whose descendants, temporary folder and shared memory it then removes. At the end of its
+parent (pid in DLBENCH_PARENT, for an end before this process started) it ends the program; if it is killed itself, the
+kernel kills the program. It writes the last status of a rank that crashed (`dlbench.final_status`).
 """
 
 from __future__ import annotations
@@ -174,10 +169,8 @@ class Supervisor:
                 self._status = status
 
     def _report_failure(self, ended_at: float) -> None:
-        """Reports a failed program before cleaning up; the first rank that reports is the cause.
-
-        The launcher of dlbench reads a marked line; in a job's log a line reports the signal that ended the rank (read
-        by dlbench.records.job_log).
+        """Reports a failed program before cleaning up, to dlbench's launcher or in the job's log
+        (`dlbench.records.job_log`).
         """
         if not self._status:
             return

@@ -1,29 +1,20 @@
-"""The causes of a run's step time, in seconds that sum to the whole step.
+"""The causes of a run's step time, in seconds that sum to the whole step (longest measured time of any rank / steps).
 
-It is the step of the ranks that are on time; the extra time of stragglers counts as waiting for them. Seconds are only
-moved from phases to causes, never estimated again, and sums are over integers:
+Seconds are only moved from phases to causes, never estimated again, and sums are over integers:
 
 * `compute` is forward, backward and optimizer, without the time of other causes within them;
-* `exchange`, on the wire, is the gradient exchange after the backward pass without waiting: the minimum over ranks in
-  each step, with negotiation and copies into buffers. A single rank exchanges nothing: the time of the phase is `host`.
-  Collectives within the passes and the update (reduce-scatters, sums of activations, updated or averaged parameters)
-  are part of it, taken from the phase in which every rank measured them;
+* `exchange`, on the wire, is the gradient exchange without waiting: the minimum over ranks in each step, with
+  negotiation and copies. A single rank exchanges nothing: the time of the phase is `host`. Collectives within the
+  passes and the update are part of it, taken from the phase in which every rank measured them;
 * `gather` is the time on the wire of gathering parameters that other ranks hold;
-* `straggler` is waiting for stragglers, in the exchange phase and in all these collectives, as
-  `dlbench.analysis.stragglers` defines it, with the extra time of those ranks. Together with `exchange` it is the whole
-  exposed exchange, `EXCHANGE_PHASE`;
-* `input` is waiting for data and the copy to the device. If the run measured its readers, the wait is divided like
-  their time into fetching (storage) and preparing (CPU);
+* `straggler` is waiting for late ranks, in the exchange and in all these collectives, with the extra time of those
+  ranks (`dlbench.analysis.stragglers`);
+* `input` is waiting for data and the copy to the device, divided like the readers' time into fetching and preparing;
 * `host` is the time between the phases;
-* `launch` is the idle time of GPUs within forward, backward and optimizer while the host was late with its calls, as
-  `dlbench.analysis.launching` defines it, and is taken from those phases first;
-* `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
-  samples of the run, and taken from forward, backward and optimizer in proportion;
-* `memory` is recomputing, and waiting for swapped activations, measured by every rank; it happens in the backward pass,
-  and is taken from there first;
+* `launch` is the idle time of GPUs while the host was late with its calls (`dlbench.analysis.launching`);
+* `throttling` is the share of computing that lowered clocks, or a used-up quota of CPU time, cost;
+* `memory` is recomputing and waiting for swapped activations, taken from the backward pass first;
 * `rest` is the slowest rank's mean step minus the mean of all ranks.
-
-    sum over `CAUSES` = longest measured time of any rank / steps
 """
 
 from __future__ import annotations
@@ -98,9 +89,8 @@ class Causes:
         return {name: seconds[name] for name in CAUSES}
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """Returns the mean seconds per step of causes, their sums and their components, by name.
-
-        Causes in `names` count as not measured: they are 0, and their time is part of `compute`.
+        """Returns the mean seconds per step of causes, their sums and components; causes in `names` count as
+        `compute`.
         """
         sums, compute = dict(self.sums_ns), dict(self.compute_ns)
         for name in names:
@@ -114,10 +104,7 @@ class Causes:
 
 
 def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
-    """Returns the causes of a run with a valid record; `steps` are those of `load_steps`, if loaded already.
-
-    Raises IncompleteDataError: see `load_steps`; or ValueError: the run has no valid record.
-    """
+    """Returns the causes of a run, from `steps` if they are loaded already. Raises the errors of `load_steps`."""
     loaded = steps or load_steps(run)
     assert run.record is not None
     share, why = _throttled(run, loaded)
@@ -206,10 +193,10 @@ def _memory(run: Run) -> tuple[int | None, str]:
 
 
 def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[str, str], Times], str]:
-    """Returns the waiting for collectives within passes and update, and how it was measured.
+    """Returns the waiting for collectives within passes and update, and how it was measured or why it is not known.
 
-    Nanoseconds of all measured steps, by cause and `COMPUTE_PARTS`, shape (ranks,). Both are empty without such
-    collectives; if the waiting is not known, the text says why.
+    Nanoseconds of all measured steps, by cause and `COMPUTE_PARTS`, shape (ranks,); both empty without such
+    collectives.
     """
     assert run.record is not None
     waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=lambda result: result.rank)]
@@ -234,9 +221,7 @@ def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[st
 
 
 def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[str, dict[str, int]]:
-    """Returns the time on the wire by cause and phase: first the minimum over ranks of each, then the remainder in
-    proportion.
-    """
+    """Returns the time on the wire by cause and phase: the minimum over ranks of each, the remainder in proportion."""
     least_ns = {key: len(waited_ns) * int(waited_ns.min()) for key, waited_ns in waits.items()}
     beyond_ns = {key: int(waited_ns.sum()) - least_ns[key] for key, waited_ns in waits.items()}
     over = wire_ns - sum(least_ns.values())

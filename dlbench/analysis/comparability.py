@@ -1,13 +1,9 @@
 """Decides which runs may be compared, and which are repeats.
 
 **Comparable** runs (`group_id`) have equal registered keys (`dlbench.records.registry`) and an equal digest of
-everything in the plan that decides what is computed and how ranks are started, e.g. the learning rate. Control runs and
-resumed runs are groups of their own. Comparable runs may have different software, which gates and trends compare.
-
-**Repeats** are comparable, with equal settings of the system (partition, exclusive nodes, modules, Python, ...:
-`system_content`) and equal recorded software and machines. Only repeats may be averaged without a warning. Runs with
-different settings are in different groups of a report (`averaged_id`); differences that only the records show are a
-warning (`dlbench.analysis.repeats`).
+everything in the plan that decides what is computed and how ranks are started. **Repeats** are comparable, with equal
+settings of the system (`system_content`) and equal recorded software and machines: only they may be averaged without a
+warning. Groups of a report have equal settings (`averaged_id`); other differences are a warning.
 """
 
 from __future__ import annotations
@@ -154,10 +150,8 @@ def _averaged_content(run: Run) -> dict[str, Any]:
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
-    """Returns the settings of the system that affect the speed of a run, by key of the plan, as text.
-
-    Keys without effect are left out: those of Slurm without a scheduler, of a container that is not used, and of
-    storage that nothing is staged to.
+    """Returns the settings of the system that affect the speed of a run, by key of the plan; those without effect in
+    it, such as Slurm's without a scheduler, are left out.
     """
     settings = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     settings["system.slurm.extra"] = ", ".join(

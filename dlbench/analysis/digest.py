@@ -1,6 +1,5 @@
-"""A digest of the step times of a run: distribution, outliers and a map of ranks by steps.
-
-It replaces the steps in memory: a run of 1,024 ranks and 1,000 steps has a million step times.
+"""A digest of the step times of a run, which replaces them in memory: distribution, outliers, a map of ranks by
+steps.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class OutlierStep:
 class RankStepMap:
     """Own work (step without exchange) of ranks by steps, relative to its median over all ranks and steps.
 
-    A cell has the largest mean of any of its ranks over its steps, so that one slow rank among many is visible. All
-    rows except the last have equally many ranks, all columns except the last equally many steps. The median counts as
-    at least a nanosecond.
+    A cell is the largest mean of any of its ranks over its steps, so that one slow rank among many is visible. The last
+    row and the last column may have fewer ranks or steps. The median counts as at least a nanosecond.
     """
 
     rank_starts: tuple[int, ...]  # First rank of each row; the last row ends with the last rank.

@@ -1,20 +1,16 @@
 """Finds hosts that leave exchanges later than the others, the sign of a slow link or NIC.
 
-A host whose own work takes D longer enters the exchange D late and leaves it with the others. A host whose messages
-arrive D late leaves D late, begins its next step D late, and so enters the next exchange D late, where it waits as
-long as the others: the length of no phase shows it, because every rank's exchange is its step minus its own work. The
-time when it leaves does, if the clocks of all nodes are known (`dlbench.records.clocks`).
+A host whose messages arrive D late leaves D late, and so enters the next exchange D late, where it waits as long as the
+others: no phase shows it, but the time when it leaves does, if the clocks of all nodes are known.
 
-In every step a rank leaves at the start of the step + its phases up to the exchange, on node 0's clock, minus the
-median of all ranks; a rank counts with the median over steps, a host by `largest_by_host`. A host is later by that
-minus the median of the other hosts. With bounds b of the clocks' errors it is later by at least (own - b) - median of
-the others' (own + b).
+A rank leaves at the start of the step + its phases up to the exchange, on node 0's clock, minus the median of all
+ranks; a rank counts with the median over steps, a host by `largest_by_host`. A host is later by that minus the median
+of the other hosts; with bounds b of the clocks' errors by at least (own - b) - median of the others' (own + b). Steps
+count up to the first pause; on a GPU, whose clock drifts relative to the host's, as many as keep the drift within half
+of the threshold.
 
-Steps count from the first measured one to the first pause. On a GPU their lengths are those of its own clock, which may
-drift relative to the host's: only as many count as keep the drift within half of the threshold.
-
-Limits: a host that leaves late has a slow link, or receives over one: behind a host with a slow network interface, its
-neighbour in a ring leaves last. So no host is excluded for it. In trees some hosts leave later by their position.
+Limits: behind a host with a slow network interface its neighbour in a ring leaves last, so no host is excluded for it;
+in trees some hosts leave later by their position.
 """
 
 from __future__ import annotations
@@ -35,10 +31,9 @@ from dlbench.records.record import Record
 def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     """Returns the largest value of each host's ranks, corrected to the number of ranks of the host with fewest.
 
-    All ranks wait for the slowest, so a host is as slow as its slowest rank; but the largest of eight values exceeds
-    that of four by chance alone. With k ranks on the host with fewest, a host of m counts with the mean, over all
-    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending. Both arguments have
-    one item per rank.
+    The largest of eight values exceeds that of four by chance. With k ranks on the host with fewest, a host of m counts
+    with the mean, over all choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x
+    ascending.
     """
     of_host: dict[str, list[float]] = {}
     for host, value in zip(hosts, values, strict=True):

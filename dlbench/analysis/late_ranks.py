@@ -34,10 +34,7 @@ class Straggler:
 
 
 def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Straggler, ...]]:
-    """Returns the ranks, and the hosts, for which others waited in the runs of one point, longest first.
-
-    A rank that ran on different hosts is listed once for each.
-    """
+    """Returns the ranks, and the hosts, for which others waited in the runs of one point, longest waited for first."""
     total_ns = sum(run.waiting.waited_ns for run in runs)
     steps = sum(run.steps for run in runs)
     by_rank: _PartsByLate = {}
@@ -82,8 +79,8 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
 def main_straggler(ranks: Sequence[Straggler], hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler | None:
     """Returns the rank, or the host, that caused most of the waiting; None if ranks take turns.
 
-    It must cause a share of (1 + s) / 2 of the waiting, half-way from an even share s to all: s is 1 / p for one of p
-    ranks, and the share of the ranks on it for one of several hosts. `ranks`, `hosts`: longest waited for first.
+    It must cause (1 + s) / 2 of the waiting, half-way from an even share s to all: 1 / p for one of p ranks, for a host
+    the share of the ranks on it. `ranks`, `hosts`: longest waited for first.
     """
     for late in (*ranks[:1], *hosts[:1]):
         even = 1 / runs[0].ranks

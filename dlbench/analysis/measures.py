@@ -1,8 +1,7 @@
 """Figures of a run from its step files: throughput, step times, and parts that sum to the step.
 
-Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the whole and medians do not:
-`sum(parts) == measured_s / steps`, to the nanosecond. Throughput is from the same clock readings. A single rank
-exchanges nothing: the time of its exchange phase is work of the engine, and part of `other`.
+Parts are arithmetic means over steps and ranks, because only means sum to the mean of the whole: `sum(parts) ==
+measured_s / steps`, to the nanosecond. The exchange phase of a single rank is part of `other`.
 """
 
 from __future__ import annotations
@@ -82,10 +81,9 @@ class RunSteps:
 
 
 def load_steps(run: Run) -> RunSteps:
-    """Reads and checks the measured steps of all ranks of a run with a valid record.
+    """Reads and checks the measured steps of all ranks.
 
-    Raises IncompleteDataError: step files are missing, truncated, or disagree with the record or each other; or
-    ValueError: the run has no valid record.
+    Raises IncompleteDataError: step files are missing, truncated, or disagree; ValueError: the run has no valid record.
     """
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
@@ -331,8 +329,8 @@ of the warm-up, in which the device is held back."""
 def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
     """Returns the time of the kernels of one phase of one rank, nanoseconds; `UNKNOWN_NS` if no step shows it.
 
-    `phase_ns`: the phase in every step; `bound_ns`: upper bound of the device's wait for the host in it; `warmup`: 1
-    for warm-up steps; each of shape (steps,).
+    `phase_ns`: the phase in every step; `bound_ns`: upper bound of the device's wait in it; `warmup`: 1 for warm-up
+    steps.
     """
     is_reference = bound_ns == 0
     measured = phase_ns[is_reference & (warmup == 0)]

@@ -74,11 +74,9 @@ def metrics_by_run(
     names: Collection[str] = METRIC_NAMES,
     damaged: list[str] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics of these names of every run with figures, by run id and name, each in its unit.
+    """Returns the metrics of every run with figures, by run id and name, each in its unit; absent if a run has none.
 
-    A metric is absent if a run does not have it: energy without enough samples, time to quality if the target was
-    missed. Energy reads the samples of every node, other metrics read no file. `damaged` gets a line for each run whose
-    samples are damaged; its energy is absent.
+    Only energy reads files, the samples of every node; `damaged` gets a line for each run whose samples are damaged.
     """
     values_by_run: dict[str, dict[str, float]] = {}
     for row in table.figures.values():

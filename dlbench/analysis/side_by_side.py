@@ -31,9 +31,8 @@ def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
 def matched(
     sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
 ) -> list[tuple[T | None, ...]]:
-    """Returns rows of items with equal `same`, one of each side; None for a side without one.
-
-    Each side has at most one item of a row: `refuse` raises on two, given the side's number.
+    """Returns rows of items with equal `same`, one of each side, None for a side without one; `refuse` raises on
+    two.
     """
     rows: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
@@ -155,10 +154,7 @@ class ComparedRow:
         return self.side is self.reference
 
     def ratio(self, figure: str) -> tuple[Estimate | None, bool]:
-        """Returns the ratio of a figure, above 1 is better, and whether it is of pairs; see `compared`.
-
-        The ratio of the reference itself is None.
-        """
+        """Returns the ratio of a figure (above 1 is better, None for the reference), and whether it is of pairs."""
         if self.reference is None or self.is_reference:
             return None, False
         compared_figure = self.figures[figure]
@@ -253,10 +249,9 @@ class Twins:
 def twins(
     runs: Iterable[Run], variants: Collection[Variant], is_wanted: Callable[[Collection[Variant]], bool]
 ) -> list[Twins]:
-    """Returns every scaling point of every series with the wanted variants, in order of series, ranks and nodes.
+    """Returns every scaling point of every series, in order of series, ranks and nodes, if `is_wanted` of its variants.
 
-    Copies of a run and runs of other variants are left out; `is_wanted`: whether a point with runs of these variants
-    is returned.
+    Copies of a run, and runs of variants other than `variants`, are left out.
     """
     runs = list(runs)
     sessions = allocations_of(runs)

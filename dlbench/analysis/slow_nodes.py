@@ -1,17 +1,12 @@
 """Finds slow nodes: hosts whose own work takes longer than that of other hosts, or that leave exchanges later.
 
-In one run let w[r] be the mean step of rank r without its exchange, its own work. A host is as slow as its slowest
-rank, because all ranks wait for that one (`late_hosts.largest_by_host` corrects for different numbers of ranks); its
-ratio is that divided by the median, over the other hosts of the run, of their slowest ranks. So runs of any workload,
-rank count and day can be combined: anything that slows all hosts of a run cancels. A slow link does not show in own
-work: see `dlbench.analysis.late_hosts`.
+In one run a host is as slow as its slowest rank (`late_hosts.largest_by_host`), by its mean step without the exchange,
+its own work; its ratio is that divided by the median over the other hosts. So runs of any workload, rank count and day
+can be combined. The unit is the session (the median of its runs), because another job or heat is no property of the
+host; a host counts with the geometric mean of its sessions. A host is called slow by a one-sided t test against `SLOW`
+over all hosts together: on average at most `FALSE_SHARE` of the hosts called slow are not (Benjamini and Hochberg).
 
-A cause that slows a host for one job (another job, heat) is no property of the host, so the unit is the session
-(`dlbench.analysis.sessions`): the median of its runs, and for a host the geometric mean of its sessions with Student's
-t. A host is called slow by a one-sided t test against `SLOW` over all hosts together: on average at most `FALSE_SHARE`
-of the hosts called slow are not (Benjamini and Hochberg).
-
-Limit: rank 0 writes records and checkpoints. If it always runs on the same host, its work counts for that host.
+Limit: if rank 0, which writes records and checkpoints, always runs on the same host, its work counts for that host.
 """
 
 from __future__ import annotations

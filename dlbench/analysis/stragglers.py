@@ -1,40 +1,30 @@
 """Waiting for stragglers: its share of the exchange, the late ranks, and the causes of their lateness.
 
 A synchronous exchange ends when the last rank has sent its gradients, so a late rank waits less. With x[r] the exchange
-phase of rank r in one step and p ranks, rank r waits
+phase of rank r in one step, it waits
 
     wait[r] = x[r] - min x .
 
-It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*; where max(wait) = 0 nobody is late. The step
-is
-
-    W = mean of wait over the ranks in time
-
-longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W, mean(wait)
-over all ranks is in the mean exchange. The remainder, (sum of L)/p, is the late ranks' own work: it is moved out of the
-causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these excesses and up
-to L[r]. So ranks that are D late count with D, for any number of ranks and of late ranks, and nothing counts twice;
-lateness without an excess stays in the cause where it was.
-
-All waiting of a step is caused by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
-least, of equal ones the one with most work.
+It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*. The step is W, the mean of wait over the ranks
+in time, longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W,
+mean(wait) over all p ranks is in the mean exchange. The remainder, (sum of L)/p, is the late ranks' own work: it is
+moved out of the causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these
+excesses and up to L[r]. So ranks that are D late count with D, and nothing counts twice. All waiting of a step is
+caused by its late ranks, in proportion to L[r]; the *last* is the rank that waited least, of equal ones the one with
+most work.
 
 The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
-(*Other* is at the end of a step; before the first measured step all ranks wait for each other.)
 
-Collectives within the passes delay ranks like the exchange, and waiting in them is part of x. Only the sum over all
-steps of a rank's waiting in a phase is known: in each step the waiting is the time above a level of own work, equal in
-all steps, for which the sum is right (`without_waits`). So occasional longer passes of a rank count as waiting: ranks
-that take turns at that are not detected, those late by input or between steps are. Waiting in the update is a second
-exchange, and the work before it is the optimizer's.
+Waiting in collectives within the passes is part of x, but only its sum over all steps of a rank is known: in each step
+it is the time above a level of own work, equal in all steps, for which the sum is right (`without_waits`). So ranks
+that take turns at longer passes are not detected. Waiting in the update is a second exchange, after the optimizer's
+work.
 
-All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is divided without
-changing its sum.
+All times are whole nanoseconds: means are rounded down, and waiting is divided without changing its sum.
 
 Limits: x shows late ranks only if all ranks leave an exchange together. Exchanges with leaders, and engines that
 release ranks one by one, make W uncertain by the differences of these times. Jitter without a cause in a rank is
-waiting too: then about half of the ranks are late, different ones in each step. On a GPU x is time of the training
-stream.
+waiting too.
 """
 
 from __future__ import annotations
@@ -205,10 +195,8 @@ def _summed(times: Times, of: Flags) -> Times:
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
-    """Returns the number of steps in which each rank came last and another waited, shape (ranks,).
-
-    The last rank is, of those that waited least, the one with most work; of two exchanges in a step the longer wait
-    counts.
+    """Returns the number of steps in which each rank came last and another waited, shape (ranks,); of two exchanges in
+    a step the longer wait counts.
     """
     total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
@@ -223,8 +211,7 @@ def _moved(
 ) -> tuple[dict[str, Times], dict[str, int]]:
     """Returns the moved time of each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
 
-    It is the excess of late ranks over the ranks in time, scaled down in proportion if the excesses together exceed the
-    lateness.
+    It is the excess of late ranks over those in time, scaled down in proportion if the sum exceeds the lateness.
     """
     # Only late ranks are processed: most of a run is not late.
     is_late = late > 0

@@ -76,10 +76,7 @@ class RunTable:
 
     @cached_property
     def readings(self) -> dict[str, MachineReading]:
-        """The samples of the nodes of runs with figures, by run id; read once, at the first use.
-
-        Runs whose samples were not read are not included.
-        """
+        """The samples of the nodes of runs with figures that were read, by run id; read once, at the first use."""
         return read_machines(self.points.values(), self.samples)
 
     @cached_property
@@ -130,12 +127,11 @@ def tabulate(
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
     (equal for comparable runs), `series`, `repeat`, `block` (series and swept values: runs of one block and repeat ran
-    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank, integer), `sample_unit`, `steps`,
-    `samples`, `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number
-    of recorded ones).
+    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank), `sample_unit`, `steps`, `samples`,
+    `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (their number).
 
-    Damaged runs are listed, not raised, so that one bad file does not hide the others. Large tables are read by several
-    processes. Raises RunError: one of these processes was killed.
+    Damaged runs are listed, not raised, so that one bad file does not hide the others. Raises RunError: a process that
+    read runs was killed.
     """
     valid = [run for run in scan.runs if run.state == "valid"]
     loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
@@ -234,8 +230,8 @@ def load_runs(
 ) -> list[LoadedRun | IncompleteDataError]:
     """Reads many runs; returns the figures or the error of each, in the order of `runs`.
 
-    `processes`: number of processes; None: as many as save time, at most one for each usable core. Raises RunError: a
-    process was killed; or RuntimeError: a defect, with its traceback.
+    `processes`: None for as many as save time, at most one per core. Raises RunError: a process was killed; or
+    RuntimeError.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:

@@ -1,7 +1,4 @@
-"""`baseline.json`: the figures of reference runs, small enough for a git repository.
-
-The file has one key per line in a fixed order, so that equal runs give equal bytes and diffs are readable.
-"""
+"""`baseline.json`: the figures of reference runs, with keys in a fixed order so that diffs in git are readable."""
 
 from __future__ import annotations
 

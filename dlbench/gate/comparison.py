@@ -50,11 +50,10 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
     options: tuple[str, str] = ("--where-a", "--where-b"),
     floors: Sequence[Floor] = (),
 ) -> ComparisonReport:
-    """Compares B with A, the baseline.
+    """Compares B with A, the baseline, which may differ on `allowed` keys; the metrics of these names decide.
 
-    The metrics of these names decide, the others are reported as information. The sides may differ on `allowed` keys;
-    `history` holds earlier runs, which only show how far sessions scatter, and `floors` the rates that B must reach.
-    `options` choose the runs of each side, for errors.
+    `history`: earlier runs, which only show how far sessions scatter; `floors`: rates that B must reach; `options`
+    choose the runs of each side, for errors.
     """
     if history is None:
         history = GateSide(name="", points=(), left_out=(), damaged=())
@@ -196,10 +195,8 @@ def _earlier_runs(match: Match, history: GateSide, sessions: Mapping[str, str]) 
 def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], GateSide]:
     """Returns the points of all paired comparisons among some runs, and a side with the runs that were left out.
 
-    The sides may differ in the settings of the comparison (`series.sides` of the plan), and in nothing else. Runs are
-    pairs if series, time of the plan, swept values and repeat are equal; the runs of both sides are in equal order.
-
-    `name` is for errors; `where` is described at `dlbench.gate.sides.chosen`.
+    The sides may differ in the settings of the comparison (`series.sides`) only. Runs are pairs if series, time of the
+    plan, swept values and repeat are equal, and are in equal order.
     """
     runs, left_out = chosen(scan, name, where, "--where")
     sided = [run for run in runs if run.plan.series.side]

@@ -52,10 +52,7 @@ def parse_floor(text: str) -> Floor:
 
 
 def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
-    """Returns the floor of each point that has one, by the point's `id`, in samples/s of all ranks.
-
-    The highest floor counts if several apply. `name` is that of the side, for errors.
-    """
+    """Returns the floor of each point that has one, the highest, by the point's `id`, in samples/s of all ranks."""
     rates: dict[int, float] = {}
     for floor in floors:
         selected = at_where(points, floor.where, name, "--at-least")

@@ -269,9 +269,8 @@ class Match:
 
     @property
     def quality(self) -> str:
-        """The losses of both sides (medians over runs), if their ranks train differently between averages; else empty.
-
-        Step times alone do not say which of such sides is better.
+        """The losses of both sides (medians over runs), if their ranks train differently between averages; else
+        empty.
         """
         if self.b is None or self.a.apart == self.b.apart:
             return ""
@@ -341,10 +340,10 @@ def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Returns the runs with all these properties, and a line for each run or kind of runs that is left out.
+    """Returns the runs with all these properties (`analysis.selection`), and a line for each run or kind that is left
+    out.
 
-    For properties see `dlbench.analysis.selection`. Variants other than `plain` are control runs: they are left out
-    unless `where` selects a variant. Resumed runs are always left out: they are no repeats of uninterrupted runs.
+    Control runs are left out unless `where` selects a variant; resumed runs always, as they are no repeats.
     """
     left_out: list[str] = []
     uninterrupted: list[Run] = []

@@ -3,12 +3,12 @@
 One test gives all figures: with the logarithm d of B / A, its standard error s and f degrees of freedom, p of "no worse
 than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the smallest slowdown that is
 found follows from the non-central t. So p is at most a level if and only if the interval at that level is beyond the
-tolerance. The tolerance is the null hypothesis: a smaller slowdown is a false alarm like any other (non-inferiority:
-Wellek, Testing Statistical Hypotheses of Equivalence, 2010, section 2.2).
+tolerance, the null hypothesis (non-inferiority: Wellek, Testing Statistical Hypotheses of Equivalence, 2010, section
+2.2).
 
-Logarithms, because times differ by factors. Student's t instead of permutations: with equal code and equal noise both
-fail at most as often as they may (outliers, stalls, long tails, one-sided noise, two states, 5 to 20 units), t has an
-interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
+Student's t instead of permutations: with equal noise both fail at most as often as they may (outliers, stalls, long
+tails, one-sided noise, two states, 5 to 20 units), t has an interval and a power in closed form, and with five or six
+pairs no permutation attains 1 %.
 
 If a side has too few sessions, the scatter between the sessions of the other side and of a history is used: Student's
 test with a pooled variance, for one new session against k earlier ones a standard error of s sqrt(1 + 1/k) (Crawford
@@ -139,9 +139,8 @@ class Evidence:
         return math.expm1(margin + _detected_errors(level, self.freedom) * self.error)
 
     def repeats(self, level: float, beyond: float) -> int | None:
-        """Returns the fewest units of each side that find a slowdown `beyond` (a logarithm) the margin.
-
-        None: `MAX_REPEATS` do not suffice, or the slowdown is tolerated.
+        """Returns the fewest units of each side that find a slowdown `beyond` (a logarithm) the margin; None: too
+        many.
         """
         # Pairs, and runs against a floor, have one scatter.
         sides = 1 if self.unit == "pair" or self.is_of_floor else 2
@@ -158,9 +157,8 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _detected_errors(level: float, freedom: float) -> float:
-    """Returns the difference, in standard errors, that a one-sided t test finds with `POWER`.
-
-    Source: Cohen, Statistical Power Analysis, 1988, chapter 12.
+    """Returns the difference, in standard errors, that a one-sided t test finds with `POWER` (Cohen 1988, chapter
+    12).
     """
     from scipy.special import nctdtrinc
 
@@ -229,10 +227,10 @@ def _independent(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evid
 
 
 def _with_borrowed_scatter(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
-    """Returns the evidence with Student's pooled variance between sessions.
+    """Returns the evidence with Student's pooled variance between sessions, for `groups` of sessions of A, B and the
+    history.
 
-    `groups`: the sessions of A, of B and of the history, each the logarithms of its runs. A side with fewer runs per
-    session has more of the variance within sessions in its session means.
+    A side with fewer runs per session has more of the variance within sessions in its session means.
     """
     means_by_group = [tuple(map(fmean, group)) for group in groups]
     repeated_means = [means for means in means_by_group if len(means) > 1]
@@ -291,9 +289,8 @@ class TTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement(Verdict):
-    """The verdict on one metric: its estimate is B / A of geometric means, above 1 is worse.
-
-    With a test, the interval over units decides: regressed if it is above the tolerance, improved if it is below.
+    """The verdict on one metric: its estimate is B / A of geometric means, above 1 is worse; see
+    `MetricResult.ratio`.
     """
 
     question: Question
@@ -313,9 +310,8 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
     """Returns the verdicts of one family of comparisons, in the order given; for methods see `gate.report.methods`.
 
     Equivalence needs no correction: the probability that all comparisons of a family are called equivalent though one
-    is not is at most that of a single comparison (intersection-union: Berger, Technometrics 24, 1982).
-
-    Floors belong to the same family: missed as regressed, met as improved, without tolerance.
+    is not is at most that of a single comparison (intersection-union: Berger, Technometrics 24, 1982). Floors belong to
+    the same family: missed as regressed, met as improved, without tolerance.
     """
     family: list[Evidence] = []
     has_test: list[bool] = []
@@ -338,9 +334,8 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
 
 
 def _holm_levels(p_values: Sequence[float], level: float) -> list[float]:
-    """Returns the level of each comparison of a family by Holm's procedure.
-
-    From the first comparison that does not reject on, all have the level of that one.
+    """Returns the levels of a family by Holm's procedure; all have that of the first that does not reject, from it
+    on.
     """
     levels = [0.0] * len(p_values)
     num_rejected = 0

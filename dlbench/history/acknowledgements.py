@@ -1,7 +1,4 @@
-"""Acknowledged changes of level: who acknowledged them, when, and why; one file each in the history.
-
-An acknowledged change neither fails a gate nor makes a level worse, until the level gets worse again.
-"""
+"""Acknowledged changes of level, a file each: they fail no gate until the level gets worse again."""
 
 from __future__ import annotations
 

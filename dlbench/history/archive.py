@@ -1,8 +1,8 @@
 """Exports runs of a history as a tar archive, and imports such archives.
 
-An archive is in GNU's format: `manifest.json`, then every file of every run, sorted, without times and owners, so that
-equal runs give equal bytes. Archives with members other than files and folders are refused: the known ways around
-tarfile's data filter (such as CVE-2025-4517) need links, and headers of other formats may be of any size.
+An archive is in GNU's format: `manifest.json`, then the files of the runs, sorted, without times and owners, so that
+equal runs give equal bytes. Members other than files and folders are refused: the known ways around tarfile's data
+filter (such as CVE-2025-4517) need links, and headers of other formats may be of any size.
 """
 
 from __future__ import annotations

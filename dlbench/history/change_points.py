@@ -1,24 +1,20 @@
 """Change points of nightly figures: place, size, evidence, and whether the change was a step or a drift.
 
-A value is one night: the median over the runs of one series. Nights are the unit, not runs, because the runs of one
-night share the state of the machine.
+A value is one night, the median over the runs of one series, because the runs of one night share the machine's state.
 
-1. The evidence for a change is a Bayes factor (Kass and Raftery, JASA 90, 1995): the likelihood of the nights with a
-   change of level at any place over that without one, summed over the places as Shiryaev (Theory of Probability and
-   Its Applications 8, 1963) sums them for sequential data. The best place alone has less power, because its test must
-   correct for the search. Neighbouring nights are correlated, so the nights are a first-order autoregression with an
-   unknown coefficient: without a change anything up to 0.95 (slow fluctuations of the machine), with one near 0.5.
-   Scale and level are integrated out; the step has a normal prior of variance `_STEP_VARIANCE` in units of the scatter.
-   Outliers are winsorized to `_CLIP` robust standard deviations (of differences of neighbours, which levels do not
-   affect) of the nights around them, so that a few outliers are no level, and all nights to `_LIMIT` of the median. If
-   a share of all nights are outliers, some are neighbours by chance: a large step has at most the evidence of the
-   order of its nights (beta-binomial, against one share).
+1. The evidence is a Bayes factor (Kass and Raftery, JASA 90, 1995): the likelihood of the nights with a change of level
+   at any place over that without one, summed over the places (Shiryaev, Theory of Probability and Its Applications 8,
+   1963), because a test of the best place must correct for the search. Nights are a first-order autoregression with an
+   unknown coefficient: without a change up to 0.95 (slow fluctuations of the machine), with one near 0.5. Scale and
+   level are integrated out; the step has a normal prior of variance `_STEP_VARIANCE` in units of the scatter. Outliers
+   are winsorized to `_CLIP` robust standard deviations of the nights around them, all nights to `_LIMIT` of the median.
+   A large step has at most the evidence of the order of its nights (beta-binomial), because if a share of all nights
+   are outliers, some are neighbours by chance.
 2. Candidates are the likeliest places of overlapping stretches of all lengths (seeded binary segmentation: Kovács,
    Bühlmann, Li and Munk, Biometrika 110, 2023). As in Hunter (Fleming et al., ICPE'23) the weakest are merged first:
    each is moved to the likeliest place between its neighbours and tested there.
 3. The levels must also differ by a minimum effect (Hodges and Lehmann's shift).
-4. A change, or several in one direction, is compared with a ramp over the same nights: a slow rise is a drift and has
-   no date. If neither is clearly likelier, the shape is "step or drift".
+4. A change, or several in one direction, is compared with a ramp over the same nights: a slow rise is a drift.
 5. For several histories the e-values of Wang and Ramdas (JRSS B 84, 2022) decide over all of them together: with m
    histories, of which k change, each change needs m / k times the evidence.
 
@@ -172,10 +168,10 @@ def segments(values: Sequence[float], detected: Sequence[DetectedChange]) -> lis
 def detect(
     values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effect: float = MIN_EFFECT
 ) -> list[DetectedChange]:
-    """Returns all changes of a history, oldest first; equal values give equal changes.
+    """Returns all changes of a history, oldest first; none with fewer than `MIN_NIGHTS` nights.
 
-    `values`: positive and finite, one for each night, oldest first, in any unit; with fewer than `MIN_NIGHTS` there are
-    no changes. The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards.
+    `values`: positive and finite, one for each night, oldest first. Levels must differ by `min_effect` (relative)
+    upwards, or by its inverse downwards.
     """
     array = np.asarray(values, dtype=float)
     if len(array) < MIN_NIGHTS:
@@ -242,10 +238,10 @@ def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedC
 
 
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
-    """Returns the newest nights that are too few for a change point, and the usual range.
+    """Returns the newest nights that are too few for a change point, and the usual range; None if few nights precede
+    them.
 
-    `values`: those of `detect`; `last`: its last segment, if not all nights count. `histories`: how many are followed
-    together, for `wait_for`. None if fewer than `MIN_SEGMENT` nights of the segment precede the newest.
+    `last`: the last segment, if not all nights count; `histories`: how many are followed together.
     """
     if last:
         values = last.flat(values, last.end - 1)
@@ -285,7 +281,7 @@ def _usual_range(logs: Array) -> tuple[float, float]:
     """Returns the range of the next night, with probability `NAMED` / 2 beyond either end.
 
     It is the predictive distribution of a Student t with unknown centre, scale and degrees of freedom (Geweke, Journal
-    of Applied Econometrics 8, 1993), on a grid: the length of the tails follows from the nights themselves.
+    of Applied Econometrics 8, 1993), on a grid.
     """
     from scipy.special import gammaln, stdtr
 
@@ -316,8 +312,8 @@ def _usual_range(logs: Array) -> tuple[float, float]:
 def _winsorized(logs: Array, limit: float = math.inf) -> Array:
     """Returns the nights relative to their median in robust standard deviations, winsorized; zeros if all are equal.
 
-    Outliers are relative to the running median of 2 `MAX_OUTLIERS` + 1 nights, so that `MAX_OUTLIERS` in a row do not
-    affect it; the nights are at least that many. All nights are limited to `limit` on either side of the median.
+    Outliers are relative to the running median of 2 `MAX_OUTLIERS` + 1 nights, which `MAX_OUTLIERS` in a row do not
+    affect; then all nights are limited to `limit` on either side of the median.
     """
     steps = np.abs(np.diff(logs))
     # The median is zero if values are rounded, so that more than half of the differences are.
@@ -439,8 +435,7 @@ def _evidence_of_order(logs: Array, start: int) -> float:
     """Returns the logarithm of the Bayes factor of the order of the nights, with a step at `start` against none.
 
     Two levels, each with a share of nights at the other level, are compared with one level whose outliers come in any
-    order. Nights farther from both levels than these from each other do not count. Infinite if the step is below
-    `_LARGE_STEP`.
+    order. Nights far from both levels do not count. Infinite if the step is below `_LARGE_STEP`.
     """
     early, late = np.median(logs[:start]), np.median(logs[start:])
     scatter = float(np.median(np.minimum(np.abs(logs - early), np.abs(logs - late)))) / _NORMAL_MAD

@@ -1,7 +1,6 @@
 """The entry of a run in the index of a history, and the selection of entries by `--where KEY=VALUE`.
 
-Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`, `state`, `commit`, ...), `host` for a host of the run,
-`tag.NAME` and `environment.NAME`. Values are compared as text; an empty one selects runs without a value.
+Keys are `PLAIN`, `host`, `tag.NAME` and `environment.NAME`; an empty value selects runs without one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A history of runs: immutable run folders, and an index that is a cache of their entries.
-
-Opening a history compares the index with the folders, which repairs an index whose writer was killed. The index may be
-deleted at any time and is rebuilt if it is damaged.
-"""
+"""A history of runs: immutable run folders, and an index of their entries, which is a cache and rebuilt if damaged."""
 
 from __future__ import annotations
 
@@ -41,8 +37,8 @@ class History:
     ) -> None:
         """Opens the history in a folder and updates its index; `create` makes one if there is none.
 
-        `version` is that of the entries of `make`: an index of another version is rebuilt. `notify` gets a line for
-        each problem of the index.
+        An index of another `version` of the entries of `make` is rebuilt; `notify` gets a line for each problem of the
+        index.
         """
         self.store = Store.at(path, create=create)
         self.make = make

@@ -60,8 +60,8 @@ def import_runs(
 ) -> Iterator[ImportOutcome]:
     """Imports runs and yields the result of each; outcomes among the candidates are passed on.
 
-    `room`: temporary folder (of `Store.room`), which also contains unpacked archives. Raises `RunError`: no space, or
-    the file system refuses; runs that were reported as imported are in the history.
+    `room`: temporary folder (of `Store.room`). Raises `RunError`: no space, or the file system refuses; runs that were
+    reported as imported are in the history.
     """
     waiting = iter(candidates)
     number = 0

@@ -1,8 +1,6 @@
 """Slow nodes over months: each host compared with the other hosts of the same runs, by calendar month.
 
-Figures, threshold, test and verdicts are those of `dlbench.analysis.slow_nodes` and `dlbench.analysis.late_hosts`. The
-unit is the night: the median over all runs of one session. The present state of a host is judged by its nights since
-its last change point, none older than `RECENT_DAYS`.
+The unit is the night, the median over the runs of one session; tests and verdicts are those of `dlbench.analysis`.
 """
 
 from __future__ import annotations

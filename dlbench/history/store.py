@@ -7,11 +7,8 @@
     STORE/index.jsonl                a cache, see `dlbench.history.index`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is complete or
-absent even if a process is killed. The rename fails if the folder exists, so that one of several processes that import
-the same run wins.
-
-Several people may write a store. So nothing in it is reached through a link: neither `runs`, nor a month, nor `partial`
-may be one, and renames and deletions use descriptors of the parent folders.
+absent; the rename fails if the folder exists, so that one of several importing processes wins. Several people may write
+a store, so nothing in it is reached through a link; renames and deletions use descriptors of the parents.
 """
 
 from __future__ import annotations
@@ -128,10 +125,11 @@ class Store:
         return f"runs/{month}/{run_id}"
 
     def place(self, staged: Path, folder: str) -> bool:
-        """Moves a complete folder from `partial` to its place; returns False if the folder exists already.
+        """Moves a complete folder from `partial` to its place, not yet durably (`sync`); returns False if that exists
+        already.
 
-        `sync` makes it durable. Raises `NotAFolderError`: a file, a link or a pipe has the name of its month.
-        `RunError`: the file system refuses.
+        Raises `NotAFolderError`: a file, a link or a pipe has the name of its month; `RunError`: the file system
+        refuses.
         """
         target = self.path / folder
         try:

@@ -1,7 +1,6 @@
 """Series over nights from the entries of a history, with the differences at each change of level.
 
-A trend is one metric of one point: runs of one group (`dlbench.analysis.comparability`), rank count and node count.
-All runs of a session (`dlbench.analysis.sessions`) are one night, whose value is their median.
+A trend is one metric of one point (group, ranks, nodes); a night is the median of the runs of a session.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ class _Course:
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-    """Returns valid runs, oldest first, each once, with `finished` in `UTC_FORMAT` so that texts sort like times.
-
-    Runs whose end is not a valid time are left out.
+    """Returns valid runs with a valid end, oldest first, each once, with `finished` in `UTC_FORMAT`, which sorts by
+    time.
     """
     entry_by_run: dict[str, HistoryEntry] = {}
     for entry in entries:
@@ -99,8 +97,7 @@ def trends(
 ) -> list[Trend]:
     """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric.
 
-    Copies of a run count once; `acknowledged` may contain changes of any series. Trends with too few nights for a
-    change point are included.
+    Copies of a run count once; `acknowledged` may contain changes of any series.
     """
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):

@@ -1,18 +1,16 @@
 """Estimates over repeated runs: a value with an interval and how the interval was made.
 
-The experimental unit is the run, never the step: steps of one run are not independent, and pooling them calls
-differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3). If runs come from several sessions,
-and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session: its value is the
-mean (or median) of its runs. The value itself is always over runs, so that all figures of the same runs agree.
-Intervals of one session are valid only within it.
+The experimental unit is the run, never the step: steps of one run are not independent (Hoefler and Belli, SC'15, rule 6
+and section 3.1.3). If runs come from several sessions (`dlbench.stats.pairing.KnownKey`), the unit of an interval is
+the session, with the mean or median of its runs; the value itself is always over runs, so that all figures of the same
+runs agree. Intervals of one session are valid only within it.
 
 Simulated coverage of the 95 % interval of Student's t for 5 to 20 runs (`make bench AREA=truth.intervals`): normal and
 long-tailed noise 94 to 97 %; run times in two states of a machine 91 to 97 %; noise that only slows runs 87 to 92 % for
-a mean, 95 % and more for a difference of two sides with the same noise. No interval helps if no run met a slow state.
+a mean, 95 % and more for a difference of two sides with the same noise.
 
-An interval that contains an end of the region decides nothing: taking it for agreement would call noisy runs equal. A
-95 % interval within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
-Pharmacokinetics and Biopharmaceutics 15, 1987).
+An interval that contains an end of a region decides nothing. A 95 % interval within a margin is the two one-sided tests
+of equivalence at 2.5 % each (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
 from __future__ import annotations
@@ -89,9 +87,9 @@ def range_level(n: int) -> float:
 def places(n: int, level: float = LEVEL) -> tuple[int, float]:
     """Returns k, so that the k-th smallest and k-th largest of n values bound the median, and the attained level.
 
-    The number of runs below the median is binomial, so the level is 1 - 2 P(fewer than k of n) (Hahn and Meeker,
-    Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2). k is the largest whose level is not below `level`, or
-    1 if there is none; `n` is at least 2.
+    The number of runs below the median is binomial: the level is 1 - 2 P(fewer than k of n) (Hahn and Meeker,
+    Statistical Intervals, 1991). k is the largest whose level is not below `level`, or 1 if there is none; `n` is at
+    least 2.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -111,13 +109,10 @@ def rank_sum_level(na: int, nb: int, level: float) -> float:
 
 
 def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
-    """Returns the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, or the range if it has none.
+    """Returns the ends of the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, or of the range.
 
-    The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
-    Nonparametrics, 1975, section 2.6). Valid for noise of equal shape on both sides.
-
-    `a`, `b`: one value for each run, shape (..., runs). `level`: between 0 and 1. Returns low and high ends, shape
-    (...).
+    They are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
+    Nonparametrics, 1975, section 2.6), for noise of equal shape. `a`, `b`: shape (..., runs); ends: shape (...).
     """
     differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
     last = differences.shape[-1] - 1
@@ -128,8 +123,8 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
 
 @cache
 def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
-    """Returns how many of the smallest values of the Mann-Whitney statistic have at most the probability `tail`, and
-    their probability.
+    """Returns how many of the smallest values of the Mann-Whitney statistic have together at most the probability
+    `tail`, and that probability.
     """
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
@@ -154,8 +149,8 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
 class Estimate:
     """A value with its interval.
 
-    `low` and `high` are the ends of the interval or, of kind `range`, the smallest and largest value; both are None for
-    a single run and for values by definition, such as the efficiency of the baseline.
+    Of kind `range`, `low` and `high` are the smallest and largest value; both are None for a single run and by
+    definition.
     """
 
     value: float
@@ -219,12 +214,10 @@ class Estimate:
 
 
 def median_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the median over runs.
+    """Returns the median over runs; raises `ValueError`: no values, or one that is not finite.
 
-    Interval: with five runs or more two of the ordered values, at the smallest level from 95 % that order statistics
-    attain (five runs: their range, 93.75 %); with two to four runs the range; with one run none.
-
-    `values`: one finite value for each run. Raises `ValueError`: no values, or one that is not finite.
+    Interval: two of the ordered values, at the smallest level from 95 % that order statistics attain (five runs: their
+    range, 93.75 %); with two to four runs the range; with one run none.
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
@@ -241,10 +234,9 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the mean over runs, for values that must sum.
+    """Returns the mean over runs, for values that must sum; raises `ValueError`: no values, or one that is not finite.
 
-    Interval: with five runs or more Student's t, with two to four runs the range, with one run none. Raises
-    `ValueError`: no values, or one that is not finite.
+    Interval: with five runs or more Student's t, with two to four runs the range, with one run none.
     """
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
@@ -260,20 +252,14 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
-
-    Raises `ValueError`: no values, or one that is not positive and finite.
-    """
+    """Returns the geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms."""
     if not isinstance(values, Mapping):
         values = {("", number): value for number, value in enumerate(values)}
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the geometric mean over runs, consistent with `ratio_estimate`; the median if some run has 0.
-
-    Raises `ValueError`: no values, or one that is not finite.
-    """
+    """Returns the geometric mean over runs, consistent with `ratio_estimate`; the median if some run has 0."""
     if min(_plain(values)) > 0:
         return geometric_mean_estimate(values, unit)
     return median_estimate(values, unit)
@@ -282,10 +268,9 @@ def typical_estimate(values: Values, unit: str = "") -> Estimate:
 def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "") -> Estimate:
     """Returns mean(top) - mean(bottom); each side has one value for each run, by block and repeat.
 
-    If the sides are paired (`dlbench.stats.pairing`), the mean of the differences of the pairs, as `mean_estimate`:
-    drift that affects both sides cancels. For independent sides Welch's t interval with five runs per side, with fewer
-    the range of all differences, with a single run none. Raises `ValueError`: a side is empty or has a value that is
-    not finite.
+    If the sides are paired (`dlbench.stats.pairing`), it is the `mean_estimate` of the differences of the pairs: drift
+    that affects both sides cancels. For independent sides the interval is Welch's t with five runs per side, with fewer
+    the range of all differences, with a single run none. Raises `ValueError`: a side is empty or not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
@@ -322,8 +307,7 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     """Returns the ratio of two geometric means over runs, top / bottom: `difference_estimate` of the logarithms.
 
     Only geometric means keep products: if x = y z in each run, it is true of the means, and the ratio of two means is
-    the geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986). `unit`: `ratio` or
-    `fraction`. Raises `ValueError`: a side is empty or has a value that is not positive and finite.
+    the geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986). Values must be positive.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
@@ -331,10 +315,9 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
 def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
     """Returns the ratio by which one side is shifted against the other, robust to outliers.
 
-    Value: the Hodges-Lehmann estimate, the median of the ratios of every value of one side to every value of the other
-    (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the smallest level from 95 % that
-    it attains; with fewer than `MIN_RUNS` values per side the range of those ratios; with one value none. Raises
-    `ValueError`: a side is empty or has a value that is not positive and finite.
+    The value is Hodges and Lehmann's: the median of the ratios of every value of one side to every value of the other
+    (Annals of Mathematical Statistics 34, 1963). The interval is the inverted rank sum test, at the smallest level from
+    95 % that it attains; with fewer than `MIN_RUNS` values per side the range of those ratios. Values must be positive.
     """
     a, b = (np.log(_checked(side, above=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
@@ -409,9 +392,8 @@ def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKe
 
 
 def _independent_units(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
-    """Returns the units of both sides, and the fewer sessions of a side (None: not known).
-
-    Units are the session means if both sides have several sessions, else the runs.
+    """Returns the units of both sides, session means if both have several sessions, and the fewer sessions (None:
+    unknown).
     """
     a, b = _checked(top), _checked(bottom)
     sessions_a, sessions_b = _sessions(top), _sessions(bottom)
@@ -451,9 +433,8 @@ def _by_session(array: Array, sessions: Sequence[str | None], centre: Callable[[
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Returns the position of the true value relative to the region from `low` to `high`, if the interval decides it.
-
-    With `low` equal to `high`, "below" and "above" mean that the value differs from it.
+    """Returns the position of the true value relative to the region from `low` to `high`, if the interval decides
+    it.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
@@ -475,14 +456,11 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
     Low end: `mean - t(1 - 0.025/m) s`, simultaneous over the m settings (Bonferroni), because any of them may have been
     lifted to the top by luck. High end: `mean + t(1 - 0.025) s` without a correction, because the best lies above what
     was measured of the truly best one (Fuentes, Casella and Wells, Electronic Journal of Statistics 12, 2018;
-    Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both: a choice among
-    equals flatters less, and a setting that truly stands out loses no more than that.
-
-    s is the pooled scatter of all settings, because five repeats of one estimate it badly, or the scatter of the chosen
-    setting if that is larger. Its degrees of freedom are those of `pooled_freedom`.
+    Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both. s is the pooled scatter of all
+    settings, because five repeats of one estimate it badly, or that of the chosen setting if larger.
 
     `logs`: logarithms of each setting's ratios to the baseline in pairs of runs; settings with one pair do not count.
-    `best`: index of the chosen setting. Raises `ValueError`: it has fewer than `MIN_RUNS` pairs.
+    `best`: index of the chosen setting, which has `MIN_RUNS` pairs.
     """
     best_logs = logs[best]
     if len(best_logs) < MIN_RUNS:
@@ -501,11 +479,10 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
 
 
 def between_and_within(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Returns the standard deviations between and within groups.
+    """Returns the standard deviations between and within groups; None for one group, or if no group has two values.
 
     The estimators of a one-way analysis of variance with random effects and groups of any size (Searle, Casella and
-    McCulloch, Variance Components, 1992, section 3.6); between groups 0 if they differ by no more than chance does.
-    None for fewer than two groups, or if no group has two values.
+    McCulloch, Variance Components, 1992, section 3.6).
     """
     total, count = sum(map(len, groups)), len(groups)
     if count < 2 or total == count:

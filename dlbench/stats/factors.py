@@ -1,6 +1,4 @@
-"""The effect of each swept key: two of its values are compared over all combinations of other keys that ran with both,
-by repeat.
-"""
+"""The effect of each swept key: two of its values are compared over all combinations of other keys with both."""
 
 from __future__ import annotations
 
@@ -48,10 +46,7 @@ def is_same(first: object, second: object) -> bool:
 
 
 def levels_of(combinations: Sequence[Combination], references: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the values of every key that acts anywhere and has two of them or more, the reference first.
-
-    `references`: the value of each key that its others are compared with.
-    """
+    """Returns the values of every key that acts anywhere and has two or more, its reference first."""
     levels: dict[str, list[Any]] = {}
     for key, reference in references.items():
         # Each value once, in the order of first appearance.

@@ -72,8 +72,7 @@ class Pairing:
 def pairing(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> Pairing:
     """Pairs the runs that both sides have, if they are `ENOUGH_PAIRS` or `ENOUGH_SHARE` of the smaller side.
 
-    A failed run has no value, and its partner is left out too: pairs exclude the drift of the machine, which is often
-    larger than the measured difference, and one run less costs little.
+    The partner of a failed run is left out: the drift that pairs exclude is often larger than the measured difference.
     """
     shared = sorted(top.keys() & bottom.keys())
     fewer = min(len(top), len(bottom))

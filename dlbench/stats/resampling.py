@@ -1,10 +1,9 @@
 """Resampled runs for intervals of fits.
 
-Points of one run share its state (neighbours, clocks, placement), so runs are drawn, never points or iterations. Runs
-with equal keys were interleaved and are drawn together. Percentiles of resamples of few values are too narrow, so each
-resample's distance from the centre is stretched, as logarithm, by Student's quantile over the normal one and by
-sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American Statistician 69(4), 2015,
-expanded percentile interval).
+Points of one run share its state, so runs are drawn, never points or iterations; runs with equal keys were interleaved
+and are drawn together. Each resample's distance from the centre is stretched, as logarithm, by Student's quantile over
+the normal one and by sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American
+Statistician 69(4), 2015, expanded percentile interval).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ def resampled(
 ) -> Array | None:
     """Returns the centre over runs of each point in each resample, shape (resamples, points).
 
-    `points`: for each point a positive value per run, by a key that interleaved runs of different points share.
-    None if a point has fewer than `LEAST_RUNS` runs.
+    `points`: for each point a positive value per run, by a key that interleaved runs share; None with too few runs.
     """
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None

@@ -100,8 +100,7 @@ def judge_tests(
 ) -> Outcome:
     """Returns the outcome of two one-sided tests at their `levels`, and of the tests of equivalence.
 
-    `equivalence`: the interval of a ratio by the tests of equivalence, which must be between 1 / `edge` and `edge`;
-    with an edge of 1 there is no equivalence.
+    `equivalence`: interval of the ratio, equal if between 1 / `edge` and `edge`; an edge of 1 has no equivalence.
     """
     if p_worse <= levels[0]:
         return "worse"

@@ -1,7 +1,4 @@
-"""The words of all verdicts: a table per question from an outcome, or a state without comparison, to its wording.
-
-Words in JSON and CSV never change, because users' CI reads them.
-"""
+"""The words of all verdicts, a table per question. Words in JSON and CSV never change, because users' CI reads them."""
 
 from __future__ import annotations
 

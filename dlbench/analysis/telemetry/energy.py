@@ -78,9 +78,8 @@ class RunEnergy:
         return tuple(source for source in self.sources if source.kind == kind)
 
     def amounts(self, kind: Kind, *stages: str) -> list[Amount]:
-        """Returns the energy of each source of a kind in some stages together, without names in the whole run.
-
-        It is empty if no source is measured in them.
+        """Returns the energy of each source of a kind in some stages (none: the whole run); empty if nothing was
+        sampled.
         """
         amounts = [source.over(stages) for source in self.of(kind)]
         if not any(amount.length_ns for amount in amounts):
@@ -106,7 +105,7 @@ class RunEnergy:
         return sum(known_rates)
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Returns the energy of the measured stage per sample; unsampled time of a source counts like its sampled time.
+        """Returns the energy of the measured stage per sample, as if each source used its mean power in unsampled time.
 
         None without figures, or if too little of a source was sampled.
         """
@@ -121,11 +120,10 @@ class RunEnergy:
 
 
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
-    """Returns the energy of a run with a record.
+    """Returns the energy of a run; figures of a kind are sums over all nodes, none if one node has none.
 
-    Figures of a kind are sums over all nodes: if one node has none, there are none. `sampled`: the samples of its
-    nodes; None: they are read. Raises IncompleteDataError: samples, spans or steps are damaged; or ValueError: the run
-    has no record.
+    `sampled`: samples of its nodes; None: they are read. Raises IncompleteDataError: samples, spans or steps are
+    damaged; ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -234,9 +232,8 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
-    """Returns the processor packages of a node and their memory, by RAPL, whose fields do not overlap.
-
-    If one is not measured, the reason is returned: a partial sum is not the energy of the node.
+    """Returns the processor packages of a node and their memory by RAPL, or why one is not measured: no partial
+    sums.
     """
     columns = {name: values for name, values in samples.columns.items() if _HOST_FIELD.fullmatch(name)}
     if not columns:

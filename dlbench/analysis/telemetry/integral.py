@@ -1,10 +1,8 @@
 """Integrals of irregularly sampled counters and rates over any interval.
 
 Between two neighbouring samples a counter or a rate is interpolated linearly (trapezoidal rule). Time before the first
-sample, after the last one, or in a gap is not known: it adds nothing, and is reported as missing. A gap is a piece
-longer than five periods. A counter goes on in a gap: its difference is known for the whole piece and for no part of it,
-so it counts only in an interval that contains all of the piece. Except for such pieces, the amounts of the parts of an
-interval sum to that of the whole.
+sample, after the last, or in a gap is unknown: it adds nothing, and is reported as missing. A counter goes on in a gap:
+its difference counts only in an interval that contains the whole gap.
 """
 
 from __future__ import annotations
@@ -102,11 +100,10 @@ class Curve:
 
 
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
-    """Returns the curve of a counter with any start value, NaN where it was not read.
+    """Returns the curve of a counter with any start value, NaN where it was not read; both arrays have shape (n,).
 
-    A gap longer than five periods is known only as a whole, because the counter went on. A falling counter was reset (a
-    driver was reloaded): that piece is unknown. Both arrays have shape (n,); `period_s`: longest period at which the
-    field was read, seconds.
+    A gap is known only as a whole. A falling counter was reset (a driver was reloaded): that piece is unknown.
+    `period_s`: longest period at which the field was read.
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
@@ -126,8 +123,8 @@ def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
 def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a rate such as power, NaN where it was not read; gaps over five periods are unknown.
 
-    The period is that of the neighbouring samples, because a sampler doubles its period when its file is full. Both
-    arrays have shape (n,); `period_s`: longest period at which the field was read, seconds.
+    The period is that of the neighbouring samples, because a sampler doubles it when its file is full; at most
+    `period_s`.
     """
     times, read = _readable(time_ns, values)
     near = joined(times, period_s)
@@ -142,7 +139,8 @@ def _sums_before(pieces: Any) -> Any:
 
 
 def joined(times: Times, period_s: float) -> Flags:
-    """Returns which neighbouring samples are near enough to be joined, shape (n - 1,).
+    """Returns which neighbouring samples are near enough to be joined, shape (n - 1,): at most five local periods
+    apart.
 
     The local period is the lower median of up to five gaps on either side, and at most `period_s`.
     """

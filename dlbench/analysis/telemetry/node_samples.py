@@ -49,9 +49,8 @@ class NodeSamples:
         return self.period_s
 
     def why_not(self, *names: str) -> str:
-        """Returns why fields were not read, by the first of `names` that has a reason.
-
-        The reason is that of the field itself, of a group that it belongs to, or of a field in the group.
+        """Returns why fields were not read: the first reason of one of them, of its group, or of a field in the
+        group.
         """
         for name in names:
             parts = name.split(".")

@@ -1,8 +1,7 @@
-"""Reads the samples of the runs of a table once: energy and telemetry of a limited number of nodes.
+"""Reads the samples of a limited number of nodes, because a table may have thousands of runs with a file per node.
 
-A run of 128 nodes has 128 files of samples, and a table may have thousands of runs. So samples are read up to a number
-of nodes: first the run with median throughput of every scaling point, the largest point first, then the runs next to
-it. Nodes that were left out are counted.
+The runs with median throughput of every scaling point come first, the largest point before others, then the runs next
+to them.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class MachineReading:
 
 
 def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """Reads the samples of a run with a record; of some `nodes` only, without energy, if they are given.
-
-    With `all_fields` every sampled field is summarised, otherwise those of `FIELDS`.
-    """
+    """Reads the samples of a run, of only some `nodes` without energy; summarises `FIELDS`, or `all_fields`."""
     is_wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
     all_nodes = nodes_of(run)
     has_energy = nodes is None

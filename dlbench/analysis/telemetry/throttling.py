@@ -39,16 +39,15 @@ class Throttled:
 
 
 def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None) -> tuple[float | None, str]:
-    """Returns the share of the measured window's computing that was lost to throttling (1), and the evidence.
+    """Returns the share of the measured window's computing that was lost to throttling (1) and the evidence, or why
+    not.
 
-    On GPUs: a sample with a throttling bit in its clock reasons loses 1 - clock / reference, others nothing; the mean
-    over the window (each sample counts for the time that is nearest to it) and over the GPUs that ranks used. The
-    reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
-    it; then its maximum. This is a first order: work that waits for memory loses less. On CPUs: the time for which the
-    kernel stopped the cgroup's processes because its quota was used up, summed over CPUs, over the window times the
-    CPUs that the ranks could use; the mean over nodes. CPU clocks are not attributed. `window_of`: returns the measured
-    window of a node (default `node_samples.measured_window`). None if it is not known, with the reason. Raises
-    IncompleteDataError: samples or steps are damaged; or ValueError: the run has no record.
+    On GPUs a sample with a throttling bit loses 1 - clock / reference; the mean is over time and over the GPUs that
+    ranks used. The reference is the GPU's highest clock at work without such a bit, or its maximum if a throttled clock
+    exceeds that. It is a first order: work that waits for memory loses less. On CPUs it is the time for which the
+    kernel stopped the processes because the cgroup's quota was used up, over the window times the CPUs of the ranks.
+    `window_of`: the measured window of a node. Raises IncompleteDataError: samples or steps are damaged; ValueError: no
+    record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
@@ -138,9 +137,8 @@ def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array]
 
 
 def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttled: float) -> float | None:
-    """Returns the clock without throttling, Hz: the highest at work in the window, or the GPU's maximum.
-
-    If it is below a throttled clock, the GPU was just starting or ending its work, and it is no reference.
+    """Returns the clock without throttling, Hz: the highest at work in the window, or the GPU's maximum if it is lower
+    than a throttled clock, as while the GPU starts or ends its work.
     """
     if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
         return float(at_work.max())
@@ -158,10 +156,9 @@ def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttle
 
 
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Array:
-    """Returns the part of the window that is nearer to each sample than to any other, nanoseconds.
+    """Returns the part of the window that is nearer to each sample than to any other, without gaps, nanoseconds.
 
-    Time in gaps, before the first and after the last sample does not count. `time_ns`: increasing, shape (n,);
-    `period_s`: longest period of the samples, seconds.
+    `time_ns`: increasing, shape (n,); `period_s`: longest period of the samples.
     """
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
