@@ -58,7 +58,6 @@ class FinalStatus:
         return None
 
     def step(self, number: int) -> None:
-        """Records the start of a step."""
         _STEP.pack_into(self._memory, _STEP_AT, number)
         self.lives()
 
@@ -74,7 +73,6 @@ class FinalStatus:
             _LENGTHS.pack_into(self._memory, _LENGTHS_AT, len(path), len(text))
 
     def clear(self) -> None:
-        """Sets that no file is to be written."""
         _LENGTHS.pack_into(self._memory, _LENGTHS_AT, 0, 0)
 
     def left(self) -> tuple[bytes, bytes] | None:

@@ -67,7 +67,6 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of tables."""
         return tuple(self._tables)
 
     def table(self, name: str) -> pd.DataFrame:

@@ -19,8 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-ENDED_MARK = "DLBENCH-ENDED "
-"""Prefix of the line in which a supervisor reports the end of its rank to the launcher."""
+ENDED_MARK = "DLBENCH-ENDED "  # Prefix of the line in which a supervisor reports the end of its rank to the launcher.
 LAUNCHER = "launcher"  # Follows it in place of a rank's number.
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)

@@ -19,11 +19,9 @@ from typing import NoReturn
 from dlbench import process_tree
 from dlbench.final_status import VARIABLE, FinalStatus, wall_time
 
-GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for a program and its descendants, equal to those of mpirun."""
+GRACE_S = 1.0  # Seconds between SIGTERM and SIGKILL for a program and its descendants, equal to those of mpirun.
 
-AFTER_S = 2.0
-"""Seconds for descendants after the program ended by itself: the sampler writes its buffer, perhaps over a network."""
+AFTER_S = 2.0  # Seconds for descendants after the program ended by itself: the sampler writes its buffer.
 
 LAUNCHER_GRACE_S = 2.5  # Seconds between SIGTERM and SIGKILL for a launcher, whose ranks have supervisors.
 

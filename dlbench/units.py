@@ -14,8 +14,7 @@ _FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
-BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
-"""Printed units of bytes, with the factor for bytes."""
+BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}  # With their factors for bytes.
 SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}  # Printed units of seconds, with the factor for seconds.
 CLOCK_FROM_S = 60.0  # Seconds from which a duration is printed in minutes and seconds, or hours and minutes.
 

@@ -122,14 +122,12 @@ class SideShares:
         seconds = np.array(columns, dtype=float).T.copy()
         step_s = seconds[:, : len(names)].sum(axis=1)
         own_keys = {key: key for key in times}
-        self.keys = [own_keys[key] for key in keys]
-        """The keys with the sessions of this side's runs."""
+        self.keys = [own_keys[key] for key in keys]  # The keys with the sessions of this side's runs.
         self.steps: Array = step_s * work
         self.shares: Array = seconds / step_s[:, None]
         logs = np.log(self.steps)
         self.mean = math.exp(float(logs.mean()))
-        self.drift: Array = logs - logs.mean()
-        """ln T_i - ln t."""
+        self.drift: Array = logs - logs.mean()  # ln T_i - ln t.
 
     def by_key(self) -> dict[RunKey, float]:
         return self.values_by_key(self.steps)

@@ -43,8 +43,7 @@ EXCHANGE_PHASE = "exchange_phase"  # The exposed exchange of the step: `exchange
 
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # Components of `compute`.
 
-INPUT_PARTS = ("fetch", "prepare", "copy")
-"""Components of `input`: fetching samples, preparing them, copying batches to the device."""
+INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, preparing, copying batches to the device.
 
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
 
@@ -59,27 +58,20 @@ class Causes:
     steps: int  # Measured steps of every rank.
     sums_ns: dict[str, int]
     """Sums over ranks and steps, by `CAUSES`, nanoseconds; together ranks x the longest measured time of any rank."""
-    not_measured: dict[str, str]
-    """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
+    not_measured: dict[str, str]  # Why causes were not measured, by name; they are 0, their time is part of `compute`.
     evidence: Mapping[str, str]
-    """How `throttling`, `launch`, `memory` and `gather` were measured, or why `memory` is 0; empty if they were not
-    measured, on CPUs, and if nothing is gathered."""
+    """How `throttling`, `launch`, `memory` and `gather` were measured; causes that do not apply are absent."""
     compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
-    """`launch`, `throttling`, `memory`, `gather` and `exchange`, by the `COMPUTE_PARTS` that they were taken from,
-    nanoseconds."""
-    input_ns: dict[str, int]
-    """`input` by `WAIT_PARTS`, nanoseconds; also `fetch` and `prepare`, components of the wait, if the run measured its
-    readers."""
+    """`_OUT_OF_COMPUTE` and `exchange` by the `COMPUTE_PARTS` that they were taken from, ns."""
+    input_ns: dict[str, int]  # `input` by `WAIT_PARTS`; with `fetch` and `prepare` if readers were measured, ns.
     waiting: Waiting
     work_ns: tuple[int, ...]  # Own work of each rank: all its measured steps without waiting for others.
     hosts: tuple[str, ...]  # Host of each rank.
-    leaving: Mapping[str, Leaving] = field(default_factory=dict)
-    """When each host leaves the exchange, by host; empty if the clocks of nodes were not compared."""
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)  # By host; empty if clocks were not compared.
 
     @property
     def knows_readers(self) -> bool:
-        """True if the run measured its readers."""
         return "fetch" in self.input_ns
 
     @property

@@ -21,15 +21,13 @@ class Straggler:
     waited_s: float  # Waiting for it, mean over all ranks.
     waited_share: float  # Waiting for it as a fraction of all waiting.
     input_s: float
-    """Its input wait and copy beyond the mean of the ranks in time, in the steps in which it was late, spread over all
-    steps; of a host the mean over its ranks."""
+    """Its input wait and copy beyond the mean of the ranks in time, over all steps; of a host the mean of its ranks."""
     compute_s: float  # Its forward, backward and optimizer beyond that mean.
     host_s: float  # Its time between the phases beyond that mean.
     late_by: str  # Main cause: `input`, `compute`, `host`; `unexplained` if it exceeds the others in none.
 
     @property
     def order(self) -> tuple[float, str, int]:
-        """The sort key: longest waited for first, then by host and rank."""
         return -self.waited_s, self.host, -1 if self.rank is None else self.rank
 
 
@@ -48,8 +46,7 @@ def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Stragg
     return _ranked(by_rank, total_ns, steps), _ranked(by_host, total_ns, steps)
 
 
-_Part = tuple[LateRank, int, int]
-"""A late rank of one run, the ranks of that run, and the number of ranks over which its own time is a mean."""
+_Part = tuple[LateRank, int, int]  # A late rank, the ranks of its run, and the ranks over which its own time is a mean.
 _PartsByLate = dict[tuple[int | None, str], list[_Part]]  # Parts by rank (None: a whole host) and host.
 
 

@@ -20,8 +20,7 @@ from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepRead
 from dlbench.records.scan import Run
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
-"""Parts of a step's time, as means over ranks: the phases; the time outside of phases; the slowest rank's mean minus
-the mean of all. `dlbench.analysis.causes` explains the lost efficiency with them."""
+"""Means over ranks of phases and the time outside of them; `imbalance`: the slowest rank's mean minus that of all."""
 
 # CUDA events resolve about half a microsecond each, and a step has eight of them.
 ROUNDING_NS = 10_000
@@ -150,7 +149,6 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
 
 
 def _all_ranks(run: Run) -> RunSteps:
-    """Reads the measured steps of every rank and checks them against the record."""
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
     if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
@@ -321,9 +319,7 @@ def _disagreement(entry: RankResult, samples: int, step_ns: int) -> str:
 
 UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
 
-REFERENCE_STEPS = 3
-"""Steps that show the time of the kernels of a phase, if that many are among the measured ones; otherwise the last ones
-of the warm-up, in which the device is held back."""
+REFERENCE_STEPS = 3  # Measured steps that show the time of a phase's kernels; with fewer, the last warm-up steps.
 
 
 def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:

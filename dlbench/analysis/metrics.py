@@ -59,8 +59,7 @@ METRICS: tuple[Metric, ...] = (
 METRIC_NAMES = tuple(metric.name for metric in METRICS)
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
 """Metrics with a verdict by default: the median detects small changes, the mean includes stalls of a few steps."""
-FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
-"""Metrics that histories follow by default; mean and p95 of steps would show nearly the same."""
+FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")  # Metrics of histories by default.
 
 
 def by_name() -> Mapping[str, Metric]:

@@ -53,12 +53,10 @@ class Group:
 
     @property
     def baseline(self) -> Point:
-        """The reference of all other points."""
         return self.points[0]
 
     @property
     def is_sufficient(self) -> bool:
-        """True if every point has enough repeats for a comparison."""
         return min(len(point.run_ids) for point in self.points) >= MIN_RUNS
 
 
@@ -132,5 +130,4 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
 
 
 def _serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
-    """Returns Karp and Flatt's experimentally determined serial fraction; below 0 if the speed-up exceeds the ideal."""
     return speedup.mapped(lambda value: (1 / value - 1 / ideal) / (1 - 1 / ideal), "fraction")

@@ -150,7 +150,6 @@ class ComparedRow:
 
     @property
     def is_reference(self) -> bool:
-        """True if this side is the reference of the others."""
         return self.side is self.reference
 
     def ratio(self, figure: str) -> tuple[Estimate | None, bool]:
@@ -170,14 +169,12 @@ class ComparedSet:
 
     id: str
     groups: tuple[Group, ...]
-    places: Mapping[tuple[int, int], tuple[Side, ...]]
-    """Sides by ranks and nodes, ascending, with two kinds or more each."""
+    places: Mapping[tuple[int, int], tuple[Side, ...]]  # By ranks and nodes, ascending, with two kinds or more each.
     references: Mapping[tuple[int, int], Side]  # The reference of each rank and node count, if it ran.
     figures: Mapping[str, ComparedFigure]
 
     @property
     def rows(self) -> list[ComparedRow]:
-        """Every side with the reference of its rank count."""
         rows: list[ComparedRow] = []
         for place, sides in self.places.items():
             reference = self.references.get(place)
@@ -191,8 +188,7 @@ class Comparison:
 
     differ_in: Callable[[Run], str]  # Digest of a run without the compared settings.
     kind: Callable[[Group], Hashable]  # The compared settings of a group.
-    reference: Callable[[Group], bool] = lambda group: True
-    """Whether a group may be the reference; the first such group of a rank count is."""
+    reference: Callable[[Group], bool] = lambda group: True  # The first such group of a rank count is the reference.
     order: Callable[[Group], tuple[float | str, ...]] = lambda group: ()  # Sort key of the groups of a set.
     figures: Mapping[str, ComparedFigure] = field(default_factory=dict)  # Compared figures by name.
 
@@ -233,12 +229,10 @@ class Twins:
 
     plan: RunPlan
     planned: frozenset[Variant]
-    runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
-    """Runs with figures, by variant and repeat; every requested variant is a key."""
+    runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]  # By variant (every requested one) and repeat.
     missing: tuple[str, ...]  # Reasons of runs without figures, in sentences.
 
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
-        """Returns a figure of the runs of a variant."""
         return {key: figure(measures) for key, (_, measures) in self.runs[variant].items()}
 
     def repeats(self, variants: Collection[Variant]) -> list[RunKey]:

@@ -29,8 +29,7 @@ from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_me
 from dlbench.stats.verdict_words import HOST
 
 SLOW = 1 + LATE
-"""A host is slow if its own work is shown to be more than this many times that of others: 3 % is the smallest effect
-that dlbench promises to find."""
+"""A host is slow if its own work is more than this many times that of others: the smallest effect that is promised."""
 FALSE_SHARE = 0.05  # Share of the hosts called slow that are not, on average over many reports (false discovery rate).
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -38,8 +37,7 @@ SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 HostWord = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
 
-TO_EXCLUDE: tuple[HostWord, ...] = ("slow", "slow and slow link")
-"""Verdicts of hosts to exclude from jobs; of a slow link it is not known which end is slow."""
+TO_EXCLUDE: tuple[HostWord, ...] = ("slow", "slow and slow link")  # Of a slow link it is not known which end is slow.
 ACCUSED: tuple[HostWord, ...] = (*TO_EXCLUDE, "slow link")  # Verdicts that reports show first.
 
 
@@ -48,8 +46,7 @@ class HostSessions:
     """The figures of a host, one for each session."""
 
     work: Sequence[float]  # Own work relative to the other hosts' (1).
-    at_least: Sequence[float] = ()
-    """Time by which it certainly leaves an exchange later, as a share of the step (1); sessions with known clocks."""
+    at_least: Sequence[float] = ()  # Share of the step by which it certainly leaves later (1); known clocks only.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +56,7 @@ class HostHistory:
     host: str
     ratio: Estimate  # Own work of its slowest rank over that of other hosts' slowest ranks; mean over sessions.
     later: Estimate | None
-    """Time by which its exchanges end after the other hosts', as a share of the step; mean over sessions. None if the
-    clocks were not compared."""
+    """Share of the step by which its exchanges end later, mean over sessions; None: clocks unknown."""
     num_runs: int
     last_share: float  # Fraction of the steps of these runs in which one of its ranks came last and others waited.
     fair_share: float  # The fraction it would have if every rank came last equally often.
@@ -71,8 +67,7 @@ class HostHistory:
 class SlowNodes:
     """The hosts of a folder of runs."""
 
-    hosts: tuple[HostHistory, ...]
-    """Slow hosts first, then the slowest first; empty if no run had ranks on two hosts or more."""
+    hosts: tuple[HostHistory, ...]  # Slow hosts, then the slowest first; empty if no run had ranks on two hosts.
     exclude: tuple[str, ...]  # Slow hosts for Slurm's `--exclude`, by name.
     unsafe: tuple[str, ...]  # Slow hosts whose names are not valid in an option, by name.
     option: str  # `--exclude=...` for sbatch; empty if no host is slow.

@@ -57,18 +57,16 @@ class LateRank:
     rank: int
     steps_last: int  # Steps in which it came last and another rank waited.
     waited_ns: int  # Its share of all ranks' waiting in the steps in which it was late, nanoseconds.
-    late_ns: dict[str, int]
-    """Its own time beyond the mean of the ranks in time in these steps, up to its lateness, by `WORK`, nanoseconds."""
+    late_ns: dict[str, int]  # Its own time beyond the mean of the ranks in time, up to its lateness, by `WORK`.
 
     @property
     def order(self) -> tuple[int, int]:
-        """The sort key: longest waited for first, then by rank."""
         return -self.waited_ns, self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
+    """Waiting of a whole run; sums over ranks and steps, nanoseconds; together the time of the cause `straggler`."""
 
     waited_ns: int = 0  # Waiting in the exchange, and in collectives within passes and update.
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
@@ -78,7 +76,6 @@ class Waiting:
 
     @property
     def total_ns(self) -> int:
-        """The time of the cause `straggler`."""
         return self.waited_ns + sum(self.moved_ns.values())
 
 
@@ -112,8 +109,7 @@ def _beyond(times: Times, total_ns: int) -> Times:
     return beyond
 
 
-_AT_ONCE = 1 << 16
-"""Number of times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache."""
+_AT_ONCE = 1 << 16  # Times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache.
 
 
 def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:

@@ -39,8 +39,7 @@ class WithoutFigures(Generic[R]):
 
     run: R
     state: str
-    """invalid, failed, incomplete, damaged (a copy, or a valid record whose step files are not whole), or empty (a
-    valid run of the collective benchmark in which no point has a figure)."""
+    """A run's state, `damaged` (also a copy), or `empty` (a run of the collective benchmark without any figure)."""
     why: str
 
 
@@ -54,13 +53,10 @@ class RunTable:
     """All runs of a scan."""
 
     figures: dict[str, FigureRow]  # Figures by run id, in the order of the scan; see `tabulate`.
-    parts: dict[str, dict[str, float]]
-    """Seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and `exchange_wait_first`, by run
-    id."""
+    parts: dict[str, dict[str, float]]  # Seconds per step of `PARTS` and both exchange waits, by run id.
     runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures[Run], ...]
-    damaged: tuple[str, ...]
-    """Damaged files, one line each; their runs have no figures, unless only spans or samples are damaged."""
+    damaged: tuple[str, ...]  # Damaged files, a line each; only with damaged spans or samples a run has figures.
     causes: dict[str, Causes] = field(default_factory=dict)  # Causes by run id; empty unless requested.
     digests: dict[str, StepDigest] = field(default_factory=dict)  # Digests by run id; empty unless requested.
     samples: Samples = "some"  # How many samples of its runs may be read.
@@ -86,7 +82,6 @@ class RunTable:
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """The throughput of the runs with figures, samples per second, by run id."""
         return {run_id: row["throughput"] for run_id, row in self.figures.items()}
 
     @cached_property

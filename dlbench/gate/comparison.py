@@ -264,7 +264,6 @@ def _paired_match(a: SidePoint | None, b: SidePoint | None) -> Match:
 def _floor_drafts(
     points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
 ) -> tuple[list[_Draft], list[SidePoint]]:
-    """Returns the points with a floor, and those without."""
     drafts = [
         _Draft(Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point), (), sessions, at_least)
         for point in points
@@ -312,7 +311,6 @@ class _Draft:
             self.samples.append((dataclasses.replace(FLOOR, unit=f"{match.a.sample_unit}/s"), sample, True))
 
     def finished(self, judged: Iterator[Judgement], rule: Rule, *, paired: bool) -> PointResult:
-        """Returns the point; takes its verdicts from those of the family, in order."""
         judgements = []
         for _, sample, gated in self.samples:
             judgements.append(next(judged) if gated else judge([sample], rule)[0])

@@ -23,16 +23,13 @@ class Floor:
     rate: float  # Samples per second.
     sample_unit: str
     is_per_rank: bool
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Registered properties of the points that must reach it; empty: all points with this sample unit."""
+    where: Mapping[str, str] = field(default_factory=dict)  # Registered properties of its points; empty: all.
 
     @property
     def unit(self) -> str:
-        """The unit of the rate, as the user writes it."""
         return f"{self.sample_unit}/s/rank" if self.is_per_rank else f"{self.sample_unit}/s"
 
     def total_rate(self, ranks: int) -> float:
-        """Returns the samples per second that all ranks together must reach."""
         return self.rate * ranks if self.is_per_rank else self.rate
 
 

@@ -333,7 +333,6 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
 
 
 def _sides(point: PointResult) -> str:
-    """Returns the runs, sessions, times and tags of both sides."""
     texts = []
     if point.runs_a:
         text_a = _side_text(len(point.runs_a), " of A", point.sessions_a, point.finished_a, point.tags_a)

@@ -229,13 +229,11 @@ class SidePoint:
     runs: tuple[SideRun, ...]  # In the order in which they were planned.
     environment: Mapping[str, str]  # Keys with one value in all runs, without those of the job or a rank's place.
     tags: Mapping[str, str]
-    doubts: tuple[str, ...] = ()
-    """Why its runs are not clean repeats of each other, a sentence each without full stop."""
+    doubts: tuple[str, ...] = ()  # Why its runs are not clean repeats, a sentence each without full stop.
     apart: str = ""  # How its ranks train separately between averages (local SGD); empty: they do not.
 
     @property
     def place(self) -> tuple[int, int]:
-        """Ranks and nodes."""
         return self.ranks, self.nodes
 
     @property
@@ -254,17 +252,14 @@ class Match:
 
     @property
     def points(self) -> list[SidePoint]:
-        """The points of the sides that have one."""
         return [self.a] if self.b is None else [self.a, self.b]
 
     @property
     def runs_b(self) -> tuple[SideRun, ...]:
-        """The runs of B; empty if B has no such point."""
         return () if self.b is None else self.b.runs
 
     @property
     def runs(self) -> tuple[SideRun, ...]:
-        """The runs of both sides."""
         return (*self.a.runs, *self.runs_b)
 
     @property
@@ -290,8 +285,7 @@ class GateSide:
 
     name: str  # The path that the user gave.
     points: tuple[SidePoint, ...]
-    left_out: tuple[str, ...]
-    """A line for each run without figures, resumed run, and kind of control runs."""
+    left_out: tuple[str, ...]  # A line for each run without figures, resumed run, and kind of control runs.
     damaged: tuple[str, ...]
 
 

@@ -38,7 +38,7 @@ Unit = Literal["pair", "run", "session"]
 MAX_REPEATS = 1000  # Upper limit of the search for the repeats that find a slowdown.
 
 _WITHIN = "the 90 % interval of the ratio is within the tolerance"
-_REASONS: Mapping[str, str] = {
+_REASONS: Mapping[str, str] = {  # Reasons by outcome; changed: the 90 % interval excludes 1.
     "worse": "worse by more than the tolerance, beyond chance",
     "better": "better by more than the tolerance, beyond chance",
     "equal": _WITHIN,
@@ -46,7 +46,6 @@ _REASONS: Mapping[str, str] = {
     "undecided": "neither a change nor its absence is shown: too noisy for this number of runs",
     "undecided but changed": "likely changed, but not shown to be within the tolerance or beyond it",
 }
-"""Reasons by outcome; changed: the 90 % interval excludes 1."""
 _FLOOR_REASONS: Mapping[str, str] = {
     "worse": "below the floor, beyond chance",
     "better": "above the floor, beyond chance",
@@ -78,12 +77,10 @@ class MetricSample:
 
     @property
     def session_names_a(self) -> Sequence[str]:
-        """The session of each run of A."""
         return self.sessions_a or [f"a {i}" for i in range(len(self.a))]
 
     @property
     def session_names_b(self) -> Sequence[str]:
-        """The session of each run of B."""
         return self.sessions_b or [f"b {i}" for i in range(len(self.b))]
 
 
@@ -102,7 +99,6 @@ class Evidence:
 
     @property
     def shift(self) -> float:
-        """The mean logarithm of B / A."""
         return fmean(self.b) - fmean(self.a)
 
     def margin(self, rule: Rule) -> float:
@@ -264,9 +260,7 @@ class Rule:
     """The thresholds of a comparison."""
 
     tolerance: float = 0.02  # B may be slower by this fraction.
-    level: float = 0.01
-    """Probability that any comparison of a command is called regressed though B is not slower than tolerated; also for
-    improved."""
+    level: float = 0.01  # Probability that any comparison is wrongly called regressed; also for improved.
     wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction); with floors below 1.
 
 
@@ -296,13 +290,10 @@ class Judgement(Verdict):
     question: Question
     reason: str  # Reason for the outcome, a sentence without full stop.
     tested: TTest | None
-    awaits_reference: bool = False
-    """Whether B has runs enough and only the reference is missing: A has fewer than five runs, or there are too few
-    sessions."""
+    awaits_reference: bool = False  # Whether B has runs enough and only the reference lacks runs or sessions.
 
     @property
     def verdict(self) -> str:
-        """The word of the outcome in JSON."""
         return self.question[self.outcome].word
 
 
@@ -436,7 +427,6 @@ def _few_sessions(sample: MetricSample) -> str:
 
 
 def _ratio_of_runs(sample: MetricSample) -> Estimate:
-    """Returns B / A, or B / floor, over runs without a test."""
     floor = sample.floor
     if floor is not None:
         return geometric_mean_estimate(_values_by_key(sample.b, "", sample.session_names_b)).mapped(

@@ -38,7 +38,6 @@ class Acknowledgement(Spec):
 
     @property
     def series(self) -> tuple[str, int, int, str]:
-        """Configuration, ranks, nodes, metric."""
         return self.group, self.ranks, self.nodes, self.metric
 
 

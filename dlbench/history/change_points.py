@@ -48,8 +48,7 @@ Probability, 1961, appendix B: "strong"); so must two levels against one level w
 
 NAMED = 0.01  # Share of ordinary nights outside the usual range.
 _MAX_USUAL_NIGHTS = 250  # Newest nights of a level that its usual range is computed from.
-_TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
-"""Possible degrees of freedom of the nights, with equal prior: from tails without a variance to normal ones."""
+_TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)  # Degrees of freedom of the nights, equally likely: no variance to normal.
 _WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))  # Possible scales, in robust standard deviations.
 _SHIFTS = tuple(-3.0 + step for step in range(7))  # Possible distances of centre and median, in standard errors.
 
@@ -90,11 +89,9 @@ class DetectedChange:
     index: int  # First night after a step; first night of a drift.
     end: int  # First night after a drift; `index` of a step.
     evidence: float
-    """Bayes factor of this change against none, over the nights between the neighbouring change points; of several
-    histories divided by the correction for all of them."""
+    """Bayes factor against none up to the neighbouring changes, divided by the correction for all histories."""
     shape: Shape
-    earliest: int
-    """Start of the 95 % interval of the first night after the step; second night of a drift."""
+    earliest: int  # Start of the 95 % interval of the first night after the step; second night of a drift.
     latest: int  # End of that interval; last night of a drift.
 
 
@@ -532,7 +529,6 @@ def _add_drifts(
 
 
 def _slope(logs: Sequence[float] | Array) -> Any:
-    """Returns the slope by Theil and Sen."""
     # Imported only for drifts: importing `scipy.stats` takes longer than the analysis of a year of nights.
     from scipy.stats import theilslopes
 

@@ -17,8 +17,7 @@ from dlbench.records.folder import RunFolder
 
 BATCH = 64  # Runs that are read together, and written to the index together.
 
-MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
-"""Makes an entry for each folder, in order; damaged runs get the state `damaged`."""
+MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]  # An entry per folder, in order.
 
 Notify = Callable[[str], None]
 
@@ -63,13 +62,11 @@ class History:
         return sorted(chosen, key=attrgetter("finished", "run_id"))
 
     def find(self, run_id: str) -> HistoryEntry | None:
-        """Returns the run of that name; None if there is none."""
         if run_id not in self._by_id:
             return None
         return self._rows[self._by_id[run_id]][1]
 
     def run_folder(self, entry: HistoryEntry) -> Path:
-        """Returns the path of a run's folder."""
         return self.store.path / entry.folder
 
     def refresh(self, folders: Sequence[str]) -> None:
@@ -80,7 +77,6 @@ class History:
             self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, entries, strict=True))
 
     def remember(self, entries: Iterable[HistoryEntry]) -> None:
-        """Adds entries of folders of the store to the index."""
         rows: dict[str, Row] = {}
         for entry in entries:
             # Another process may delete the folder at this moment.

@@ -43,7 +43,6 @@ class Candidate:
     digest: str = ""  # Expected content digest; empty: not known.
 
     def outcome(self, verdict: ImportVerdict, why: str = "") -> ImportOutcome:
-        """Returns the result of importing it."""
         return ImportOutcome(name=self.name, verdict=verdict, why=why)
 
     def damaged(self, why: str) -> ImportOutcome:

@@ -37,8 +37,7 @@ class HostMonth:
     ratio: Estimate = field(metadata=column())
     """Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights."""
     later: Estimate | None = field(metadata=column())
-    """Time by which its exchanges end after the other hosts', as a share of the step; mean over nights. None if the
-    clocks were not compared."""
+    """Share of the step by which its exchanges end later; None: clocks unknown."""
     verdict: HostWord = field(metadata=column())
 
 
@@ -63,8 +62,7 @@ class HostCourse:
     current: Estimate | None = field(metadata=column("Ratio", text=ratio_cell, is_brief=True))
     """`HostMonth.ratio` over the nights that count for the present state; None if it was not used lately."""
     later: Estimate | None = field(metadata=column("Leaves later", "current_later", text=unit_cell))
-    since: str = field(metadata=column("Since", text=day_if_any, is_brief=True))
-    """End of the first night that counts for the present state, UTC; empty without one."""
+    since: str = field(metadata=column("Since", text=day_if_any, is_brief=True))  # End of the first such night.
     num_nights: int = field(metadata=column("Nights", "", is_brief=True))
     num_runs: int
     months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
@@ -72,7 +70,6 @@ class HostCourse:
 
     @property
     def basis(self) -> str | None:
-        """The kind of the interval of `current`; None without one."""
         return None if self.current is None else basis_text(self.current, "night")
 
     @property
@@ -88,7 +85,6 @@ class HostCourse:
         return f"{clean(self.host, HOST_LENGTH)}: {' and '.join(reasons)} since {day(self.since)}"
 
     def ratio_of(self, month: str) -> Estimate | None:
-        """Returns its ratio in a month; None without runs."""
         return next((host_month.ratio for host_month in self.months if host_month.month == month), None)
 
 
@@ -109,7 +105,6 @@ class SlowMonths:
 
     @property
     def slow(self) -> tuple[HostCourse, ...]:
-        """Hosts that are slow now, or have a slow link."""
         return tuple(host for host in self.hosts if host.verdict in ACCUSED)
 
     @property
@@ -135,7 +130,6 @@ class _HostNight:
 
     @property
     def month(self) -> str:
-        """The calendar month, e.g. ``2026-03``."""
         return self.end[:7]
 
 
@@ -202,7 +196,6 @@ def _host_change(nights: Sequence[_HostNight], change: ChangePoint) -> HostChang
 
 
 def _host_nights(runs: Sequence[HistoryEntry]) -> dict[str, _HostNight]:
-    """Returns the hosts of the runs of one night, with their medians."""
     ends: dict[str, str] = {}
     entries_by_host: dict[str, list[HostEntry]] = {}
     for run in runs:

@@ -114,11 +114,9 @@ class Store:
         return changed_by_folder
 
     def folders(self, on_ignored: Callable[[str], None] = lambda folder: None) -> list[RunFolder]:
-        """Returns the folders of its runs; for `on_ignored` see `listing`."""
         return [RunFolder(self.path / folder) for folder in self.listing(on_ignored)]
 
     def place_of(self, run_id: str, created: str) -> str:
-        """Returns the path of a run's folder, relative to the store."""
         month = created[:7]
         if not _MONTH.fullmatch(month):
             month = "undated"
@@ -151,7 +149,6 @@ class Store:
         return True
 
     def delete_staged(self, staged: Path) -> None:
-        """Deletes a folder in `partial`, as far as possible."""
         delete_below(self.path, *staged.relative_to(self.path).parts)
 
     def sync(self, folders: Iterable[str]) -> None:

@@ -31,10 +31,9 @@ from dlbench.stats.multiplicity import paired_p, pooled_freedom, student_quantil
 from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 
 LEVEL = 0.95
-_EXACT_PAIRS = 400
-"""Up to this many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
+_EXACT_PAIRS = 400  # Pairs of runs up to which the distribution of rank sums is counted; beyond it is nearly normal.
 
-Kind = Literal[
+Kind = Literal[  # `within-run`: middle half of the iterations of a single run; `fit`: of a fitted parameter.
     "Student t",
     "order statistics",
     "rank sums",
@@ -45,19 +44,14 @@ Kind = Literal[
     "within-run",
     "fit",
 ]
-"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: the interval of a
-fitted parameter."""
 
-Values = Sequence[float] | Mapping[RunKey, float]
-"""One value for each run; by keys if the sessions of the runs count."""
+Values = Sequence[float] | Mapping[RunKey, float]  # One value for each run; by keys if the sessions of the runs count.
 
-MIN_RUNS = 5
-"""With fewer runs (or sessions, if there are several) there is no interval of about 95 % and no comparison."""
+MIN_RUNS = 5  # With fewer runs (or sessions, if several) there is no 95 % interval and no comparison.
 
 Placed = Literal["below", "within", "above", "undecided", "insufficient"]
-"""below, within, above: the position of the whole interval, each false in at most 5 % of cases (2.5 % for one end).
-undecided: the interval contains an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions if there
-are several, have no interval with a level."""
+"""below, within, above: position of the whole interval, each false in at most 5 % of cases (2.5 % for one end).
+undecided: it contains an end of the region. insufficient: fewer than `MIN_RUNS` runs or sessions."""
 
 
 def interval_of_mean(values: Array) -> tuple[Array, Array]:
@@ -156,23 +150,18 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
-    n: int
-    """Number of runs; for a ratio or a difference, runs (or pairs of runs) of each side."""
+    n: int  # Number of runs; for a ratio or a difference, runs (or pairs of runs) of each side.
     kind: Kind
     unit: str = ""
     """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `GB/s`, `s`, `fraction`,
     `ratio`, `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
     level: float | None = None
-    """Confidence level of the interval, a fraction; None without one, as for the range of values that are no
-    repeats."""
-    unpaired: int = 0
-    """Runs that were left out because the other side has no run of the same repeat."""
+    """Confidence level of the interval, a fraction; None for the range of values that are no repeats."""
+    unpaired: int = 0  # Runs that were left out because the other side has no run of the same repeat.
     sessions: int | None = None
-    """Sessions of the runs, of the side with fewer; with two or more they are the units of the interval, with one it is
-    valid only within that session. None: not known."""
+    """Sessions of the runs, of the side with fewer; the units of the interval if there are several. None: not known."""
     is_across_sessions: bool = False
-    """Whether the sides ran in different sessions and one side has a single session: the ratio then includes the
-    difference of sessions, and its interval does not."""
+    """Whether the sides ran in different sessions and one has a single session: the interval lacks their difference."""
 
     @property
     def units(self) -> int:
@@ -203,7 +192,6 @@ class Estimate:
         return replace(self, value=function(self.value), low=low, high=high, unit=unit)
 
     def inverted(self, unit: str) -> Estimate:
-        """Returns the estimate of 1 / value. Raises `ZeroDivisionError` if the value or an end is 0."""
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:

@@ -24,7 +24,6 @@ class Combination:
     rates: Mapping[RunKey, float]  # Throughput of each run.
 
     def other_values(self, key: str) -> tuple[str, ...]:
-        """Returns the values of all keys but one, to match combinations."""
         return tuple(repr(value) for name, value in self.values.items() if name != key)
 
 
@@ -34,8 +33,7 @@ class KeyEffect:
 
     key: str
     values: Sequence[Any]  # The first is the reference of the others.
-    effects: tuple[Estimate | None, ...]
-    """The rate of each value over that of the first (ratio); None if no combination ran with both."""
+    effects: tuple[Estimate | None, ...]  # Rate of each value over that of the first; None if no combination has both.
     outcome: Outcome  # `better` if any two values differ.
     widest: tuple[Pair, Estimate] | None  # The values with the largest difference; None if no two can be compared.
 

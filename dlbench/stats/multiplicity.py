@@ -12,16 +12,12 @@ from statistics import fmean, stdev
 
 from dlbench.lazy import Array, np
 
-LEVEL = 0.05
-"""Probability of any false claim in a family of comparisons."""
-POWER = 0.8
-"""Probability to find a difference of the wanted size with the advised number of repeats."""
+LEVEL = 0.05  # Probability of any false claim in a family of comparisons.
+POWER = 0.8  # Probability to find a difference of the wanted size with the advised number of repeats.
 
-ROUNDING = 1e-6
-"""Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding."""
+ROUNDING = 1e-6  # Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding.
 
-_SCATTERS = 15
-"""Number of possible true scatters over which the power is averaged if the scatter is an estimate."""
+_SCATTERS = 15  # Number of possible true scatters over which the power is averaged if the scatter is an estimate.
 
 
 def paired_p(logs: Sequence[float]) -> float:

@@ -6,14 +6,11 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-ENOUGH_PAIRS = 5
-"""With this many pairs sides are paired, however many runs have no partner."""
+ENOUGH_PAIRS = 5  # With this many pairs sides are paired, however many runs have no partner.
 ENOUGH_SHARE = 0.8
-"""With fewer pairs than `ENOUGH_PAIRS`, this share of the smaller side must have a partner. Sides of five repeats that
-lost different runs are still paired; sides that share a block by chance are not."""
+"""With fewer pairs, share of the smaller side with a partner: sides that share a block by chance are not paired."""
 
-RunKey = tuple[str, int]
-"""Block (series with its swept values) and repeat: runs with equal keys ran interleaved."""
+RunKey = tuple[str, int]  # Block (series with its swept values) and repeat: runs with equal keys ran interleaved.
 
 
 class KnownKey(tuple[str, int]):
@@ -55,10 +52,8 @@ def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
 class Pairing:
     """The pairs of two sides."""
 
-    keys: tuple[RunKey, ...]
-    """Keys of the pairs, sorted; empty if the sides are independent."""
-    left_out: int
-    """Runs of both sides together without a partner."""
+    keys: tuple[RunKey, ...]  # Keys of the pairs, sorted; empty if the sides are independent.
+    left_out: int  # Runs of both sides together without a partner.
 
     @property
     def is_paired(self) -> bool:

@@ -18,12 +18,9 @@ from dlbench.stats.multiplicity import student_quantile
 
 Key = TypeVar("Key", bound=Hashable)
 
-SEED = 20_150_815
-"""Fixed, so that the same runs give the same interval, byte for byte."""
-RESAMPLES = 200
-"""Resamples per fit: enough for the ends of a 95 % interval to within their own scatter; a fit takes milliseconds."""
-LEAST_RUNS = 3
-"""Runs per point that an interval needs: for two, Student's quantile is 12.7."""
+SEED = 20_150_815  # Fixed, so that the same runs give the same interval, byte for byte.
+RESAMPLES = 200  # Resamples per fit: enough for the ends of a 95 % interval to within their own scatter.
+LEAST_RUNS = 3  # Runs per point that an interval needs: for two, Student's quantile is 12.7.
 
 
 def stretch(runs: int) -> float:

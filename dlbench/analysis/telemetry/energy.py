@@ -50,8 +50,7 @@ class SourceEnergy:
     kind: Kind
     method: Method
     stages: dict[str, Amount]  # Joules in each stage of the node.
-    counter_over_power: float | None
-    """Energy by the counter / by power, in the measured window (1); None if only one of them is measured."""
+    counter_over_power: float | None  # Energy by counter / by power in the measured window (1); None without both.
     samples_in_window: int  # Number of samples in the measured window.
 
     def over(self, stages: Collection[str] = ()) -> Amount:
@@ -72,7 +71,6 @@ class RunEnergy:
     notes: tuple[str, ...]  # Notes for the reader, each a sentence without full stop.
 
     def of(self, kind: Kind) -> tuple[SourceEnergy, ...]:
-        """Returns the sources of a kind; none if the kind has no figures."""
         if kind in self.why:
             return ()
         return tuple(source for source in self.sources if source.kind == kind)
@@ -92,7 +90,6 @@ class RunEnergy:
         return sum(amount.value for amount in amounts) if amounts else None
 
     def sampled_share(self, kind: Kind, *stages: str) -> float | None:
-        """Returns the sampled share of the time of all sources (1)."""
         amounts = self.amounts(kind, *stages)
         return reduce(add, amounts).coverage if amounts else None
 
@@ -115,7 +112,6 @@ class RunEnergy:
         return sum(amount.value / amount.coverage for amount in amounts) / self.num_samples
 
     def methods(self, kind: Kind) -> tuple[str, ...]:
-        """Returns the different methods by which the energy of a kind was measured."""
         return tuple(sorted({source.method for source in self.of(kind)}))
 
 

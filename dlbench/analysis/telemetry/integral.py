@@ -29,7 +29,6 @@ class Amount:
 
     @property
     def coverage(self) -> float:
-        """The known share of the interval (1); 1 for an empty interval."""
         return self.known_ns / self.length_ns if self.length_ns else 1.0
 
     @property

@@ -39,10 +39,8 @@ class NodeTelemetry:
     num_samples: int  # Samples in the window.
     num_gaps: int  # Gaps of more than five periods without a sample.
     missing: float  # Share of the window in such gaps, before the first and after the last sample (1).
-    fields: dict[str, FieldSummary]
-    """Fields with values, by name; `host.cpu.busy` is the mean of all cores."""
-    clock_reasons: dict[str, dict[str, float]]
-    """For each GPU (`gpu.0`) the share of the sampled time in which a reason held its clock, by reason (1)."""
+    fields: dict[str, FieldSummary]  # Fields with values, by name; `host.cpu.busy` is the mean of all cores.
+    clock_reasons: dict[str, dict[str, float]]  # Share of sampled time with a clock reason, by GPU, reason (1).
     unavailable: dict[str, str]
     failures: tuple[str, ...]
 

@@ -126,14 +126,12 @@ class NodeStages:
     """The stages of a node over time, those of its lowest rank."""
 
     measured: Interval  # From the start of the first measured step to the end of the last.
-    pieces: tuple[tuple[str, int, int], ...]
-    """Consecutive stages of `STAGES` from the start of the rank's process to its end: stage, begin, end."""
+    pieces: tuple[tuple[str, int, int], ...]  # Consecutive stages of the rank's process: stage, begin, end.
     unaccounted_s: float  # Seconds of the stage `measured` outside of measured steps and spans: pauses.
     has_spans: bool  # Whether there are spans of stages; otherwise stages are from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
-        """The starts of pieces, and the end of the last."""
         return [*(begin for _, begin, _ in self.pieces), self.pieces[-1][2]]
 
 

@@ -20,8 +20,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
 MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of work.
-MAX_NODES_OF_LARGE_RUN = 8
-"""Nodes, evenly spaced, that are read of the median run of a point if its runs have too many nodes."""
+MAX_NODES_OF_LARGE_RUN = 8  # Nodes, evenly spaced, of the median run of a point with too many nodes.
 
 FIELDS = re.compile(  # Fields that are summarised, in addition to `host.cpu.busy`.
     r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
@@ -29,8 +28,7 @@ FIELDS = re.compile(  # Fields that are summarised, in addition to `host.cpu.bus
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
 )
 
-Samples = Literal["none", "some", "all"]
-"""How many samples are read: none, those of at most `MAX_NODES` nodes, or those of all nodes with all their fields."""
+Samples = Literal["none", "some", "all"]  # None, those of at most `MAX_NODES` nodes, or all with all fields.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,6 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
 
 
 def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, on_gpu: bool) -> list[Throttled | str]:
-    """Returns the loss of each GPU of a node, or of the node, or why it is not known."""
     reason = why_not_sampled(run, node)
     if reason:
         return [reason]
@@ -104,7 +103,6 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
 
 
 def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array], window_ns: int) -> Throttled | str:
-    """Returns the loss of a GPU, or why it is not known."""
     where = f"{name} of {samples.host}"
     for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
         if field_name not in samples.columns:
