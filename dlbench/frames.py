@@ -88,10 +88,10 @@ class Runs:
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:
-        """Returns one row per rank and step of a run: `start_ns` on the clock of node 0, phases, samples, loss.
+        """Returns one row per rank and step of a run: `start_ns` on the clock of node 0, phases, samples, loss
+        (docs/formats.md).
 
-        Columns are those of docs/formats.md, "node-NNNN.steps". Raises UserError: there is no such run; or
-        IncompleteDataError: a step file is missing or damaged.
+        Raises UserError: there is no such run; or IncompleteDataError: a step file is missing or damaged.
         """
         return self._joined(run, self._steps)
 
@@ -103,9 +103,8 @@ class Runs:
         return self._joined(run, self._messages)
 
     def telemetry(self, run: str) -> pd.DataFrame:
-        """Returns one row per node and sample of a monitored run, one column per field; NaN: not read at that time.
-
-        Raises the errors of `steps`.
+        """Returns one row per node and sample of a monitored run, a column per field (NaN: not read); raises as
+        `steps`.
         """
         return self._joined(run, self._telemetry)
 

@@ -46,9 +46,8 @@ def why_unreadable(error: Exception) -> str:
 
 
 def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, folder: int | None = None) -> int:
-    """Opens a regular file, or a pipe if `pipes`, for reading and returns its descriptor, which the caller closes.
-
-    `folder`: descriptor of the file's folder, relative to which it is opened.
+    """Opens a regular file, or a pipe if `pipes`, in an open `folder` if given; returns the descriptor, for the caller
+    to close.
     """
     flags = _FILE
     if not follow:
@@ -86,9 +85,7 @@ def read_bytes(path: Path | str, limit: int, *, follow: bool = True, pipes: bool
     opened = descriptor(path, follow=follow, pipes=pipes)
     status = os.fstat(opened)
     is_file = stat.S_ISREG(status.st_mode)
-    piece = _PIECE
-    if is_file:
-        piece = min(limit, status.st_size) + 1
+    piece = min(limit, status.st_size) + 1 if is_file else _PIECE
     content = b""
     try:
         os.set_blocking(opened, True)

@@ -99,8 +99,6 @@ def in_order(results: Iterator[tuple[int, Result]]) -> Iterator[Result]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """The reason of an item without result: an error, a defect or the death of the process."""
-
     error: DlbenchError | OSError | MemoryError | None = None
     trace: str = ""
     is_death: bool = False

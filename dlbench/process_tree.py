@@ -141,7 +141,6 @@ def _mapped(pid: int) -> Iterator[int]:
 
 
 def _unlink_unused(inodes: set[int]) -> None:
-    """Removes files of these inodes that a library named and no process maps any more."""
     if not inodes:
         return
     unnamed_files = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]

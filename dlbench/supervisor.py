@@ -88,7 +88,6 @@ class Supervisor:
         return self._status if self._status is not None else signal.SIGKILL
 
     def _prepare(self, environment: dict[str, str]) -> dict[str, str]:
-        """Returns the program's environment, with private temporary folders if they can be made."""
         # Modules are imported from the installation, never from the working directory.
         environment["PYTHONSAFEPATH"] = "1"
         if "dlbench.node" in self._command:
@@ -181,9 +180,7 @@ class Supervisor:
                 os.write(1, f"{process_tree.ENDED_MARK}{rank} {code} {ended_at:.6f}\n".encode())
             elif code < 0 and not self._is_launcher and "dlbench.node" in self._command:
                 at = datetime.fromtimestamp(ended_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                name = f"number-{-code}"
-                if -code in set(signal.Signals):
-                    name = signal.Signals(-code).name
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"number-{-code}"
                 os.write(2, f"dlbench: rank {rank} was ended by signal {name} at {at}\n".encode())
 
 

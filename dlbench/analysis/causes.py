@@ -168,7 +168,6 @@ def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
 
 
 def _memory(run: Run) -> tuple[int | None, str]:
-    """Returns the nanoseconds of all ranks and measured steps, and how they were measured; None and why if not."""
     assert run.record is not None
     train, memory = run.plan.workload.train, run.record.memory
     if train.activation_budget is not None:

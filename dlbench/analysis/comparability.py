@@ -175,7 +175,6 @@ def is_shaping(key: str) -> bool:
 
 
 def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yields keys with their values as text; a list is one value."""
     for key, inner in value.items():
         path = f"{name}.{key}"
         if isinstance(inner, dict):

@@ -80,10 +80,7 @@ class RunSteps:
 
 
 def load_steps(run: Run) -> RunSteps:
-    """Reads and checks the measured steps of all ranks.
-
-    Raises IncompleteDataError: step files are missing, truncated, or disagree; ValueError: the run has no valid record.
-    """
+    """Reads and checks the measured steps of all ranks. Raises IncompleteDataError; ValueError: no valid record."""
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
     steps = _all_ranks(run)
@@ -221,7 +218,6 @@ def _columns(reader: StepReader) -> tuple[str, ...]:
 
 
 def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
-    """Returns the times of the kernels of each phase, over all steps of one rank, by column."""
     if _BOUNDS[0] not in steps:
         return {}
     return {

@@ -98,7 +98,6 @@ def metrics_by_run(
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:
-    """Returns the joules per sample of the GPUs if the run used them, or of the processors; None: not measured."""
     if run.record is None or run.record.watch is None:
         return None
     from dlbench.analysis.telemetry.energy import run_energy

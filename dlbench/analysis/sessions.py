@@ -69,10 +69,7 @@ def wall_s(run: Run) -> float | None:
 
 
 def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
-    """Returns the session of each run, by run id: the name of its first run, valid among the runs of one call.
-
-    Runs of one Slurm job are always of one session.
-    """
+    """Returns the session of each run, by run id: the name of its first run; the runs of a Slurm job share one."""
     session_by_run: dict[str, str] = {}
     session_by_job: dict[str, str] = {}
     boots: dict[str, str] = {}

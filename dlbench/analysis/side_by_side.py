@@ -46,10 +46,7 @@ def matched(
 
 
 def compared(values: Mapping[RunKey, float], base: Mapping[RunKey, float]) -> tuple[Estimate | None, bool]:
-    """Returns the ratio values / base, over pairs if the runs are paired, and whether they are.
-
-    The ratio is None if a side is empty, or has a value that is not positive.
-    """
+    """Returns the ratio values / base, None if a side is empty or not positive, and whether the runs are paired."""
     is_paired = bool(values) and pairing(values, base).is_paired
     if min(values.values(), default=0.0) <= 0 or min(base.values(), default=0.0) <= 0:
         return None, is_paired

@@ -88,9 +88,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     )
     slow = sorted(history.host for history in hosts if history.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
-    option = ""
-    if exclude:
-        option = f"--exclude={compressed(exclude)}"
+    option = f"--exclude={compressed(exclude)}" if exclude else ""
     return SlowNodes(
         hosts=tuple(hosts),
         exclude=exclude,
@@ -105,7 +103,6 @@ def slow_nodes(table: RunTable) -> SlowNodes:
 
 
 def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
-    """Yields every host of runs on two hosts or more; each run has its session before it."""
     ratios: dict[str, dict[str, list[float]]] = {}
     later: dict[str, dict[str, list[float]]] = {}
     at_least: dict[str, dict[str, list[float]]] = {}

@@ -223,10 +223,9 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
 def load_runs(
     runs: Sequence[Run], *, with_causes: bool = False, with_digests: bool = False, processes: int | None = None
 ) -> list[LoadedRun | IncompleteDataError]:
-    """Reads many runs; returns the figures or the error of each, in the order of `runs`.
+    """Returns the figures or the error of each run, in order; `processes`: None for as many as save time.
 
-    `processes`: None for as many as save time, at most one per core. Raises RunError: a process was killed; or
-    RuntimeError.
+    Raises RunError: a process was killed; or RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:

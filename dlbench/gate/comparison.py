@@ -52,8 +52,8 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
 ) -> ComparisonReport:
     """Compares B with A, the baseline, which may differ on `allowed` keys; the metrics of these names decide.
 
-    `history`: earlier runs, which only show how far sessions scatter; `floors`: rates that B must reach; `options`
-    choose the runs of each side, for errors.
+    `history` only shows how far sessions scatter; `floors`: rates that B must reach; `options` choose the sides, for
+    errors.
     """
     if history is None:
         history = GateSide(name="", points=(), left_out=(), damaged=())
@@ -276,8 +276,6 @@ def _floor_drafts(
 
 
 class _Draft:
-    """A point before the verdicts of the whole family are known."""
-
     def __init__(
         self,
         match: Match,
@@ -406,7 +404,6 @@ class _Draft:
 
 
 def _of_throughput(judgement: Judgement) -> Judgement:
-    """Returns the judgement in terms of throughput: the test of a floor used times, the inverse."""
     tested = judgement.tested
     if tested is not None:
         low, high = tested.equivalence

@@ -334,10 +334,8 @@ def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Returns the runs with all these properties (`analysis.selection`), and a line for each run or kind that is left
-    out.
-
-    Control runs are left out unless `where` selects a variant; resumed runs always, as they are no repeats.
+    """Returns the runs with these properties, and a line for each run or kind that is left out: resumed and control
+    runs.
     """
     left_out: list[str] = []
     uninterrupted: list[Run] = []

@@ -223,8 +223,7 @@ def _independent(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evid
 
 
 def _with_borrowed_scatter(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
-    """Returns the evidence with Student's pooled variance between sessions, for `groups` of sessions of A, B and the
-    history.
+    """Returns the evidence with Student's pooled variance between sessions, for `groups` of A, B and the history.
 
     A side with fewer runs per session has more of the variance within sessions in its session means.
     """
@@ -388,9 +387,7 @@ def _untested(sample: MetricSample, rule: Rule) -> Judgement:
     if not sample.has_runs:
         outcome = "insufficient"
         reason = f"{_few_runs(sample)} that a verdict needs"
-    ratio = None
-    if sample.fewest > 0:
-        ratio = _ratio_of_runs(sample)
+    ratio = _ratio_of_runs(sample) if sample.fewest > 0 else None
     return Judgement(
         outcome=outcome,
         question=FLOOR if is_floor else GATE,

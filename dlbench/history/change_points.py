@@ -237,8 +237,6 @@ def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedC
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
     """Returns the newest nights that are too few for a change point, and the usual range; None if few nights precede
     them.
-
-    `last`: the last segment, if not all nights count; `histories`: how many are followed together.
     """
     if last:
         values = last.flat(values, last.end - 1)
@@ -467,9 +465,7 @@ def _candidates(logs: Array, evidence: float) -> list[int]:
         if level and length < _SHORTEST:
             break
         count = 2 ** (level + 1) - 1
-        min_log_evidence = 0.0
-        if level:
-            min_log_evidence = math.log(evidence * count)
+        min_log_evidence = math.log(evidence * count) if level else 0.0
         for start in np.linspace(0, n - length, count).astype(int):
             tested = _test_step(logs, int(start), int(start) + length)
             if tested.evidence > min_log_evidence:

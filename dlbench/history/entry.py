@@ -1,7 +1,4 @@
-"""The entry of a run in the index of a history, and the selection of entries by `--where KEY=VALUE`.
-
-Keys are `PLAIN`, `host`, `tag.NAME` and `environment.NAME`; an empty value selects runs without one.
-"""
+"""The entry of a run in the index of a history, and its selection by `--where KEY=VALUE`."""
 
 from __future__ import annotations
 

@@ -34,10 +34,8 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> None:
-        """Opens the history in a folder and updates its index; `create` makes one if there is none.
-
-        An index of another `version` of the entries of `make` is rebuilt; `notify` gets a line for each problem of the
-        index.
+        """Opens a history, or makes one (`create`); an index of another `version` of the entries of `make` is
+        rebuilt.
         """
         self.store = Store.at(path, create=create)
         self.make = make

@@ -57,10 +57,9 @@ class Candidate:
 def import_runs(
     history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
 ) -> Iterator[ImportOutcome]:
-    """Imports runs and yields the result of each; outcomes among the candidates are passed on.
+    """Imports runs and yields the result of each, in temporary folder `room`; outcomes are passed on.
 
-    `room`: temporary folder (of `Store.room`). Raises `RunError`: no space, or the file system refuses; runs that were
-    reported as imported are in the history.
+    Raises `RunError`: no space, or the file system refuses; runs that were reported as imported are in the history.
     """
     waiting = iter(candidates)
     number = 0
@@ -156,7 +155,6 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
-    """Copies a run to its temporary folder, unless it is there; returns an outcome if it cannot be imported."""
     candidate, entry, target = chosen
     damaged = damaged_traces(candidate.folder.path, entry.run_id, every_block=True)
     if damaged:

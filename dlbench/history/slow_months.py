@@ -1,7 +1,4 @@
-"""Slow nodes over months: each host compared with the other hosts of the same runs, by calendar month.
-
-The unit is the night, the median over the runs of one session; tests and verdicts are those of `dlbench.analysis`.
-"""
+"""Slow nodes over months: hosts compared with the others of the same runs; the unit is the night, a median of runs."""
 
 from __future__ import annotations
 
@@ -120,8 +117,6 @@ class SlowMonths:
 
 @dataclass(frozen=True)
 class _HostNight:
-    """A host in one night: medians over its runs."""
-
     end: str  # End of its last run, UTC.
     num_runs: int
     work: float  # Own work over that of the other hosts.

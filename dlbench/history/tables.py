@@ -187,8 +187,6 @@ def _month_column(month: str) -> Column[HostInMonth]:
 
     def cell(row: HostInMonth) -> Cell | None:
         figure = ratio(row)
-        if figure is None:
-            return None
-        return ratio_cell(figure)
+        return None if figure is None else ratio_cell(figure)
 
     return Column("", month, ratio, cell)

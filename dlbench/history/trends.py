@@ -1,7 +1,4 @@
-"""Series over nights from the entries of a history, with the differences at each change of level.
-
-A trend is one metric of one point (group, ranks, nodes); a night is the median of the runs of a session.
-"""
+"""Series over nights (one metric of one group, rank and node count), with the differences at each change of level."""
 
 from __future__ import annotations
 
@@ -46,8 +43,6 @@ MAX_VALUE_LENGTH = 200
 
 @dataclasses.dataclass(frozen=True)
 class _Course:
-    """The nights with a figure of one metric at one point, and the median of each."""
-
     metric: Metric
     nights: Sequence[Sequence[HistoryEntry]]
     values: Sequence[float]
@@ -95,10 +90,7 @@ def moment_of(text: str) -> datetime | None:
 def trends(
     entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric.
-
-    Copies of a run count once; `acknowledged` may contain changes of any series.
-    """
+    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric."""
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):
         if entry.group:
@@ -136,10 +128,7 @@ def _system_settings(run: HistoryEntry) -> dict[str, str]:
 
 
 def _with_different_labels(series: list[Trend], settings: Mapping[str, Mapping[str, str]]) -> list[Trend]:
-    """Adds differing settings of the system, or the configuration's id, to equal labels of one system.
-
-    `settings`: those of the newest run of each series, by its id.
-    """
+    """Adds differing `settings` of the newest runs, or the configuration's id, to equal labels of one system."""
     ids_by_label: dict[tuple[str, str], list[str]] = {}
     for trend in series:
         ids_by_label.setdefault((trend.label, trend.system), []).append(trend.id)

@@ -103,10 +103,11 @@ def rank_sum_level(na: int, nb: int, level: float) -> float:
 
 
 def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
-    """Returns the ends of the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, or of the range.
+    """Returns the interval of the shift of `a` against `b`, shape (..., runs), by Wilcoxon's rank sum test, or the
+    range.
 
-    They are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
-    Nonparametrics, 1975, section 2.6), for noise of equal shape. `a`, `b`: shape (..., runs); ends: shape (...).
+    The ends are two of the ordered differences between the sides (Moses 1953; Lehmann, Nonparametrics, 1975, section
+    2.6).
     """
     differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
     last = differences.shape[-1] - 1
@@ -141,9 +142,7 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval.
-
-    Of kind `range`, `low` and `high` are the smallest and largest value; both are None for a single run and by
+    """A value with its interval, or the smallest and largest value (`range`); without for a single run or by
     definition.
     """
 
@@ -204,8 +203,8 @@ class Estimate:
 def median_estimate(values: Values, unit: str = "") -> Estimate:
     """Returns the median over runs; raises `ValueError`: no values, or one that is not finite.
 
-    Interval: two of the ordered values, at the smallest level from 95 % that order statistics attain (five runs: their
-    range, 93.75 %); with two to four runs the range; with one run none.
+    Interval: two of the ordered values, at the smallest level from 95 % that is attained (five runs: their range, 93.75
+    %).
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
@@ -222,9 +221,8 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the mean over runs, for values that must sum; raises `ValueError`: no values, or one that is not finite.
-
-    Interval: with five runs or more Student's t, with two to four runs the range, with one run none.
+    """Returns the mean over runs, for values that must sum, with Student's t interval; with two to four runs the
+    range.
     """
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
@@ -280,9 +278,8 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
-    """Returns the two-sided p of equal means, by the test that the interval of `difference_estimate` inverts.
-
-    It is 1 with fewer than two pairs, or runs per side.
+    """Returns the two-sided p that the interval of `difference_estimate` inverts; 1 with fewer than two pairs or
+    runs.
     """
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
@@ -380,9 +377,7 @@ def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKe
 
 
 def _independent_units(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
-    """Returns the units of both sides, session means if both have several sessions, and the fewer sessions (None:
-    unknown).
-    """
+    """Returns the units of both sides, session means if both have several, and the fewer sessions of a side."""
     a, b = _checked(top), _checked(bottom)
     sessions_a, sessions_b = _sessions(top), _sessions(bottom)
     count_a, count_b = _count(sessions_a), _count(sessions_b)

@@ -1,7 +1,6 @@
 """Tests of single comparisons, and corrections for many: the best of many settings seems better than it is.
 
-Intervals are made for each comparison alone; a difference is claimed by Holm's step-down procedure (Scandinavian
-Journal of Statistics 6, 1979): the probability of any false claim in a family is at most 5 %.
+A difference is claimed by Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979) over a family.
 """
 
 from __future__ import annotations

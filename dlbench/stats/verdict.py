@@ -141,7 +141,6 @@ def family_of(comparisons: Iterable[Mapping[RunKey, float]]) -> Family:
 
 
 def _identity(logs: Sequence[float]) -> tuple[float, ...]:
-    """Returns the same key for a comparison and for its reverse."""
     first = next((value for value in logs if value), 1.0)
     sign = math.copysign(1, first)
     return tuple(round(sign * value, 12) for value in logs)

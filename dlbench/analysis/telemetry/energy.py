@@ -102,9 +102,8 @@ class RunEnergy:
         return sum(known_rates)
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Returns the energy of the measured stage per sample, as if each source used its mean power in unsampled time.
-
-        None without figures, or if too little of a source was sampled.
+        """Returns the energy of the measured stage per sample, with unsampled time at mean power; None if too much is
+        missing.
         """
         amounts = self.amounts(kind, "measured")
         if not (amounts and self.num_samples) or any(amount.coverage < MIN_COVERAGE for amount in amounts):
@@ -118,8 +117,8 @@ class RunEnergy:
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
     """Returns the energy of a run; figures of a kind are sums over all nodes, none if one node has none.
 
-    `sampled`: samples of its nodes; None: they are read. Raises IncompleteDataError: samples, spans or steps are
-    damaged; ValueError: the run has no record.
+    `sampled`: the nodes' samples, if read. Raises IncompleteDataError: files are damaged; ValueError: there is no
+    record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -199,9 +198,7 @@ def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> list[S
     """Returns the energy of all used GPUs, or none if one is not measured: a partial sum is no figure."""
     sources = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
     known_sources = [source for source in sources if source is not None]
-    if len(known_sources) < len(sources):
-        return []
-    return known_sources
+    return [] if len(known_sources) < len(sources) else known_sources
 
 
 def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEnergy | None:

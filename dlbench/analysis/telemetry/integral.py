@@ -101,8 +101,8 @@ class Curve:
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a counter with any start value, NaN where it was not read; both arrays have shape (n,).
 
-    A gap is known only as a whole. A falling counter was reset (a driver was reloaded): that piece is unknown.
-    `period_s`: longest period at which the field was read.
+    A gap over five periods is known only as a whole. A falling counter was reset (driver reloaded): its piece is
+    unknown.
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
@@ -138,8 +138,7 @@ def _sums_before(pieces: Any) -> Any:
 
 
 def joined(times: Times, period_s: float) -> Flags:
-    """Returns which neighbouring samples are near enough to be joined, shape (n - 1,): at most five local periods
-    apart.
+    """Returns which neighbouring samples are joined, at most five local periods apart, shape (n - 1,).
 
     The local period is the lower median of up to five gaps on either side, and at most `period_s`.
     """

@@ -136,10 +136,7 @@ class NodeStages:
 
 
 def measured_window(run: Run, node: int) -> Interval:
-    """Returns the start of the first and end of the last measured step of a node's lowest rank, on the node's clock.
-
-    Raises IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
-    """
+    """Returns the start of the first and end of the last measured step of a node's lowest rank, on the node's clock."""
     return _window(run, node, _steps(run, node))
 
 
@@ -161,9 +158,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """Returns the stages of a node: warm-up and measuring from its steps, others from spans of stages.
-
-    Raises IncompleteDataError: its steps or spans cannot be read.
+    """Returns the stages of a node: warm-up and measuring from its steps, others from spans; raises
+    IncompleteDataError.
     """
     steps = _steps(run, node)
     measured = _window(run, node, steps)
@@ -195,7 +191,6 @@ def node_stages(run: Run, node: int) -> NodeStages:
 
 
 def _cut(whole_run: Interval, intervals: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
-    """Divides the run into consecutive pieces; neighbours of one stage are one piece."""
     edges = sorted(
         {*whole_run, *(edge for intervals in intervals.values() for interval in intervals for edge in interval)}
     )

@@ -1,7 +1,5 @@
-"""Reads the samples of a limited number of nodes, because a table may have thousands of runs with a file per node.
-
-The runs with median throughput of every scaling point come first, the largest point before others, then the runs next
-to them.
+"""Reads the samples of up to `MAX_NODES` nodes of a table: of median runs first, the largest scaling point before
+others.
 """
 
 from __future__ import annotations

@@ -83,10 +83,7 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
     if reason:
         return [reason]
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
-    if window_of is None:
-        window = measured_window(run, node)
-    else:
-        window = window_of(node)
+    window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
         return [_quota(run, samples, window)]
     use = gpus_of_ranks(run, samples)
@@ -174,7 +171,6 @@ def _overlap(start: Times, stop: Times, window: Interval) -> Times:
 
 
 def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
-    """Returns the loss of the ranks of a node by a used-up CPU quota, or why it is not known."""
     if _QUOTA not in samples.columns:
         return f"no GPU and no CPU quota, CPU frequency changes are not attributed: {samples.why_not(_QUOTA)}"
     held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
