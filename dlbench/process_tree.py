@@ -143,14 +143,15 @@ def _mapped(pid: int) -> Iterator[int]:
 def _unlink_unused(inodes: set[int]) -> None:
     if not inodes:
         return
-    unnamed_files = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]
-    unnamed_files = [
-        entry for entry in unnamed_files if entry.is_file(follow_symlinks=False) and entry.inode() in inodes
+    nameless_files = [
+        entry
+        for entry in os.scandir(SHARED_MEMORY)
+        if entry.name.startswith(_NAMELESS) and entry.is_file(follow_symlinks=False) and entry.inode() in inodes
     ]
-    if not unnamed_files:
+    if not nameless_files:
         return
     used = set[int]().union(*map(_mapped, _all()))
-    for entry in unnamed_files:
+    for entry in nameless_files:
         if entry.inode() not in used:
             with suppress(OSError):
                 os.unlink(entry.path)

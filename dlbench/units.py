@@ -29,11 +29,11 @@ def format_bytes(num_bytes: float) -> str:
 def bytes_parts(num_bytes: float) -> tuple[str, str]:
     """Returns number and unit of `format_bytes`."""
     value = float(num_bytes)
-    for unit in _BINARY:
-        if abs(value) < 1024 or unit == _BINARY[-1]:
+    for unit in _BINARY[:-1]:
+        if abs(value) < 1024:
             return f"{value:.4g}", unit
         value /= 1024
-    raise AssertionError("unreachable")
+    return f"{value:.4g}", _BINARY[-1]
 
 
 def bytes_option(num_bytes: int) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
@@ -134,7 +135,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
-        hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
+        hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )
 
@@ -190,7 +191,7 @@ def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[st
     collectives.
     """
     assert run.record is not None
-    waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=lambda result: result.rank)]
+    waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=attrgetter("rank"))]
     waits = [rank_waits for rank_waits in waits_by_rank if rank_waits is not None]
     if len(waits_by_rank) == 1 or not (waits or run.plan.engine.name == "fsdp"):
         return {}, ""
@@ -233,7 +234,7 @@ def _compute_parts(
     for name in COMPUTE_PARTS:
         # Moved time is rounded to a nanosecond per step.
         if remaining_ns[name] < 0:
-            largest = max(remaining_ns, key=lambda phase: remaining_ns[phase])
+            largest = max(remaining_ns, key=remaining_ns.__getitem__)
             remaining_ns[largest], remaining_ns[name] = remaining_ns[largest] + remaining_ns[name], 0
     launch = {name: min(value, launch_ns.get(name, 0)) for name, value in remaining_ns.items()}
     remaining_ns = {name: value - launch[name] for name, value in remaining_ns.items()}

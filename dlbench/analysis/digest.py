@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlbench.analysis.measures import RunSteps
 from dlbench.lazy import Array, Times, np
@@ -66,7 +67,7 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
     """Returns the digest of a run's steps. Raises ValueError: the run has no record."""
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its hosts are not known")
-    hosts = [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]
+    hosts = [rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))]
     slowest_s = steps.step_ns.max(axis=0) / 1e9
     own_work_ns: Times = steps.step_ns - steps.phase_ns["exchange"]
     quantiles = np.quantile(slowest_s, np.linspace(0, 1, QUANTILES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def _all_ranks(run: Run) -> RunSteps:
     # A few ranks at a time, so that memory never has a large run twice; whole nodes, whose file is read once.
     result: RunSteps | None = None
     numbers: Times | None = None
-    entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
+    entries = sorted(run.record.ranks, key=attrgetter("rank"))
     per_node = run.plan.layout.ranks_per_node
     width, are_alike = max(1, _AT_ONCE // per_node) * per_node, True
     for begin in range(0, len(entries), width):

@@ -68,10 +68,7 @@ def by_name() -> Mapping[str, Metric]:
 
 
 def metrics_by_run(
-    table: RunTable,
-    *,
-    names: Collection[str] = METRIC_NAMES,
-    damaged: list[str] | None = None,
+    table: RunTable, *, names: Collection[str] = METRIC_NAMES, damaged: list[str] | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the metrics of every run with figures, by run id and name, each in its unit; absent if a run has none.
 

@@ -118,9 +118,6 @@ def best_at_last(rows: Sequence[T], ratio: Callable[[T], Estimate | None]) -> tu
     return best
 
 
-# Groups of a report
-
-
 @dataclass(frozen=True)
 class Side:
     """A group at one rank and node count."""
@@ -215,9 +212,6 @@ class Comparison:
                 )
             )
         return sets
-
-
-# Control runs
 
 
 @dataclass(frozen=True, kw_only=True)

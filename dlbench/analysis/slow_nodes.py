@@ -127,7 +127,7 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
         steps = sum(count for *_, count in last[host])
         yield HostHistory(
             host=host,
-            ratio=mean_ratio(host_sessions.work),
+            ratio=geometric_mean_estimate(host_sessions.work, "ratio"),
             later=mean_estimate(medians(later[host]), "fraction") if host in later else None,
             num_runs=len(last[host]),
             last_share=sum(times for times, *_ in last[host]) / steps,
@@ -146,11 +146,6 @@ def host_ratios(causes: Causes) -> Mapping[str, float]:
 def medians(by_session: Mapping[str, Sequence[float]]) -> list[float]:
     """Returns the median over the runs of each session."""
     return [statistics.median(values) for values in by_session.values()]
-
-
-def mean_ratio(ratios: Sequence[float]) -> Estimate:
-    """Returns the geometric mean over sessions, with its interval."""
-    return geometric_mean_estimate(ratios, "ratio")
 
 
 def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, HostWord]:

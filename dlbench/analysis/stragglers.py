@@ -29,6 +29,7 @@ waiting too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -45,7 +46,7 @@ WORK_PHASES: Mapping[str, tuple[str, ...]] = {
 """Causes of a rank's lateness, with the phases of each; `other` is the time outside of phases."""
 
 WORK = tuple(WORK_PHASES)
-PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
+PHASES_OF_WORK = tuple(itertools.chain.from_iterable(WORK_PHASES.values()))
 
 IN_TIME_SHARE = 0.5  # Share of the longest wait of a step: a rank that waits at least that long is in time.
 

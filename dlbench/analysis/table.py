@@ -145,9 +145,7 @@ def tabulate(
             loaded_by_run[run.plan.run_id] = result
             damaged += result.damaged
             continue
-        reason = str(result)
-        if first is not None:
-            reason = copy_problem(run, first)
+        reason = str(result) if first is None else copy_problem(run, first)
         damaged.append(reason)
         without.append(WithoutFigures(run=run, state="damaged", why=reason))
     return RunTable(

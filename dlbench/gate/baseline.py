@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,7 +49,7 @@ def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
 
 
 def _point(point: SidePoint) -> BaselinePoint:
-    runs = sorted(point.runs, key=lambda run: run.run_id)
+    runs = sorted(point.runs, key=attrgetter("run_id"))
     return BaselinePoint(
         **{name: getattr(point, name) for name in _SHARED_FIELDS},
         **vars(point.content),

@@ -114,9 +114,6 @@ def _judged_report(
     return report_of(a, b, points, rule, paired=paired, only_b=only_b, notices=notices, history=history)
 
 
-# Which points belong together
-
-
 def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
     def same(point: SidePoint) -> Hashable:
         return digest(without(point.content, allowed)), point.place
@@ -187,9 +184,6 @@ def _earlier_runs(match: Match, history: GateSide, sessions: Mapping[str, str]) 
         if runs:
             return list(alike(runs, lambda run: sessions[run.run_id]).values())
     return []
-
-
-# Sides that ran interleaved
 
 
 def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], GateSide]:
@@ -270,9 +264,6 @@ def _floor_drafts(
         if id(point) in at_least
     ]
     return drafts, [point for point in points if id(point) not in at_least]
-
-
-# The metrics of a point
 
 
 class _Draft:

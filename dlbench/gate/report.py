@@ -382,7 +382,11 @@ def point_of(
     environment: list[KeyDifference] = []
     tags_b: Mapping[str, str] = {}
     if match.b is not None:
-        environment = _environment_differences(a.environment, match.b.environment)
+        environment_a, environment_b = a.environment, match.b.environment
+        for key in sorted(environment_a.keys() & environment_b.keys()):
+            if environment_a[key] != environment_b[key]:
+                difference = KeyDifference(key=key, title=key, a=environment_a[key], b=environment_b[key])
+                environment.append(difference)
         tags_b = match.b.tags
     timed_runs = (*a.runs, *runs_b) if paired else runs_b
     run_seconds = [run.wall_s for run in timed_runs if run.wall_s is not None]
@@ -410,12 +414,6 @@ def point_of(
         cautions=tuple(_point_cautions(match, metrics, sessions, paired)),
         metrics=tuple(metrics),
     )
-
-
-def _environment_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[KeyDifference]:
-    return [
-        KeyDifference(key=key, title=key, a=a[key], b=b[key]) for key in sorted(a.keys() & b.keys()) if a[key] != b[key]
-    ]
 
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,9 +172,6 @@ def _is_at(path: str, key: str) -> bool:
     return path == key or path.startswith(f"{key}.")
 
 
-# Points and their runs
-
-
 def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
     """Returns workload, preset, engine, precision, batch, scaling and ranks; keys in `without` are left out."""
     registered = {key: value for key, value in point.content.registered.items() if key not in without}
@@ -308,7 +306,8 @@ def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, o
 
 def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
     """Returns the session of each run, by run id; sides are taken together because a session may span several."""
-    return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
+    runs = itertools.chain.from_iterable(point.runs for point in points)
+    return sessions_of({run.run_id: run.circumstances for run in runs})
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> GateSide:

@@ -329,7 +329,7 @@ def _holm_levels(p_values: Sequence[float], level: float) -> list[float]:
     """
     levels = [0.0] * len(p_values)
     num_rejected = 0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         levels[index] = level / (len(p_values) - num_rejected)
         if num_rejected == rank and p_values[index] <= levels[index]:
             num_rejected += 1

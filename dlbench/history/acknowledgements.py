@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import Field
@@ -60,9 +61,7 @@ def read_acknowledged(store: Store) -> list[Acknowledgement]:
         acknowledgement = load_file(path, Acknowledgement)
         if acknowledgement is not None:
             acknowledgements.append(acknowledgement)
-    return sorted(
-        acknowledgements, key=lambda acknowledgement: (acknowledgement.written, acknowledgement.through), reverse=True
-    )
+    return sorted(acknowledgements, key=attrgetter("written", "through"), reverse=True)
 
 
 def acknowledge(store: Store, acknowledgement: Acknowledgement) -> None:

@@ -471,7 +471,7 @@ def _candidates(logs: Array, evidence: float) -> list[int]:
             if tested.evidence > min_log_evidence:
                 candidates.append(tested)
     places: list[int] = []
-    for candidate in sorted(candidates, key=lambda step: -step.evidence):
+    for candidate in sorted(candidates, key=attrgetter("evidence"), reverse=True):
         if all(abs(candidate.place - place) >= MIN_SEGMENT for place in places):
             places.append(candidate.place)
     return sorted(places)

@@ -87,14 +87,10 @@ class History:
             return
         try:
             self._index.write(rows, self._rows)
-        except OSError as error:
-            self._keep_in_memory(error.strerror or str(error))
-        except RunError as error:
-            self._keep_in_memory(str(error))
-
-    def _keep_in_memory(self, reason: str) -> None:
-        self._is_writable = False
-        self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
+        except (OSError, RunError) as error:
+            self._is_writable = False
+            reason = getattr(error, "strerror", None) or str(error)
+            self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
 
     def _catch_up(self) -> None:
         # Entries have no cycles: garbage collection would only take time, a sixth of that of a page.

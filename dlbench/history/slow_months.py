@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Literal
 
-from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, mean_ratio, verdicts_of
+from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, verdicts_of
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
@@ -17,7 +17,7 @@ from dlbench.history.words import change_cell, day, day_if_any, evidence_text, r
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
 from dlbench.specs.hostlist import compressed
-from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 
 RECENT_DAYS = 92  # Runs that ended earlier before the newest run of the history do not count for the present state.
 
@@ -224,14 +224,14 @@ def _host_months(
         for host, nights in nights_by_host.items():
             month_nights[host] = [night for night in nights if night.month == month]
         for host, verdict in _verdicts(month_nights).items():
-            ratio = mean_ratio(_works(month_nights[host]))
+            ratio = geometric_mean_estimate(_works(month_nights[host]), "ratio")
             later = _mean_later(month_nights[host])
             host_months[host].append(HostMonth(month=month, ratio=ratio, later=later, verdict=verdict))
     return host_months
 
 
 def _mean_work(nights: Sequence[_HostNight]) -> Estimate | None:
-    return mean_ratio(_works(nights)) if nights else None
+    return geometric_mean_estimate(_works(nights), "ratio") if nights else None
 
 
 def _works(nights: Sequence[_HostNight]) -> list[float]:

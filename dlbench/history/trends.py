@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import cast
 
+from dlbench.analysis.environments import NOT_SET
 from dlbench.analysis.metrics import METRICS, Metric
 from dlbench.analysis.sessions import circumstances, sessions_of
 from dlbench.history.acknowledgements import Acknowledgement
@@ -32,7 +33,6 @@ from dlbench.stats.verdict_words import TREND
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Format of all times that this module returns.
 _PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # A time in `UTC_FORMAT`.
 MAX_DIFFERING = 2  # Maximum settings of the system that are added to equal labels.
-NOT_SET = "not set"  # Value of a key that a run does not have.
 
 # Keys that are reported separately from other differences, because every night may have a new value.
 _COMMIT_KEYS = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}

@@ -51,7 +51,6 @@ class SourceEnergy:
     method: Method
     stages: dict[str, Amount]  # Joules in each stage of the node.
     counter_over_power: float | None  # Energy by counter / by power in the measured window (1); None without both.
-    samples_in_window: int  # Number of samples in the measured window.
 
     def over(self, stages: Collection[str] = ()) -> Amount:
         """Returns its energy in some stages together; without names in the whole run."""
@@ -264,7 +263,6 @@ def _source(
     by_stage: dict[str, Amount] = {}
     for (stage, _, _), amount in zip(stages.pieces, amounts, strict=True):
         by_stage[stage] = by_stage.get(stage, NOTHING) + amount
-    begin_ns, end_ns = stages.measured
     return SourceEnergy(
         node_rank=samples.node_rank,
         host=samples.host,
@@ -273,7 +271,6 @@ def _source(
         method=method,
         stages=by_stage,
         counter_over_power=check,
-        samples_in_window=int(((curve.time_ns >= begin_ns) & (curve.time_ns <= end_ns)).sum()),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -191,9 +192,8 @@ def node_stages(run: Run, node: int) -> NodeStages:
 
 
 def _cut(whole_run: Interval, intervals: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
-    edges = sorted(
-        {*whole_run, *(edge for intervals in intervals.values() for interval in intervals for edge in interval)}
-    )
+    all_intervals = [whole_run, *itertools.chain.from_iterable(intervals.values())]
+    edges = sorted(set(itertools.chain.from_iterable(all_intervals)))
     stages = ["idle"] * (len(edges) - 1)
     for name in _OVERLAYS:
         for start, stop in intervals.get(name, ()):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -65,7 +66,7 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     if not readings:
         return None, why[0]
     share = sum(reading.share for reading in readings) / len(readings)
-    worst = max(readings, key=lambda reading: (reading.share, reading.time_share))
+    worst = max(readings, key=attrgetter("share", "time_share"))
     missing = 1 - sum(reading.coverage for reading in readings) / len(readings)
     parts = [f"mean of {counted(len(readings), 'GPU' if on_gpu else 'node')}"]
     if worst.time_share > 0:
@@ -178,7 +179,7 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
         return f"no sample of {_QUOTA} in the measured window of {samples.host}"
     ranks = node_ranks(run, samples.node_rank)
     # Threads beyond the cores wait for each other, not for the quota.
-    cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
+    cpus = min(len(set().union(*(rank.cores for rank in ranks))), sum(rank.threads for rank in ranks))
     seconds = held_back.value
     share = min(1.0, seconds / (held_back.known_ns / 1e9 * max(1, cpus)))
     throttling = f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"
