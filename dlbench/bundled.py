@@ -1,6 +1,4 @@
-"""Locates dlbench's data files, next to the package in a checkout or in `_bundled/` in a wheel, and identifies its
-code.
-"""
+"""Locates dlbench's data files, next to the package (checkout) or in `_bundled/` (wheel), and identifies its code."""
 
 from __future__ import annotations
 

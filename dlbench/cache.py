@@ -14,9 +14,7 @@ _MAX_BYTES = 1 << 21
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns ``DLBENCH_CACHE``, or ``$XDG_CACHE_HOME/dlbench``, or ``~/.cache/dlbench``. Raises `RuntimeError`: no
-    home.
-    """
+    """Returns ``DLBENCH_CACHE``, ``$XDG_CACHE_HOME/dlbench`` or ``~/.cache/dlbench``; raises RuntimeError: no home."""
     folder = environment.get("DLBENCH_CACHE")
     if folder:
         return Path(folder)
@@ -24,9 +22,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
-    """Returns the result of `find`, cached for the newest `state` (e.g. size and time) of `name`; None is not
-    cached.
-    """
+    """Returns the result of `find`, cached for the newest `state` (size, time) of `name`; None is not cached."""
     try:
         file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
     except RuntimeError:

@@ -50,9 +50,7 @@ def unit_of(column: str) -> str:
 
 
 class Runs:
-    """All training runs below some folders, as returned by `dlbench.open`. Raises UserError: there is no such
-    folder.
-    """
+    """All training runs below some folders (`dlbench.open`). Raises UserError: there is no such folder."""
 
     def __init__(self, folder: str | os.PathLike[str], *folders: str | os.PathLike[str]) -> None:
         self._scan = scan(Path(folder), *map(Path, folders))
@@ -70,9 +68,7 @@ class Runs:
         return tuple(self._tables)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Returns a table, equal to ``dlbench report --format csv --table NAME``. Raises UserError: there is none of
-        that name.
-        """
+        """Returns a table as in ``dlbench report --format csv --table NAME``. Raises UserError: there is none."""
         if name not in self._tables:
             raise UserError(f"table {name!r}: {nearest(name, self.names)}")
         return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._report.units(name))
@@ -82,14 +78,11 @@ class Runs:
         return self.table("runs")
 
     def points(self) -> pd.DataFrame:
-        """Returns one row per group of comparable runs and rank count: geometric means, with intervals (`_low`,
-        `_high`).
-        """
+        """Returns one row per group and rank count: geometric means over runs, with intervals (`_low`, `_high`)."""
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:
-        """Returns one row per rank and step of a run: `start_ns` on the clock of node 0, phases, samples, loss
-        (docs/formats.md).
+        """Returns one row per rank and step of a run (docs/formats.md); `start_ns` is on the clock of node 0.
 
         Raises UserError: there is no such run; or IncompleteDataError: a step file is missing or damaged.
         """
@@ -103,9 +96,7 @@ class Runs:
         return self._joined(run, self._messages)
 
     def telemetry(self, run: str) -> pd.DataFrame:
-        """Returns one row per node and sample of a monitored run, a column per field (NaN: not read); raises as
-        `steps`.
-        """
+        """Returns one row per node and sample of a run, a column per field (NaN: not read); raises as `steps`."""
         return self._joined(run, self._telemetry)
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:

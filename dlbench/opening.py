@@ -46,9 +46,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, folder: int | None = None) -> int:
-    """Opens a regular file, or a pipe if `pipes`, in an open `folder` if given; returns the descriptor, for the caller
-    to close.
-    """
+    """Opens a regular file, or a pipe if `pipes`, in an open `folder` if given; the caller closes the descriptor."""
     flags = _FILE
     if not follow:
         flags |= os.O_NOFOLLOW
@@ -185,8 +183,7 @@ def kind_of(mode: int) -> str:
 def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]:
     """Opens the folder `names` below `root` and yields its descriptor, for calls with `dir_fd`.
 
-    `root` may be a link, because the user named it; folders below are never opened through one, even if replaced
-    meanwhile.
+    Only `root` may be a link, because the user named it; none is followed below, even if replaced meanwhile.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

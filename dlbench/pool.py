@@ -1,7 +1,7 @@
 """A process pool for many items, such as reading runs.
 
-Processes are started by `spawn`, so that they inherit neither threads nor locks; none outlives its parent. Ctrl-C
-reaches only the parent. At most `IN_FLIGHT` items per process are in work at a time, so that memory stays bounded.
+Processes are started by `spawn`, so that they inherit neither threads nor locks; none outlives its parent, which alone
+gets Ctrl-C. Few items are in work at a time, so that memory stays bounded.
 """
 
 from __future__ import annotations

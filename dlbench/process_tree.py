@@ -39,9 +39,7 @@ _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
 
 
 def end_with_parent(number: int, parent: int) -> None:
-    """Makes the kernel send this process a signal when its parent (pid `parent`), or the thread that started it,
-    ends.
-    """
+    """Makes the kernel send this process a signal when its parent (a pid), or the thread that started it, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

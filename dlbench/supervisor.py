@@ -166,9 +166,7 @@ class Supervisor:
                 self._status = status
 
     def _report_failure(self, ended_at: float) -> None:
-        """Reports a failed program before cleaning up, to dlbench's launcher or in the job's log
-        (`dlbench.records.job_log`).
-        """
+        """Reports a failed program before cleaning up, to the launcher or in the log (`dlbench.records.job_log`)."""
         if not self._status:
             return
         rank = next((os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "0")

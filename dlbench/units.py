@@ -153,9 +153,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def first_of(texts: Sequence[str], limit: int, joint: str = ", ") -> str:
-    """Returns the first texts and how many more there are: ``a, b and 3 more``; with a joint ``; ``: ``a; b; and 3
-    more``.
-    """
+    """Returns the first texts and how many more there are: ``a, b and 3 more``, or ``a; b; and 3 more``."""
     text = joint.join(texts[:limit])
     if len(texts) <= limit:
         return text

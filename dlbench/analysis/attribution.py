@@ -98,8 +98,7 @@ def attribute(
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Shifts the parts of all runs, by one amount per part, so that their arithmetic means are the point's seconds q_k.
 
-    Means of runs that scatter are larger. `runs`: seconds of the parts of each run's step, together the whole step,
-    above 0.
+    Means of runs that scatter are larger. `runs`: seconds of the parts of each run's step, together the whole step.
     """
     step_seconds = [math.fsum(parts.values()) for parts in runs]
     mean = math.exp(math.fsum(map(math.log, step_seconds)) / len(step_seconds))

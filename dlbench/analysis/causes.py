@@ -82,9 +82,7 @@ class Causes:
         return {name: seconds[name] for name in CAUSES}
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """Returns the mean seconds per step of causes, their sums and components; causes in `names` count as
-        `compute`.
-        """
+        """Returns the mean seconds per step of causes, sums and components; those in `names` count as `compute`."""
         sums, compute = dict(self.sums_ns), dict(self.compute_ns)
         for name in names:
             sums["compute"] += sums[name]
@@ -187,8 +185,7 @@ def _memory(run: Run) -> tuple[int | None, str]:
 def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[str, str], Times], str]:
     """Returns the waiting for collectives within passes and update, and how it was measured or why it is not known.
 
-    Nanoseconds of all measured steps, by cause and `COMPUTE_PARTS`, shape (ranks,); both empty without such
-    collectives.
+    Nanoseconds of all steps, by cause and `COMPUTE_PARTS`, shape (ranks,); empty without such collectives.
     """
     assert run.record is not None
     waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=attrgetter("rank"))]

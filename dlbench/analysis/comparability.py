@@ -93,10 +93,7 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
-    """Returns the settings of the system of each group that differ from those of comparable groups.
-
-    `groups`: for each group an id that comparable groups share, and one of its plans.
-    """
+    """Returns the settings of the system of each group, as id and a plan, that differ from comparable groups."""
     settings_by_subject: dict[str, list[dict[str, str]]] = {}
     for subject, plan in groups:
         settings_by_subject.setdefault(subject, []).append(system_content(plan))
@@ -150,9 +147,7 @@ def _averaged_content(run: Run) -> dict[str, Any]:
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
-    """Returns the settings of the system that affect the speed of a run, by key of the plan; those without effect in
-    it, such as Slurm's without a scheduler, are left out.
-    """
+    """Returns the settings of the system that affect the speed of a run, by key; not those without effect in it."""
     settings = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     settings["system.slurm.extra"] = ", ".join(
         option for option in plan.system.slurm.extra if option.partition("=")[0] not in NOT_SHAPING_OPTIONS

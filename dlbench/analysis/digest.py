@@ -1,6 +1,4 @@
-"""A digest of the step times of a run, which replaces them in memory: distribution, outliers, a map of ranks by
-steps.
-"""
+"""A digest of the step times of a run, which replaces them in memory: distribution, outliers, map of ranks by steps."""
 
 from __future__ import annotations
 

@@ -17,10 +17,7 @@ from dlbench.units import format_seconds
 
 
 def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
-    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, and their evidence; None and why not.
-
-    `synchronised`: whether the run waited for the device after each phase.
-    """
+    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, with evidence; None and why not."""
     if steps.launch is None:
         return dict.fromkeys(LAUNCHED, 0), ""
     if synchronised:

@@ -322,8 +322,7 @@ REFERENCE_STEPS = 3  # Measured steps that show the time of a phase's kernels; w
 def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
     """Returns the time of the kernels of one phase of one rank, nanoseconds; `UNKNOWN_NS` if no step shows it.
 
-    `phase_ns`: the phase in every step; `bound_ns`: upper bound of the device's wait in it; `warmup`: 1 for warm-up
-    steps.
+    `phase_ns`: the phase in every step; `bound_ns`: bound of the device's wait; `warmup`: 1 for warm-up steps.
     """
     is_reference = bound_ns == 0
     measured = phase_ns[is_reference & (warmup == 0)]

@@ -18,9 +18,7 @@ Facts = Mapping[str, str]  # The recorded environment and settings of a run, by 
 
 
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
-    """Returns warnings on averages of, and ratios between, different runs; `places`: facts by run, by name of the
-    figure.
-    """
+    """Returns warnings on averages of, or ratios between, different runs; `places`: facts by run, by name of figure."""
     texts = []
     averaged = averaged_unlike(places)
     if averaged:

@@ -31,9 +31,7 @@ def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
 def matched(
     sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
 ) -> list[tuple[T | None, ...]]:
-    """Returns rows of items with equal `same`, one of each side, None for a side without one; `refuse` raises on
-    two.
-    """
+    """Returns rows of items with equal `same`, one of each side or None; `refuse` raises if a side has two."""
     rows: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
         for item in side:
@@ -234,10 +232,7 @@ class Twins:
 def twins(
     runs: Iterable[Run], variants: Collection[Variant], is_wanted: Callable[[Collection[Variant]], bool]
 ) -> list[Twins]:
-    """Returns every scaling point of every series, in order of series, ranks and nodes, if `is_wanted` of its variants.
-
-    Copies of a run, and runs of variants other than `variants`, are left out.
-    """
+    """Returns the points of all series with wanted variants, in order of series, ranks and nodes, without copies."""
     runs = list(runs)
     sessions = allocations_of(runs)
     points = alike(

@@ -192,9 +192,7 @@ def _summed(times: Times, of: Flags) -> Times:
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
-    """Returns the number of steps in which each rank came last and another waited, shape (ranks,); of two exchanges in
-    a step the longer wait counts.
-    """
+    """Returns in how many steps each rank came last, shape (ranks,); of two exchanges the longer wait counts."""
     total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
     longest = wait.max(axis=0)

@@ -52,8 +52,7 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
 ) -> ComparisonReport:
     """Compares B with A, the baseline, which may differ on `allowed` keys; the metrics of these names decide.
 
-    `history` only shows how far sessions scatter; `floors`: rates that B must reach; `options` choose the sides, for
-    errors.
+    `history` only shows how far sessions scatter; `options` choose the runs of each side, for errors.
     """
     if history is None:
         history = GateSide(name="", points=(), left_out=(), damaged=())

@@ -262,9 +262,7 @@ class Match:
 
     @property
     def quality(self) -> str:
-        """The losses of both sides (medians over runs), if their ranks train differently between averages; else
-        empty.
-        """
+        """The losses of both sides (medians over runs), if their ranks train differently; else empty."""
         if self.b is None or self.a.apart == self.b.apart:
             return ""
         losses_a = [run.loss for run in self.a.runs if run.loss is not None]
@@ -333,9 +331,7 @@ def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Returns the runs with these properties, and a line for each run or kind that is left out: resumed and control
-    runs.
-    """
+    """Returns the runs with these properties, and a line for each left-out run or kind: resumed and control runs."""
     left_out: list[str] = []
     uninterrupted: list[Run] = []
     for run in select(scan.runs, name, where, option):

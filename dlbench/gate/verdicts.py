@@ -135,9 +135,7 @@ class Evidence:
         return math.expm1(margin + _detected_errors(level, self.freedom) * self.error)
 
     def repeats(self, level: float, beyond: float) -> int | None:
-        """Returns the fewest units of each side that find a slowdown `beyond` (a logarithm) the margin; None: too
-        many.
-        """
+        """Returns the fewest units per side that find a slowdown `beyond` (a logarithm) the margin; None: too many."""
         # Pairs, and runs against a floor, have one scatter.
         sides = 1 if self.unit == "pair" or self.is_of_floor else 2
 
@@ -153,9 +151,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _detected_errors(level: float, freedom: float) -> float:
-    """Returns the difference, in standard errors, that a one-sided t test finds with `POWER` (Cohen 1988, chapter
-    12).
-    """
+    """Returns the difference, in standard errors, that a t test finds with `POWER` (Cohen 1988, chapter 12)."""
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(freedom, 1 - POWER, student_quantile(1 - level, freedom)))
@@ -282,9 +278,7 @@ class TTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement(Verdict):
-    """The verdict on one metric: its estimate is B / A of geometric means, above 1 is worse; see
-    `MetricResult.ratio`.
-    """
+    """The verdict on one metric; the estimate is B / A, above 1 is worse (`dlbench.gate.report.MetricResult.ratio`)."""
 
     question: Question
     reason: str  # Reason for the outcome, a sentence without full stop.
@@ -324,9 +318,7 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
 
 
 def _holm_levels(p_values: Sequence[float], level: float) -> list[float]:
-    """Returns the levels of a family by Holm's procedure; all have that of the first that does not reject, from it
-    on.
-    """
+    """Returns the levels by Holm's procedure; from the first comparison that does not reject on, all have its level."""
     levels = [0.0] * len(p_values)
     num_rejected = 0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

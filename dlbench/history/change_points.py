@@ -210,10 +210,7 @@ def detect(
 
 
 def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedChange]]:
-    """Returns `detect` of each of several histories, with the evidence divided by the correction for all of them.
-
-    A history counts as one test, or as many as it has changes; those too short for any change do not count.
-    """
+    """Returns `detect` of each of several histories, with the evidence divided by the correction for all of them."""
     detected = [detect(values) for values in histories]
     while True:
         num_changes = sum(map(len, detected))
@@ -235,9 +232,7 @@ def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedC
 
 
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
-    """Returns the newest nights that are too few for a change point, and the usual range; None if few nights precede
-    them.
-    """
+    """Returns the newest nights that are too few for a change point, and the usual range; None if it is not known."""
     if last:
         values = last.flat(values, last.end - 1)
     logs = np.log(np.asarray(values, dtype=float))

@@ -34,9 +34,7 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> None:
-        """Opens a history, or makes one (`create`); an index of another `version` of the entries of `make` is
-        rebuilt.
-        """
+        """Opens a history, or makes one (`create`); an index of another `version` of `make` is rebuilt."""
         self.store = Store.at(path, create=create)
         self.make = make
         self._notify = notify

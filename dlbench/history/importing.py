@@ -57,10 +57,7 @@ class Candidate:
 def import_runs(
     history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
 ) -> Iterator[ImportOutcome]:
-    """Imports runs and yields the result of each, in temporary folder `room`; outcomes are passed on.
-
-    Raises `RunError`: no space, or the file system refuses; runs that were reported as imported are in the history.
-    """
+    """Imports runs in temporary folder `room`, and yields each result, also before a `RunError`: disk full, refused."""
     waiting = iter(candidates)
     number = 0
     while batch := list(islice(waiting, BATCH)):

@@ -85,10 +85,7 @@ class Store:
         return cls(path)
 
     def listing(self, on_ignored: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
-        """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds).
-
-        `on_ignored` gets folders whose names cannot be those of runs or months, except hidden ones.
-        """
+        """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds)."""
         changed_by_folder: dict[str, int] = {}
 
         def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:

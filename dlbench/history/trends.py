@@ -49,9 +49,7 @@ class _Course:
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-    """Returns valid runs with a valid end, oldest first, each once, with `finished` in `UTC_FORMAT`, which sorts by
-    time.
-    """
+    """Returns valid runs with a valid end, oldest first, each once, with `finished` in `UTC_FORMAT`."""
     entry_by_run: dict[str, HistoryEntry] = {}
     for entry in entries:
         if entry.state != "valid":

@@ -118,9 +118,7 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
 
 @cache
 def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
-    """Returns how many of the smallest values of the Mann-Whitney statistic have together at most the probability
-    `tail`, and that probability.
-    """
+    """Returns how many of the smallest Mann-Whitney statistics have at most the probability `tail`, and theirs."""
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
 
@@ -142,9 +140,7 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval, or the smallest and largest value (`range`); without for a single run or by
-    definition.
-    """
+    """A value with its interval or range (smallest and largest value); a single run or a definition has neither."""
 
     value: float
     low: float | None
@@ -201,10 +197,9 @@ class Estimate:
 
 
 def median_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the median over runs; raises `ValueError`: no values, or one that is not finite.
+    """Returns the median over runs, with the interval by order statistics or the range of few runs.
 
-    Interval: two of the ordered values, at the smallest level from 95 % that is attained (five runs: their range, 93.75
-    %).
+    Its level is the smallest from 95 % that is attained (five runs: their range, 93.75 %).
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
@@ -221,9 +216,7 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the mean over runs, for values that must sum, with Student's t interval; with two to four runs the
-    range.
-    """
+    """Returns the mean over runs, for values that must sum, with Student's t interval or the range of few runs."""
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
     n, num_sessions = len(units), _count(sessions)
@@ -278,9 +271,7 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
-    """Returns the two-sided p that the interval of `difference_estimate` inverts; 1 with fewer than two pairs or
-    runs.
-    """
+    """Returns the two-sided p that the interval of `difference_estimate` inverts; 1 with fewer than two units."""
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
         a, b, _ = _independent_units(top, bottom)
@@ -416,9 +407,7 @@ def _by_session(array: Array, sessions: Sequence[str | None], centre: Callable[[
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Returns the position of the true value relative to the region from `low` to `high`, if the interval decides
-    it.
-    """
+    """Returns the position of the true value relative to the region `low` to `high`, if the interval decides it."""
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
     if estimate.low > high:

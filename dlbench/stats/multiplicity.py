@@ -35,9 +35,7 @@ def t_of_mean(values: Sequence[float]) -> float:
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the two-sided p of Welch's t test (Biometrika 34, 1947) of equal means; 1 for fewer than two runs on a
-    side.
-    """
+    """Returns the two-sided p of Welch's t test (Biometrika 34, 1947) of equal means; 1 for a side of one run."""
     if min(len(a), len(b)) < 2:
         return 1.0
     error, freedom = welch_error(a, b)

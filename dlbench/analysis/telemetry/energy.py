@@ -75,9 +75,7 @@ class RunEnergy:
         return tuple(source for source in self.sources if source.kind == kind)
 
     def amounts(self, kind: Kind, *stages: str) -> list[Amount]:
-        """Returns the energy of each source of a kind in some stages (none: the whole run); empty if nothing was
-        sampled.
-        """
+        """Returns the energy of each source in some stages (none: the whole run); empty if nothing was sampled."""
         amounts = [source.over(stages) for source in self.of(kind)]
         if not any(amount.length_ns for amount in amounts):
             return []
@@ -101,9 +99,7 @@ class RunEnergy:
         return sum(known_rates)
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Returns the energy of the measured stage per sample, with unsampled time at mean power; None if too much is
-        missing.
-        """
+        """Returns the energy per measured sample, unsampled time at mean power; None if too much is missing."""
         amounts = self.amounts(kind, "measured")
         if not (amounts and self.num_samples) or any(amount.coverage < MIN_COVERAGE for amount in amounts):
             return None
@@ -116,8 +112,7 @@ class RunEnergy:
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
     """Returns the energy of a run; figures of a kind are sums over all nodes, none if one node has none.
 
-    `sampled`: the nodes' samples, if read. Raises IncompleteDataError: files are damaged; ValueError: there is no
-    record.
+    `sampled`: samples, if read. Raises IncompleteDataError: files are damaged; ValueError: there is no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -224,9 +219,7 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
-    """Returns the processor packages of a node and their memory by RAPL, or why one is not measured: no partial
-    sums.
-    """
+    """Returns the processor packages and memory of a node by RAPL, or why one is not measured: no partial sums."""
     columns = {name: values for name, values in samples.columns.items() if _HOST_FIELD.fullmatch(name)}
     if not columns:
         return samples.why_not("host.energy")

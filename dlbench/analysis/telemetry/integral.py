@@ -101,8 +101,7 @@ class Curve:
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a counter with any start value, NaN where it was not read; both arrays have shape (n,).
 
-    A gap over five periods is known only as a whole. A falling counter was reset (driver reloaded): its piece is
-    unknown.
+    A gap over five periods is known only as a whole, the piece of a falling (reset) counter not at all.
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
@@ -122,8 +121,7 @@ def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
 def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a rate such as power, NaN where it was not read; gaps over five periods are unknown.
 
-    The period is that of the neighbouring samples, because a sampler doubles it when its file is full; at most
-    `period_s`.
+    The period is that of neighbouring samples, because a sampler doubles it when its file is full.
     """
     times, read = _readable(time_ns, values)
     near = joined(times, period_s)

@@ -50,9 +50,7 @@ class NodeSamples:
         return self.period_s
 
     def why_not(self, *names: str) -> str:
-        """Returns why fields were not read: the first reason of one of them, of its group, or of a field in the
-        group.
-        """
+        """Returns why fields were not read: the first reason of a field, of its group, or of a field in the group."""
         for name in names:
             parts = name.split(".")
             for length in range(len(parts), 0, -1):
@@ -159,9 +157,7 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """Returns the stages of a node: warm-up and measuring from its steps, others from spans; raises
-    IncompleteDataError.
-    """
+    """Returns the stages of a node, from its steps and its spans of stages. Raises IncompleteDataError."""
     steps = _steps(run, node)
     measured = _window(run, node, steps)
     intervals: dict[str, list[Interval]] = {"measured": [measured]}

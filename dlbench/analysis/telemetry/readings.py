@@ -1,6 +1,4 @@
-"""Reads the samples of up to `MAX_NODES` nodes of a table: of median runs first, the largest scaling point before
-others.
-"""
+"""Reads the samples of up to `MAX_NODES` nodes of a table: of median runs first, the largest point before others."""
 
 from __future__ import annotations
 

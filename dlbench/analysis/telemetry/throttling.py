@@ -133,8 +133,8 @@ def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array]
 
 
 def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttled: float) -> float | None:
-    """Returns the clock without throttling, Hz: the highest at work in the window, or the GPU's maximum if it is lower
-    than a throttled clock, as while the GPU starts or ends its work.
+    """Returns the GPU's clock without throttling, Hz: the highest at work, or its maximum if that is below a throttled
+    one.
     """
     if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
         return float(at_work.max())
@@ -152,10 +152,7 @@ def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttle
 
 
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Array:
-    """Returns the part of the window that is nearer to each sample than to any other, without gaps, nanoseconds.
-
-    `time_ns`: increasing, shape (n,); `period_s`: longest period of the samples.
-    """
+    """Returns the nanoseconds of the window nearest to each sample, without gaps; `time_ns`: increasing, shape (n,)."""
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
     # The rounding, half a nanosecond, is below the resolution of clocks.
