@@ -21,7 +21,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
 
 
-def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
+def cached(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
     """Returns the result of `find`, cached for the newest `state` (size, time) of `name`; None is not cached."""
     try:
         file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()

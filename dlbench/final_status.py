@@ -48,7 +48,7 @@ class FinalStatus:
         return cls(descriptor)
 
     @classmethod
-    def found(cls, variables: MutableMapping[str, str]) -> FinalStatus | None:
+    def inherited(cls, variables: MutableMapping[str, str]) -> FinalStatus | None:
         """Opens the memory of this process's supervisor; None without one. Child programs do not inherit it."""
         number = variables.pop(VARIABLE, "")
         with suppress(OSError, ValueError):
@@ -59,13 +59,13 @@ class FinalStatus:
 
     def step(self, number: int) -> None:
         _STEP.pack_into(self._memory, _STEP_AT, number)
-        self.lives()
+        self.touch()
 
-    def lives(self) -> None:
+    def touch(self) -> None:
         """Records the time, as a sign that the rank is alive."""
         _TIME.pack_into(self._memory, _TIME_AT, wall_time())
 
-    def say(self, path: bytes, text: bytes) -> None:
+    def set_file(self, path: bytes, text: bytes) -> None:
         """Sets the file to write if this process crashes; `STEP` and `TIME` in the text are replaced."""
         self.clear()
         if len(path) + len(text) <= _SIZE - _TEXT_AT:
@@ -75,7 +75,7 @@ class FinalStatus:
     def clear(self) -> None:
         _LENGTHS.pack_into(self._memory, _LENGTHS_AT, 0, 0)
 
-    def left(self) -> tuple[bytes, bytes] | None:
+    def missing_file(self) -> tuple[bytes, bytes] | None:
         """Returns path and content of the file that the rank did not write; None if no file is to be written."""
         path, text = _LENGTHS.unpack_from(self._memory, _LENGTHS_AT)
         if not text or path + text > _SIZE - _TEXT_AT:
@@ -91,7 +91,7 @@ class FinalStatus:
 
         `folder`: descriptor of the run's folder, opened before the rank started: its path may have been replaced.
         """
-        missing_file = self.left()
+        missing_file = self.missing_file()
         if missing_file is None:
             return
         path, content = missing_file

@@ -31,7 +31,7 @@ _LOCK = ".held"
 _GONE = ".gone"
 _ALSO = ".also"  # File in a supervisor's folder with the paths of further folders to remove with it.
 _DEATH_S = 1.7  # Maximum wait for killed processes, seconds.
-_LOOK_S = 0.02  # Polling interval, seconds.
+_POLL_S = 0.02  # Polling interval, seconds.
 _SOCKET_PATH_BYTES = 107 - len("/dlb-01234567/pymp-01234567/listener-01234567")
 """Maximum length of a folder whose multiprocessing sockets have paths within the limit of unix(7)."""
 _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
@@ -78,11 +78,11 @@ def with_variable(name: str, value: str) -> set[int]:
     }
 
 
-def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
+def end(find: Callable[[], set[int]], grace_s: float, on_poll: Callable[[], object] = lambda: None) -> None:
     """Ends processes, and waits until they have ended, at most `_DEATH_S` for one that hangs in the kernel.
 
-    `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `look`: called
-    while polling, to collect exit codes.
+    `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `on_poll`:
+    called while polling, to collect exit codes.
     """
     terminated: set[int] = set()
     files: set[int] = set()
@@ -98,9 +98,9 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
             _send(living - terminated, signal.SIGTERM)
             _send(living - terminated, signal.SIGCONT)
             terminated |= living
-        look()
-        time.sleep(_LOOK_S)
-        look()
+        on_poll()
+        time.sleep(_POLL_S)
+        on_poll()
     _unlink_unused(files)
 
 

@@ -78,7 +78,7 @@ class Supervisor:
                 self._report_failure(ended_at)
                 if not self._is_launcher:
                     grace_s = AFTER_S
-            process_tree.end(self._descendants, grace_s, look=self._reap)
+            process_tree.end(self._descendants, grace_s, on_poll=self._reap)
             if self._final is not None:
                 self._final[0].write(self._final[1])
         finally:

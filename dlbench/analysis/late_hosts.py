@@ -35,12 +35,12 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
     with the mean, over all choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x
     ascending.
     """
-    of_host: dict[str, list[float]] = {}
+    values_by_host: dict[str, list[float]] = {}
     for host, value in zip(hosts, values, strict=True):
-        of_host.setdefault(host, []).append(value)
-    fewest = min(map(len, of_host.values()), default=0)
+        values_by_host.setdefault(host, []).append(value)
+    fewest = min(map(len, values_by_host.values()), default=0)
     largest = {}
-    for host, host_values in of_host.items():
+    for host, host_values in values_by_host.items():
         ordered = sorted(host_values)
         largest[host] = ordered[-1]
         if len(ordered) > fewest:
@@ -50,13 +50,14 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
     return largest
 
 
-def of_others(values: Mapping[str, float]) -> dict[str, float]:
+def medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
     """Returns for each host the median over the others; there must be two hosts or more."""
     ordered, medians = sorted(values.values()), {}
     middle = (len(ordered) - 2) // 2
     for host, host_value in values.items():
-        place = bisect_left(ordered, host_value)
-        near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
+        # The two or three values in the middle, without the host's own or the one that it moves out of the middle.
+        near = ordered[middle : len(ordered) - middle]
+        del near[min(max(bisect_left(ordered, host_value) - middle, 0), len(near) - 1)]
         medians[host] = statistics.median(near)
     return medians
 
@@ -104,9 +105,9 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     bound = dict.fromkeys(leaving_ns, drift)
     for host, clock_bound in zip(hosts, bounds, strict=True):
         bound[host] = max(bound[host], clock_bound + drift)
-    others = of_others(leaving_ns)
+    others = medians_of_others(leaving_ns)
     # A median grows with each of its values, so this bounds the median of the others from above.
-    latest = of_others({host: leaving_ns[host] + bound[host] for host in leaving_ns})
+    latest = medians_of_others({host: leaving_ns[host] + bound[host] for host in leaving_ns})
     mean = float(step_ns.mean())
     return {
         host: Leaving(

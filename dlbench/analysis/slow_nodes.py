@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from dlbench.analysis.causes import Causes
-from dlbench.analysis.late_hosts import LATE, largest_by_host, of_others
+from dlbench.analysis.late_hosts import LATE, largest_by_host, medians_of_others
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.table import RunTable
 from dlbench.specs.hostlist import compressed
@@ -139,7 +139,7 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
 def host_ratios(causes: Causes) -> Mapping[str, float]:
     """Returns the own work of each host's slowest rank relative to the other hosts' in a run on two hosts or more."""
     slowest = largest_by_host(causes.hosts, causes.work_ns)
-    others = of_others(slowest)
+    others = medians_of_others(slowest)
     return {host: slowest_ns / others[host] for host, slowest_ns in slowest.items()}
 
 

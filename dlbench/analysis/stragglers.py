@@ -128,29 +128,29 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     waited = 0
     width = max(1, _AT_ONCE // ranks)
     for begin in range(0, count, width):
-        some = slice(begin, begin + width)
-        exchange = steps.phase_ns["exchange"][:, some]
-        phases = _phases_before_exchange(steps, some)
+        block = slice(begin, begin + width)
+        exchange = steps.phase_ns["exchange"][:, block]
+        phases = _phases_before_exchange(steps, block)
         num_steps = exchange.shape[1]
         if update is not None:
-            update_ns = update[:, some]
+            update_ns = update[:, block]
             exchange = np.concatenate([exchange - update_ns, update_ns], axis=1)
-            none = np.zeros_like(update_ns)
+            zeros = np.zeros_like(update_ns)
             for name in phases.keys() - {"optimizer"}:
-                phases[name] = np.concatenate([phases[name], none], axis=1)
-            phases["optimizer"] = np.concatenate([none, steps.phase_ns["optimizer"][:, some]], axis=1)
+                phases[name] = np.concatenate([phases[name], zeros], axis=1)
+            phases["optimizer"] = np.concatenate([zeros, steps.phase_ns["optimizer"][:, block]], axis=1)
         wait: Times = exchange - exchange.min(axis=0)
         in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
         # L of the late ranks, at least 1; 0 for those in time.
         late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
         late[in_time] = 0
         work = {name: reduce(np.add, map(phases.__getitem__, parts)) for name, parts in WORK_PHASES.items()}
-        moved, of_phases = _moved(late, in_time, work, phases)
+        moved, moved_by_phase = _moved(late, in_time, work, phases)
         moved["last"] = _steps_last(wait, work, num_steps)
         moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
         moved["late"] = late.max(axis=1)
         by_rank = {name: by_rank[name] + values for name, values in moved.items()}
-        by_phase = {name: value + of_phases[name] for name, value in by_phase.items()}
+        by_phase = {name: value + moved_by_phase[name] for name, value in by_phase.items()}
         waited += int(wait.sum())
     late_ranks = [
         LateRank(
@@ -169,25 +169,25 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     )
 
 
-def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:
-    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps), of some steps.
+def _phases_before_exchange(steps: RunSteps, block: slice) -> dict[str, Times]:
+    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps of the block).
 
     Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
     """
-    phases = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
-    before = slice(max(0, some.start - 1), some.start + phases["input"].shape[1] - 1)
+    phases = {name: steps.phase_ns[name][:, block] for name in ("input", "h2d", "forward", "backward")}
+    before = slice(max(0, block.start - 1), block.start + phases["input"].shape[1] - 1)
     sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
     other_ns = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
     for name, times in (("optimizer", sliced["optimizer"]), ("other", other_ns)):
-        if not some.start:
+        if not block.start:
             times = np.pad(times, ((0, 0), (1, 0)))
         phases[name] = times
     return phases
 
 
-def _summed(times: Times, of: Flags) -> Times:
+def _summed(times: Times, is_counted: Flags) -> Times:
     """Returns the sum of the ranks with a flag, shape (steps,): four times as fast as `sum` with `where`."""
-    total: Times = np.einsum("rs,rs->s", times, of)
+    total: Times = np.einsum("rs,rs->s", times, is_counted)
     return total
 
 

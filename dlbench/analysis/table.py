@@ -175,7 +175,7 @@ class LoadedRun:
     damaged: tuple[str, ...] = ()  # Damaged spans and samples, one line each, which do not affect the figures.
 
 
-def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
+def load_run(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
     """Reads the step files of a run; returns the error if they are damaged. Raises ValueError: it is not valid."""
     try:
         steps = load_steps(run)
@@ -232,7 +232,7 @@ def load_runs(
     # The largest first, so that none of them is read alone at the end.
     order = sorted(range(len(runs)), key=weights.__getitem__, reverse=True)
     items = [runs[number] for number in order]
-    work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
+    work = partial(load_run, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
         result_by_index = {order[place]: result for place, result in results}
     return [result_by_index[number] for number in range(len(runs))]

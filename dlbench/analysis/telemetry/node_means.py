@@ -111,7 +111,7 @@ def _summarised(names: Sequence[str], values: Array, *, is_rate: bool) -> dict[s
 
 
 def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:
-    seconds_by_field: dict[str, dict[str, float]] = {}
+    shares_by_gpu: dict[str, dict[str, float]] = {}
     for name, values in samples.columns.items():
         if re.fullmatch(r"gpu\.\d+\.clock_reasons", name) is None:
             continue
@@ -124,5 +124,5 @@ def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str
             for reason in clock_reason_names(mask):
                 shares[reason] = shares.get(reason, 0.0) + time_share
         if weight.sum():
-            seconds_by_field[name.removesuffix(".clock_reasons")] = shares
-    return seconds_by_field
+            shares_by_gpu[name.removesuffix(".clock_reasons")] = shares
+    return shares_by_gpu
