@@ -93,7 +93,7 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
-    """Returns the settings of the system of each group, as id and a plan, that differ from comparable groups."""
+    """Returns the settings of the system of each group (id, plan) that differ from those of groups with its id."""
     settings_by_subject: dict[str, list[dict[str, str]]] = {}
     for subject, plan in groups:
         settings_by_subject.setdefault(subject, []).append(system_content(plan))

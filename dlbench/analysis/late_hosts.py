@@ -51,7 +51,7 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
 
 
 def medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns for each host the median over the others; there must be two hosts or more."""
+    """Returns for each host the median over the other hosts, of which there is one or more."""
     ordered, medians = sorted(values.values()), {}
     middle = (len(ordered) - 2) // 2
     for host, host_value in values.items():

@@ -135,7 +135,7 @@ class Evidence:
         return math.expm1(margin + _detected_errors(level, self.freedom) * self.error)
 
     def repeats(self, level: float, beyond: float) -> int | None:
-        """Returns the fewest units per side that find a slowdown `beyond` (a logarithm) the margin; None: too many."""
+        """Returns the fewest units per side that find a slowdown `beyond` (a logarithm) the margin; None if none do."""
         # Pairs, and runs against a floor, have one scatter.
         sides = 1 if self.unit == "pair" or self.is_of_floor else 2
 

@@ -57,7 +57,7 @@ class Candidate:
 def import_runs(
     history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
 ) -> Iterator[ImportOutcome]:
-    """Imports runs in temporary folder `room`, and yields each result, also before a `RunError`: disk full, refused."""
+    """Imports runs in temporary folder `room`; yields each result, those of imported runs also before a `RunError`."""
     waiting = iter(candidates)
     number = 0
     while batch := list(islice(waiting, BATCH)):

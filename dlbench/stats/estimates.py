@@ -271,7 +271,7 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
-    """Returns the two-sided p that the interval of `difference_estimate` inverts; 1 with fewer than two units."""
+    """Returns the two-sided p of equal means that belongs to the interval of `difference_estimate`; 1 for few units."""
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
         a, b, _ = _independent_units(top, bottom)
