@@ -1,7 +1,4 @@
-"""dlbench: measures how well a GPU cluster trains deep networks, where the time goes and what limits it.
-
-`dlbench.open("runs")` gives runs as pandas frames, see `dlbench.frames`.
-"""
+"""dlbench: measures how well a GPU cluster trains deep networks, where the time goes and what limits it."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""Locates dlbench's data files and identifies its code.
-
-`workloads/`, `systems/`, `slurm/` and `reports/` are next to the package in a checkout and inside it, as `_bundled/`,
-in a wheel (see `[tool.hatch.build.targets.wheel.force-include]`).
-"""
+"""Locates dlbench's data files, next to the package (checkout) or in `_bundled/` (wheel), and identifies its code."""
 
 from __future__ import annotations
 

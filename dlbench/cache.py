@@ -14,21 +14,15 @@ _MAX_BYTES = 1 << 21
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns ``DLBENCH_CACHE``, or ``$XDG_CACHE_HOME/dlbench``, or ``~/.cache/dlbench``.
-
-    Raises `RuntimeError`: this user has no home.
-    """
+    """Returns ``DLBENCH_CACHE``, ``$XDG_CACHE_HOME/dlbench`` or ``~/.cache/dlbench``; raises RuntimeError: no home."""
     folder = environment.get("DLBENCH_CACHE")
     if folder:
         return Path(folder)
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
 
 
-def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
-    """Returns the result of `find`, cached for the newest state of a thing; None is not cached.
-
-    `kind`: folder of the cache; `name`: of the thing, e.g. a path; `state`: e.g. its size and time of last change.
-    """
+def cached(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
+    """Returns the result of `find`, cached for the newest `state` (size, time) of `name`; None is not cached."""
     try:
         file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
     except RuntimeError:

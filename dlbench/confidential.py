@@ -1,7 +1,4 @@
-"""Recognises names and values of environment variables that may be secrets and must not be recorded.
-
-It is a guess by their form, on the safe side; variables of `launch.environment` are never recorded.
-"""
+"""Recognises names and values of environment variables that may be secrets, by their form, so that none is recorded."""
 
 from __future__ import annotations
 
@@ -38,6 +35,6 @@ def is_secret_name(name: str) -> bool:
 def is_secret_value(value: str) -> bool:
     """Returns whether a text may be a secret: a URL with a password, a known form of token, or a long random string.
 
-    Paths may contain long random strings (folders of Spack and Nix are named by digests).
+    Not a path: folders of Spack and Nix are named by digests.
     """
     return _VALUE.search(value) is not None or ("/" not in value and _MIXED.search(value) is not None)

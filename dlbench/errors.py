@@ -1,8 +1,4 @@
-"""Errors that end a command with one line and a documented exit code.
-
-A `DlbenchError` and an operating system's error (`dlbench.cli.streams`) are printed without a traceback; any other
-exception is a defect of dlbench and keeps its traceback.
-"""
+"""Errors that end a command with one line and a documented exit code; any other exception keeps its traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rank's status in memory shared with its supervisor, which writes the status file if the rank crashes.
-
-While a rank trains it writes no file: each step and each second it updates its progress here. If it ends without
-writing its status (a signal, a crash in a library), its supervisor writes the file with the last step.
+"""A rank's progress in memory shared with its supervisor, which writes the status file if the rank crashes.
 
 Imports only small modules of the standard library: every rank is started by a process that imports this.
 """
@@ -32,10 +29,7 @@ _STEP_AT, _TIME_AT, _LENGTHS_AT, _TEXT_AT = 0, 8, 16, 24
 
 
 def wall_time() -> float:
-    """Returns the seconds since 1970, by a monotonic clock since the start of this process.
-
-    Times of a process never decrease, even if the system clock is set meanwhile.
-    """
+    """Returns the seconds since 1970, which never decrease in a process, even if the system clock is set meanwhile."""
     return _EPOCH_S + time.monotonic()
 
 
@@ -54,7 +48,7 @@ class FinalStatus:
         return cls(descriptor)
 
     @classmethod
-    def found(cls, variables: MutableMapping[str, str]) -> FinalStatus | None:
+    def inherited(cls, variables: MutableMapping[str, str]) -> FinalStatus | None:
         """Opens the memory of this process's supervisor; None without one. Child programs do not inherit it."""
         number = variables.pop(VARIABLE, "")
         with suppress(OSError, ValueError):
@@ -64,15 +58,14 @@ class FinalStatus:
         return None
 
     def step(self, number: int) -> None:
-        """Records the start of a step."""
         _STEP.pack_into(self._memory, _STEP_AT, number)
-        self.lives()
+        self.touch()
 
-    def lives(self) -> None:
+    def touch(self) -> None:
         """Records the time, as a sign that the rank is alive."""
         _TIME.pack_into(self._memory, _TIME_AT, wall_time())
 
-    def say(self, path: bytes, text: bytes) -> None:
+    def set_file(self, path: bytes, text: bytes) -> None:
         """Sets the file to write if this process crashes; `STEP` and `TIME` in the text are replaced."""
         self.clear()
         if len(path) + len(text) <= _SIZE - _TEXT_AT:
@@ -80,10 +73,9 @@ class FinalStatus:
             _LENGTHS.pack_into(self._memory, _LENGTHS_AT, len(path), len(text))
 
     def clear(self) -> None:
-        """Sets that no file is to be written."""
         _LENGTHS.pack_into(self._memory, _LENGTHS_AT, 0, 0)
 
-    def left(self) -> tuple[bytes, bytes] | None:
+    def missing_file(self) -> tuple[bytes, bytes] | None:
         """Returns path and content of the file that the rank did not write; None if no file is to be written."""
         path, text = _LENGTHS.unpack_from(self._memory, _LENGTHS_AT)
         if not text or path + text > _SIZE - _TEXT_AT:
@@ -99,7 +91,7 @@ class FinalStatus:
 
         `folder`: descriptor of the run's folder, opened before the rank started: its path may have been replaced.
         """
-        missing_file = self.left()
+        missing_file = self.missing_file()
         if missing_file is None:
             return
         path, content = missing_file

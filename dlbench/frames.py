@@ -1,6 +1,5 @@
 """Runs as pandas frames: `dlbench.open("runs").points()`.
 
-Tables are those of `dlbench report --format csv`; steps, messages and telemetry are the raw rows of a run.
 `frame.attrs["units"]` has the unit of each column that has one, e.g. ``{"step_s": "s"}``, or all units if rows differ,
 ``images/s or volumes/s``; column `sample_unit` then has the unit of a row's samples.
 """
@@ -51,10 +50,7 @@ def unit_of(column: str) -> str:
 
 
 class Runs:
-    """All training runs below some folders, as returned by `dlbench.open`; frames are made on request.
-
-    Raises UserError: there is no such folder.
-    """
+    """All training runs below some folders (`dlbench.open`). Raises UserError: there is no such folder."""
 
     def __init__(self, folder: str | os.PathLike[str], *folders: str | os.PathLike[str]) -> None:
         self._scan = scan(Path(folder), *map(Path, folders))
@@ -69,14 +65,10 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of tables."""
         return tuple(self._tables)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Returns a table of the report, equal to ``dlbench report --format csv --table NAME``.
-
-        Raises UserError: there is none of that name.
-        """
+        """Returns a table as in ``dlbench report --format csv --table NAME``. Raises UserError: there is none."""
         if name not in self._tables:
             raise UserError(f"table {name!r}: {nearest(name, self.names)}")
         return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._report.units(name))
@@ -86,33 +78,25 @@ class Runs:
         return self.table("runs")
 
     def points(self) -> pd.DataFrame:
-        """Returns one row per group of comparable runs and rank count, with intervals (`_low`, `_high`).
-
-        Throughput and median step are geometric means over the runs.
-        """
+        """Returns one row per group and rank count: geometric means over runs, with intervals (`_low`, `_high`)."""
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:
-        """Returns one row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
+        """Returns one row per rank and step of a run (docs/formats.md); `start_ns` is on the clock of node 0.
 
-        Columns are those of docs/formats.md, "node-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is
-        no such run; or IncompleteDataError: a step file is missing or damaged.
+        Raises UserError: there is no such run; or IncompleteDataError: a step file is missing or damaged.
         """
         return self._joined(run, self._steps)
 
     def messages(self, run: str) -> pd.DataFrame:
         """Returns one row per all-reduce message of a traced run (`--trace`); empty if none was recorded.
 
-        `start_ns` is on the clock of node 0; `queued_ns`: time from ready to start. Raises UserError: there is no such
-        run; or IncompleteDataError: see `steps`.
+        `start_ns` is on the clock of node 0; `queued_ns`: time from ready to start. Raises the errors of `steps`.
         """
         return self._joined(run, self._messages)
 
     def telemetry(self, run: str) -> pd.DataFrame:
-        """Returns one row per node and sample of a monitored run, one column per field; NaN: not read at that time.
-
-        Raises UserError: there is no such run; or IncompleteDataError: see `steps`.
-        """
+        """Returns one row per node and sample of a run, a column per field (NaN: not read); raises as `steps`."""
         return self._joined(run, self._telemetry)
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,10 @@
-"""Opens files and folders that other users may have written.
+"""Opens files and folders that other users may have written: run folders, histories, baselines, data sets.
 
-Run folders, histories, baselines and data sets are in folders that colleagues write. A named pipe in place of a file
-would block a reader, a device has no end, and a link may lead anywhere. So:
-
-- A file is opened without blocking and read only if it is a regular one; a caller that reads a whole file gives a
-  limit. Other files raise `UnfitFileError`, an OSError with a `strerror`. All functions here raise OSError only, unless
-  documented otherwise.
-- Links to regular files are followed in data sets (`follow`), because images are often links into a common store. In a
-  run's folder no file may be a link, and in a history neither files nor folders.
-- A file that the user names may be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
-
-Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
+A named pipe in place of a file would block a reader, a device has no end, and a link may lead anywhere. So a file is
+opened without blocking and read only if it is a regular one, up to a limit; others raise `UnfitFileError`. All
+functions raise OSError only, unless documented otherwise. Links to files are followed in data sets (`follow`); in a
+run's folder no file may be one, and in a history neither files nor folders. A file that the user names may be a pipe,
+e.g. `--baseline <(git show main:baseline.json)`.
 """
 
 from __future__ import annotations
@@ -52,10 +46,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, folder: int | None = None) -> int:
-    """Opens a regular file, or a pipe if `pipes`, for reading and returns its descriptor, which the caller closes.
-
-    `folder`: descriptor of the file's folder, relative to which it is opened.
-    """
+    """Opens a regular file, or a pipe if `pipes`, in an open `folder` if given; the caller closes the descriptor."""
     flags = _FILE
     if not follow:
         flags |= os.O_NOFOLLOW
@@ -92,9 +83,7 @@ def read_bytes(path: Path | str, limit: int, *, follow: bool = True, pipes: bool
     opened = descriptor(path, follow=follow, pipes=pipes)
     status = os.fstat(opened)
     is_file = stat.S_ISREG(status.st_mode)
-    piece = _PIECE
-    if is_file:
-        piece = min(limit, status.st_size) + 1
+    piece = min(limit, status.st_size) + 1 if is_file else _PIECE
     content = b""
     try:
         os.set_blocking(opened, True)
@@ -136,7 +125,7 @@ def file_sha256(path: Path) -> str:
 
 
 def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
-    """Reads a JSON file, see `read_bytes`; links are not followed by default.
+    """Reads a JSON file of at most `limit` bytes; links are not followed by default.
 
     Raises `ValueError`: it is not JSON in UTF-8, nested too deeply, or has text that cannot be written in UTF-8.
     """
@@ -194,8 +183,7 @@ def kind_of(mode: int) -> str:
 def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]:
     """Opens the folder `names` below `root` and yields its descriptor, for calls with `dir_fd`.
 
-    `root` may be a link, because the user named it. Each folder below is opened from its parent and never through a
-    link, even if one is replaced meanwhile. With `create` missing folders are made.
+    Only `root` may be a link, because the user named it; none is followed below, even if replaced meanwhile.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,9 +1,7 @@
-"""A process pool for many items, such as reading runs or making parts of a data set.
+"""A process pool for many items, such as reading runs.
 
-- Processes are started by `spawn`, so that they inherit neither threads nor locks.
-- No process outlives its parent, even if that is killed.
-- Ctrl-C reaches only the parent, so that there is one traceback and not one per process.
-- Memory does not grow with the number of items: at most `IN_FLIGHT` per process are in work at a time.
+Processes are started by `spawn`, so that they inherit neither threads nor locks; none outlives its parent, which alone
+gets Ctrl-C. Few items are in work at a time, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -47,12 +45,11 @@ def run(
 ) -> Iterator[Iterator[tuple[int, Result]]]:
     """Does the same work for every item in several processes; the context manager ends them in any case.
 
-    `work` and items are picklable; `work` is sent once per process, items are sent in their order. With one process or
-    none the calling one does the work; with `helps` it is one of them. `name` and `verb` are for messages on an item.
-    Yields number and result of each item, in the order in which they are done.
+    With one process or none the calling one does the work; with `helps` it is one of them. `name` and `verb` are for
+    messages on an item. Yields number and result of each item, in the order in which they are done.
 
-    Raises DlbenchError, OSError, MemoryError of the work; the last two with the traceback of the process as their
-    cause. RunError: a process died. RuntimeError: any other error, with its traceback.
+    Raises DlbenchError, OSError, MemoryError of the work; RunError: a process died; RuntimeError: any other error.
+    Causes have the traceback of the process.
     """
     processes = min(processes, len(items))
 
@@ -102,8 +99,6 @@ def in_order(results: Iterator[tuple[int, Result]]) -> Iterator[Result]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """The reason of an item without result: an error, a defect or the death of the process."""
-
     error: DlbenchError | OSError | MemoryError | None = None
     trace: str = ""
     is_death: bool = False
@@ -183,10 +178,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Blocks Ctrl-C in processes that are started inside; this process gets it afterwards.
-
-    A terminal sends it to all processes.
-    """
+    """Blocks Ctrl-C, which a terminal sends to all processes, in those that are started inside."""
     # The tracker starts with the first process otherwise, and would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

@@ -1,9 +1,7 @@
 """Ends all processes of a run, and removes their files in /dev/shm and in temporary folders.
 
-- Processes are found by descent, or by an inherited variable, independent of sessions, process groups and parents that
-  ended early.
-- A folder of a run is locked (flock(2)); the kernel releases the lock when the process ends for any reason. Later runs
-  remove folders without a lock.
+Processes are found by descent, or by an inherited variable, independent of sessions and process groups. A folder of a
+run is locked (flock(2)) until its process ends for any reason; later runs remove folders without a lock.
 
 Imports only small modules of the standard library: every rank is started by a process that imports this.
 """
@@ -21,8 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-ENDED_MARK = "DLBENCH-ENDED "
-"""Prefix of the line in which a supervisor reports the end of its rank to the launcher."""
+ENDED_MARK = "DLBENCH-ENDED "  # Prefix of the line in which a supervisor reports the end of its rank to the launcher.
 LAUNCHER = "launcher"  # Follows it in place of a rank's number.
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)
@@ -34,7 +31,7 @@ _LOCK = ".held"
 _GONE = ".gone"
 _ALSO = ".also"  # File in a supervisor's folder with the paths of further folders to remove with it.
 _DEATH_S = 1.7  # Maximum wait for killed processes, seconds.
-_LOOK_S = 0.02  # Polling interval, seconds.
+_POLL_S = 0.02  # Polling interval, seconds.
 _SOCKET_PATH_BYTES = 107 - len("/dlb-01234567/pymp-01234567/listener-01234567")
 """Maximum length of a folder whose multiprocessing sockets have paths within the limit of unix(7)."""
 _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
@@ -42,10 +39,7 @@ _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
 
 
 def end_with_parent(number: int, parent: int) -> None:
-    """Makes the kernel send this process a signal when its parent ends, or sends it now if it has ended (prctl(2)).
-
-    `parent`: pid of the parent. The signal comes when the thread that started this process ends.
-    """
+    """Makes the kernel send this process a signal when its parent (a pid), or the thread that started it, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -84,13 +78,11 @@ def with_variable(name: str, value: str) -> set[int]:
     }
 
 
-def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
-    """Ends processes, and waits until they have ended.
+def end(find: Callable[[], set[int]], grace_s: float, on_poll: Callable[[], object] = lambda: None) -> None:
+    """Ends processes, and waits until they have ended, at most `_DEATH_S` for one that hangs in the kernel.
 
-    A process that hangs in the kernel (a driver, a dead file system) cannot be ended; the wait for it is `_DEATH_S`.
-
-    `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `look`: called
-    while polling, to collect exit codes.
+    `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `on_poll`:
+    called while polling, to collect exit codes.
     """
     terminated: set[int] = set()
     files: set[int] = set()
@@ -106,9 +98,9 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
             _send(living - terminated, signal.SIGTERM)
             _send(living - terminated, signal.SIGCONT)
             terminated |= living
-        look()
-        time.sleep(_LOOK_S)
-        look()
+        on_poll()
+        time.sleep(_POLL_S)
+        on_poll()
     _unlink_unused(files)
 
 
@@ -147,17 +139,17 @@ def _mapped(pid: int) -> Iterator[int]:
 
 
 def _unlink_unused(inodes: set[int]) -> None:
-    """Removes files of these inodes that a library named and no process maps any more."""
     if not inodes:
         return
-    unnamed_files = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]
-    unnamed_files = [
-        entry for entry in unnamed_files if entry.is_file(follow_symlinks=False) and entry.inode() in inodes
+    nameless_files = [
+        entry
+        for entry in os.scandir(SHARED_MEMORY)
+        if entry.name.startswith(_NAMELESS) and entry.is_file(follow_symlinks=False) and entry.inode() in inodes
     ]
-    if not unnamed_files:
+    if not nameless_files:
         return
     used = set[int]().union(*map(_mapped, _all()))
-    for entry in unnamed_files:
+    for entry in nameless_files:
         if entry.inode() not in used:
             with suppress(OSError):
                 os.unlink(entry.path)
@@ -175,8 +167,7 @@ def temporary_places(environment: Mapping[str, str]) -> list[str]:
 class HeldFolder:
     """A new private folder; removed by `remove`, or after the end of this process by `remove_abandoned`.
 
-    `places`: possible parents, of which the first that works is used. `label`: part of its name; letters, digits and
-    dashes. Raises `OSError`: it can be made in none of them.
+    `places`: possible parents, of which the first that works is used; OSError if none does. `label`: part of its name.
     """
 
     def __init__(self, places: Iterable[str], label: str = "") -> None:
@@ -206,10 +197,7 @@ def supervised_folder(environment: Mapping[str, str]) -> str | None:
 
 
 def also_remove(path: str, environment: Mapping[str, str]) -> None:
-    """Makes the supervisor remove a `HeldFolder` of this process, too, for any end of the process.
-
-    Without a supervisor this does nothing; `remove_abandoned` removes such a folder later.
-    """
+    """Makes the supervisor, if there is one, remove a `HeldFolder` of this process, too, for any end of the process."""
     folder = supervised_folder(environment)
     if folder is not None:
         with open(f"{folder}/{_ALSO}", "ab") as file:
@@ -294,10 +282,7 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a folder like shutil.rmtree, never through a link.
-
-    First it is renamed, so that another rank that still writes there by its path cannot create it again.
-    """
+    """Removes a folder, never through a link; renames it first, so that no other rank creates it again by its path."""
     with suppress(OSError):
         renamed = path.removesuffix(_GONE) + _GONE
         os.rename(path, renamed)  # noqa: PTH104

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-COMMANDS = {
+COMMANDS = {  # Advice by command, to complete "`dlbench NAME` has been removed: ...".
     "data index": "pack the images into shards, which have an index (dlbench data pack)",
     "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
     "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
@@ -14,7 +14,6 @@ COMMANDS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
-"""Advice by command, to complete "`dlbench NAME` has been removed: ..."."""
 
 _RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
 _WITH_INDEX = ("acknowledge", "export", "import", "list", "slow-nodes", "trends")
@@ -39,22 +38,20 @@ OPTIONS: dict[tuple[str, str], str] = {
 }
 """Advice by command and option, e.g. ("run", "--watch-cost"), to complete "--watch-cost has been removed: ..."."""
 
-PROJECTIONS = {
+PROJECTIONS = {  # Options that named the source of `dlbench project`, and the command that each has become.
     "--against": "score RUNS",
     "--from-spec": "spec WORKLOAD --system SYSTEM --to RANKS",
     "--points": "points FILE.csv --to RANKS",
     "--from": "ingredients FILE --to RANKS",
 }
-"""Options that named the source of `dlbench project`, and the command that each has become."""
 
-KEYS = {
+KEYS = {  # Advice by section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`).
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
     "backends=horovod": "`dlbench run --engine horovod` times its exchange",
     **dict.fromkeys(("kind=dragonfly", "kind=optical", "kind=torus"), "use fat-tree or loop"),
     "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
-"""Advice by section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
 
 
 def removed_command(words: Sequence[str]) -> str | None:

@@ -60,10 +60,7 @@ def share(folder: Path) -> None:
 
 
 def make_shared(root: Path, folder: Path) -> None:
-    """Makes a folder in a folder of runs; in a shared one the group may write into it, whatever the umask.
-
-    Raises `OSError`: it cannot be made.
-    """
+    """Makes a folder in a folder of runs; in a shared one the group may write into it, whatever the umask."""
     try:
         folder.mkdir()
     except FileExistsError:

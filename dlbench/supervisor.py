@@ -1,14 +1,9 @@
 """``python -P -m dlbench.supervisor [--launcher] (-m MODULE | PROGRAM) WORDS``: runs a program and cleans up after it.
 
-It starts every rank, and mpirun and srun for `dlbench run` (`--launcher`). It forwards signals and ends with the exit
-code or signal of the program. In addition:
-
-- After the end of the program for any reason, all its descendants are ended, and its temporary folder and its shared
-  memory are removed (`dlbench.process_tree`).
-- At the end of its parent for any reason, it ends the program. The kernel signals that end; the pid of the parent is in
-  DLBENCH_PARENT, so that an end before the start of this process is detected, too.
-- If it is killed itself, the kernel kills the program.
-- It writes the last status of a rank that crashed (`dlbench.final_status`).
+It starts every rank, and mpirun and srun for `dlbench run` (`--launcher`), forwards signals, and ends with the exit
+code or signal of the program, whose descendants, temporary folder and shared memory it then removes. At the end of its
+parent (pid in DLBENCH_PARENT, for an end before this process started) it ends the program; if it is killed itself, the
+kernel kills the program. It writes the last status of a rank that crashed (`dlbench.final_status`).
 """
 
 from __future__ import annotations
@@ -24,11 +19,9 @@ from typing import NoReturn
 from dlbench import process_tree
 from dlbench.final_status import VARIABLE, FinalStatus, wall_time
 
-GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for a program and its descendants, equal to those of mpirun."""
+GRACE_S = 1.0  # Seconds between SIGTERM and SIGKILL for a program and its descendants, equal to those of mpirun.
 
-AFTER_S = 2.0
-"""Seconds for descendants after the program ended by itself: the sampler writes its buffer, perhaps over a network."""
+AFTER_S = 2.0  # Seconds for descendants after the program ended by itself: the sampler writes its buffer.
 
 LAUNCHER_GRACE_S = 2.5  # Seconds between SIGTERM and SIGKILL for a launcher, whose ranks have supervisors.
 
@@ -85,7 +78,7 @@ class Supervisor:
                 self._report_failure(ended_at)
                 if not self._is_launcher:
                     grace_s = AFTER_S
-            process_tree.end(self._descendants, grace_s, look=self._reap)
+            process_tree.end(self._descendants, grace_s, on_poll=self._reap)
             if self._final is not None:
                 self._final[0].write(self._final[1])
         finally:
@@ -95,7 +88,6 @@ class Supervisor:
         return self._status if self._status is not None else signal.SIGKILL
 
     def _prepare(self, environment: dict[str, str]) -> dict[str, str]:
-        """Returns the program's environment, with private temporary folders if they can be made."""
         # Modules are imported from the installation, never from the working directory.
         environment["PYTHONSAFEPATH"] = "1"
         if "dlbench.node" in self._command:
@@ -174,11 +166,7 @@ class Supervisor:
                 self._status = status
 
     def _report_failure(self, ended_at: float) -> None:
-        """Reports a failed program before cleaning up; the first rank that reports is the cause.
-
-        The launcher of dlbench reads a marked line; in a job's log a line reports the signal that ended the rank (read
-        by dlbench.records.job_log).
-        """
+        """Reports a failed program before cleaning up, to the launcher or in the log (`dlbench.records.job_log`)."""
         if not self._status:
             return
         rank = next((os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "0")
@@ -190,9 +178,7 @@ class Supervisor:
                 os.write(1, f"{process_tree.ENDED_MARK}{rank} {code} {ended_at:.6f}\n".encode())
             elif code < 0 and not self._is_launcher and "dlbench.node" in self._command:
                 at = datetime.fromtimestamp(ended_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                name = f"number-{-code}"
-                if -code in set(signal.Signals):
-                    name = signal.Signals(-code).name
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"number-{-code}"
                 os.write(2, f"dlbench: rank {rank} was ended by signal {name} at {at}\n".encode())
 
 

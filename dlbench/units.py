@@ -14,8 +14,7 @@ _FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
-BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
-"""Printed units of bytes, with the factor for bytes."""
+BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}  # With their factors for bytes.
 SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}  # Printed units of seconds, with the factor for seconds.
 CLOCK_FROM_S = 60.0  # Seconds from which a duration is printed in minutes and seconds, or hours and minutes.
 
@@ -30,11 +29,11 @@ def format_bytes(num_bytes: float) -> str:
 def bytes_parts(num_bytes: float) -> tuple[str, str]:
     """Returns number and unit of `format_bytes`."""
     value = float(num_bytes)
-    for unit in _BINARY:
-        if abs(value) < 1024 or unit == _BINARY[-1]:
+    for unit in _BINARY[:-1]:
+        if abs(value) < 1024:
             return f"{value:.4g}", unit
         value /= 1024
-    raise AssertionError("unreachable")
+    return f"{value:.4g}", _BINARY[-1]
 
 
 def bytes_option(num_bytes: int) -> str:
@@ -154,9 +153,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def first_of(texts: Sequence[str], limit: int, joint: str = ", ") -> str:
-    """Returns the first texts and how many more there are: ``a, b and 3 more``; with a joint ``; ``: ``a; b; and 3
-    more``.
-    """
+    """Returns the first texts and how many more there are: ``a, b and 3 more``, or ``a; b; and 3 more``."""
     text = joint.join(texts[:limit])
     if len(texts) <= limit:
         return text

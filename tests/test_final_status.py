@@ -16,10 +16,10 @@ from dlbench.final_status import TIME, FinalStatus
 RANK = """
 import os, signal, sys
 from dlbench.final_status import STEP, TIME, FinalStatus
-final = FinalStatus.found(os.environ)
+final = FinalStatus.inherited(os.environ)
 assert final is not None
 path = os.fsencode(sys.argv[2])
-final.say(path, b'{"step": ' + STEP + b', "updated": "' + TIME + b'"}')
+final.set_file(path, b'{"step": ' + STEP + b', "updated": "' + TIME + b'"}')
 for step in range(8):
     final.step(step)
 """
@@ -65,14 +65,14 @@ def test_a_link_in_place_of_the_folder_leads_nowhere(tmp_path: Path) -> None:
 
 def test_no_word_of_a_rank_is_older_than_its_last_though_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     final = FinalStatus.make()
-    final.say(b"/nowhere/status.json", TIME)
+    final.set_file(b"/nowhere/status.json", TIME)
     told = []
     for seconds in (0, -3600, 86_400, -86_400):
         now = time.time() + seconds
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda now=now: now)
-            final.lives()
-        left = final.left()
+            final.touch()
+        left = final.missing_file()
         assert left is not None
         told.append(left[1])
     assert told == sorted(told)

@@ -1,24 +1,14 @@
 """Attribution of lost efficiency to the parts of a step, in shares that sum to 1 - efficiency.
 
-With T_i the mean step of run i, s_ik the share that part k has of it, and t the geometric mean of T_i, a part's seconds
-are
-
-    q_k = t mean_i(s_ik),
-
-which sum to t because shares sum to 1. With t0 and q0_k those of the baseline, for the same number of samples per rank,
-the efficiency is a ratio of geometric means, E = t0 / t, and the loss of a part is
+With T_i the mean step of run i, t the geometric mean of T_i and s_ik the share of part k, a part takes q_k = t
+mean_i(s_ik) seconds, which sum to t. With E = t0 / t the efficiency (t0, q0_k: the baseline, for the same number of
+samples per rank) a part loses
 
     L_k = (q_k - q0_k) / t = s_k - E s0_k,        sum over parts of L_k = 1 - E, exactly.
 
-A part that takes less than at the baseline is a gain, below 0.
-
-The interval of L_k is that of a mean of its first-order terms, one for each run (delta method; e.g. Oehlert, The
-American Statistician 46(1), 1992). With dE = E (d ln t0 - d ln t), a run i of the point moves L_k by
-
-    (s_ik - s_k) + E s0_k (ln T_i - ln t)
-
-and a run j of the baseline by the negative of E (s0_jk - s0_k) + E s0_k (ln T0_j - ln t0). A run that is slower in all
-parts equally changes the efficiency and hardly any share, so both terms are needed.
+Its interval is that of a mean of first-order terms (delta method; e.g. Oehlert, The American Statistician 46(1), 1992):
+run i of the point moves L_k by (s_ik - s_k) + E s0_k (ln T_i - ln t), run j of the baseline by the negative of E (s0_jk
+- s0_k) + E s0_k (ln T0_j - ln t0). The second terms are those of runs that are slower in all parts equally.
 """
 
 from __future__ import annotations
@@ -72,11 +62,10 @@ def attribute(
     more: Sequence[str] = (),
     is_baseline: bool = False,
 ) -> Attribution:
-    """Returns the parts of a point against its baseline, over pairs if they are paired (`dlbench.stats.pairing`).
+    """Returns the parts of a point against its baseline (which loses nothing), over pairs if they are paired.
 
-    `names`: the parts in order, together the whole step; `more`: further parts of the same runs; `work`: samples
-    per rank and step of this point / of the baseline (1 under weak scaling). The baseline (`is_baseline`) loses
-    nothing by definition.
+    `names`: the parts in order, together the whole step; `more`: further parts of the same runs; `work`: samples per
+    rank and step of this point / of the baseline (1 under weak scaling).
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
     mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
@@ -109,9 +98,7 @@ def attribute(
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Shifts the parts of all runs, by one amount per part, so that their arithmetic means are the point's seconds q_k.
 
-    The means of the runs' own parts are larger if runs scatter. Sums and differences of shifted parts agree with the
-    figures of other tables and keep their scatter over runs. `runs`: seconds of the parts of each run's step, together
-    the whole step, above 0.
+    Means of runs that scatter are larger. `runs`: seconds of the parts of each run's step, together the whole step.
     """
     step_seconds = [math.fsum(parts.values()) for parts in runs]
     mean = math.exp(math.fsum(map(math.log, step_seconds)) / len(step_seconds))
@@ -134,14 +121,12 @@ class SideShares:
         seconds = np.array(columns, dtype=float).T.copy()
         step_s = seconds[:, : len(names)].sum(axis=1)
         own_keys = {key: key for key in times}
-        self.keys = [own_keys[key] for key in keys]
-        """The keys with the sessions of this side's runs."""
+        self.keys = [own_keys[key] for key in keys]  # The keys with the sessions of this side's runs.
         self.steps: Array = step_s * work
         self.shares: Array = seconds / step_s[:, None]
         logs = np.log(self.steps)
         self.mean = math.exp(float(logs.mean()))
-        self.drift: Array = logs - logs.mean()
-        """ln T_i - ln t."""
+        self.drift: Array = logs - logs.mean()  # ln T_i - ln t.
 
     def by_key(self) -> dict[RunKey, float]:
         return self.values_by_key(self.steps)

@@ -1,35 +1,27 @@
-"""The causes of a run's step time, in seconds that sum to the whole step.
+"""The causes of a run's step time, in seconds that sum to the whole step (longest measured time of any rank / steps).
 
-It is the step of the ranks that are on time; the extra time of stragglers counts as waiting for them. Seconds are only
-moved from phases to causes, never estimated again, and sums are over integers:
+Seconds are only moved from phases to causes, never estimated again, and sums are over integers:
 
 * `compute` is forward, backward and optimizer, without the time of other causes within them;
-* `exchange`, on the wire, is the gradient exchange after the backward pass without waiting: the minimum over ranks in
-  each step, with negotiation and copies into buffers. A single rank exchanges nothing: the time of the phase is `host`.
-  Collectives within the passes and the update (reduce-scatters, sums of activations, updated or averaged parameters)
-  are part of it, taken from the phase in which every rank measured them;
+* `exchange`, on the wire, is the gradient exchange without waiting: the minimum over ranks in each step, with
+  negotiation and copies. A single rank exchanges nothing: the time of the phase is `host`. Collectives within the
+  passes and the update are part of it, taken from the phase in which every rank measured them;
 * `gather` is the time on the wire of gathering parameters that other ranks hold;
-* `straggler` is waiting for stragglers, in the exchange phase and in all these collectives, as
-  `dlbench.analysis.stragglers` defines it, with the extra time of those ranks. Together with `exchange` it is the whole
-  exposed exchange, `EXCHANGE_PHASE`;
-* `input` is waiting for data and the copy to the device. If the run measured its readers, the wait is divided like
-  their time into fetching (storage) and preparing (CPU);
+* `straggler` is waiting for late ranks, in the exchange and in all these collectives, with the extra time of those
+  ranks (`dlbench.analysis.stragglers`);
+* `input` is waiting for data and the copy to the device, divided like the readers' time into fetching and preparing;
 * `host` is the time between the phases;
-* `launch` is the idle time of GPUs within forward, backward and optimizer while the host was late with its calls, as
-  `dlbench.analysis.launching` defines it, and is taken from those phases first;
-* `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
-  samples of the run, and taken from forward, backward and optimizer in proportion;
-* `memory` is recomputing, and waiting for swapped activations, measured by every rank; it happens in the backward pass,
-  and is taken from there first;
+* `launch` is the idle time of GPUs while the host was late with its calls (`dlbench.analysis.launching`);
+* `throttling` is the share of computing that lowered clocks, or a used-up quota of CPU time, cost;
+* `memory` is recomputing and waiting for swapped activations, taken from the backward pass first;
 * `rest` is the slowest rank's mean step minus the mean of all ranks.
-
-    sum over `CAUSES` = longest measured time of any rank / steps
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
@@ -52,8 +44,7 @@ EXCHANGE_PHASE = "exchange_phase"  # The exposed exchange of the step: `exchange
 
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # Components of `compute`.
 
-INPUT_PARTS = ("fetch", "prepare", "copy")
-"""Components of `input`: fetching samples, preparing them, copying batches to the device."""
+INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, preparing, copying batches to the device.
 
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
 
@@ -68,27 +59,20 @@ class Causes:
     steps: int  # Measured steps of every rank.
     sums_ns: dict[str, int]
     """Sums over ranks and steps, by `CAUSES`, nanoseconds; together ranks x the longest measured time of any rank."""
-    not_measured: dict[str, str]
-    """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
+    not_measured: dict[str, str]  # Why causes were not measured, by name; they are 0, their time is part of `compute`.
     evidence: Mapping[str, str]
-    """How `throttling`, `launch`, `memory` and `gather` were measured, or why `memory` is 0; empty if they were not
-    measured, on CPUs, and if nothing is gathered."""
+    """How `throttling`, `launch`, `memory` and `gather` were measured; causes that do not apply are absent."""
     compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
-    """`launch`, `throttling`, `memory`, `gather` and `exchange`, by the `COMPUTE_PARTS` that they were taken from,
-    nanoseconds."""
-    input_ns: dict[str, int]
-    """`input` by `WAIT_PARTS`, nanoseconds; also `fetch` and `prepare`, components of the wait, if the run measured its
-    readers."""
+    """`_OUT_OF_COMPUTE` and `exchange` by the `COMPUTE_PARTS` that they were taken from, ns."""
+    input_ns: dict[str, int]  # `input` by `WAIT_PARTS`; with `fetch` and `prepare` if readers were measured, ns.
     waiting: Waiting
     work_ns: tuple[int, ...]  # Own work of each rank: all its measured steps without waiting for others.
     hosts: tuple[str, ...]  # Host of each rank.
-    leaving: Mapping[str, Leaving] = field(default_factory=dict)
-    """When each host leaves the exchange, by host; empty if the clocks of nodes were not compared."""
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)  # By host; empty if clocks were not compared.
 
     @property
     def knows_readers(self) -> bool:
-        """True if the run measured its readers."""
         return "fetch" in self.input_ns
 
     @property
@@ -98,10 +82,7 @@ class Causes:
         return {name: seconds[name] for name in CAUSES}
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """Returns the mean seconds per step of causes, their sums and their components, by name.
-
-        Causes in `names` count as not measured: they are 0, and their time is part of `compute`.
-        """
+        """Returns the mean seconds per step of causes, sums and components; those in `names` count as `compute`."""
         sums, compute = dict(self.sums_ns), dict(self.compute_ns)
         for name in names:
             sums["compute"] += sums[name]
@@ -114,10 +95,7 @@ class Causes:
 
 
 def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
-    """Returns the causes of a run with a valid record; `steps` are those of `load_steps`, if loaded already.
-
-    Raises IncompleteDataError: see `load_steps`; or ValueError: the run has no valid record.
-    """
+    """Returns the causes of a run, from `steps` if they are loaded already. Raises the errors of `load_steps`."""
     loaded = steps or load_steps(run)
     assert run.record is not None
     share, why = _throttled(run, loaded)
@@ -155,7 +133,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
-        hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
+        hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )
 
@@ -189,7 +167,6 @@ def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
 
 
 def _memory(run: Run) -> tuple[int | None, str]:
-    """Returns the nanoseconds of all ranks and measured steps, and how they were measured; None and why if not."""
     assert run.record is not None
     train, memory = run.plan.workload.train, run.record.memory
     if train.activation_budget is not None:
@@ -206,13 +183,12 @@ def _memory(run: Run) -> tuple[int | None, str]:
 
 
 def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[str, str], Times], str]:
-    """Returns the waiting for collectives within passes and update, and how it was measured.
+    """Returns the waiting for collectives within passes and update, and how it was measured or why it is not known.
 
-    Nanoseconds of all measured steps, by cause and `COMPUTE_PARTS`, shape (ranks,). Both are empty without such
-    collectives; if the waiting is not known, the text says why.
+    Nanoseconds of all steps, by cause and `COMPUTE_PARTS`, shape (ranks,); empty without such collectives.
     """
     assert run.record is not None
-    waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=lambda result: result.rank)]
+    waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=attrgetter("rank"))]
     waits = [rank_waits for rank_waits in waits_by_rank if rank_waits is not None]
     if len(waits_by_rank) == 1 or not (waits or run.plan.engine.name == "fsdp"):
         return {}, ""
@@ -234,9 +210,7 @@ def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[st
 
 
 def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[str, dict[str, int]]:
-    """Returns the time on the wire by cause and phase: first the minimum over ranks of each, then the remainder in
-    proportion.
-    """
+    """Returns the time on the wire by cause and phase: the minimum over ranks of each, the remainder in proportion."""
     least_ns = {key: len(waited_ns) * int(waited_ns.min()) for key, waited_ns in waits.items()}
     beyond_ns = {key: int(waited_ns.sum()) - least_ns[key] for key, waited_ns in waits.items()}
     over = wire_ns - sum(least_ns.values())
@@ -257,7 +231,7 @@ def _compute_parts(
     for name in COMPUTE_PARTS:
         # Moved time is rounded to a nanosecond per step.
         if remaining_ns[name] < 0:
-            largest = max(remaining_ns, key=lambda phase: remaining_ns[phase])
+            largest = max(remaining_ns, key=remaining_ns.__getitem__)
             remaining_ns[largest], remaining_ns[name] = remaining_ns[largest] + remaining_ns[name], 0
     launch = {name: min(value, launch_ns.get(name, 0)) for name, value in remaining_ns.items()}
     remaining_ns = {name: value - launch[name] for name, value in remaining_ns.items()}

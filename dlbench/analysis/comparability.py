@@ -1,13 +1,9 @@
 """Decides which runs may be compared, and which are repeats.
 
 **Comparable** runs (`group_id`) have equal registered keys (`dlbench.records.registry`) and an equal digest of
-everything in the plan that decides what is computed and how ranks are started, e.g. the learning rate. Control runs and
-resumed runs are groups of their own. Comparable runs may have different software, which gates and trends compare.
-
-**Repeats** are comparable, with equal settings of the system (partition, exclusive nodes, modules, Python, ...:
-`system_content`) and equal recorded software and machines. Only repeats may be averaged without a warning. Runs with
-different settings are in different groups of a report (`averaged_id`); differences that only the records show are a
-warning (`dlbench.analysis.repeats`).
+everything in the plan that decides what is computed and how ranks are started. **Repeats** are comparable, with equal
+settings of the system (`system_content`) and equal recorded software and machines: only they may be averaged without a
+warning. Groups of a report have equal settings (`averaged_id`); other differences are a warning.
 """
 
 from __future__ import annotations
@@ -97,10 +93,7 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
-    """Returns the settings of the system of each group that differ from those of comparable groups.
-
-    `groups`: for each group an id that comparable groups share, and one of its plans.
-    """
+    """Returns the settings of the system of each group (id, plan) that differ from those of groups with its id."""
     settings_by_subject: dict[str, list[dict[str, str]]] = {}
     for subject, plan in groups:
         settings_by_subject.setdefault(subject, []).append(system_content(plan))
@@ -154,11 +147,7 @@ def _averaged_content(run: Run) -> dict[str, Any]:
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
-    """Returns the settings of the system that affect the speed of a run, by key of the plan, as text.
-
-    Keys without effect are left out: those of Slurm without a scheduler, of a container that is not used, and of
-    storage that nothing is staged to.
-    """
+    """Returns the settings of the system that affect the speed of a run, by key; not those without effect in it."""
     settings = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     settings["system.slurm.extra"] = ", ".join(
         option for option in plan.system.slurm.extra if option.partition("=")[0] not in NOT_SHAPING_OPTIONS
@@ -181,7 +170,6 @@ def is_shaping(key: str) -> bool:
 
 
 def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yields keys with their values as text; a list is one value."""
     for key, inner in value.items():
         path = f"{name}.{key}"
         if isinstance(inner, dict):

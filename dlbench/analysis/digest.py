@@ -1,12 +1,10 @@
-"""A digest of the step times of a run: distribution, outliers and a map of ranks by steps.
-
-It replaces the steps in memory: a run of 1,024 ranks and 1,000 steps has a million step times.
-"""
+"""A digest of the step times of a run, which replaces them in memory: distribution, outliers, map of ranks by steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlbench.analysis.measures import RunSteps
 from dlbench.lazy import Array, Times, np
@@ -37,9 +35,8 @@ class OutlierStep:
 class RankStepMap:
     """Own work (step without exchange) of ranks by steps, relative to its median over all ranks and steps.
 
-    A cell has the largest mean of any of its ranks over its steps, so that one slow rank among many is visible. All
-    rows except the last have equally many ranks, all columns except the last equally many steps. The median counts as
-    at least a nanosecond.
+    A cell is the largest mean of any of its ranks over its steps, so that one slow rank among many is visible. The last
+    row and the last column may have fewer ranks or steps. The median counts as at least a nanosecond.
     """
 
     rank_starts: tuple[int, ...]  # First rank of each row; the last row ends with the last rank.
@@ -68,7 +65,7 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
     """Returns the digest of a run's steps. Raises ValueError: the run has no record."""
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its hosts are not known")
-    hosts = [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]
+    hosts = [rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))]
     slowest_s = steps.step_ns.max(axis=0) / 1e9
     own_work_ns: Times = steps.step_ns - steps.phase_ns["exchange"]
     quantiles = np.quantile(slowest_s, np.linspace(0, 1, QUANTILES))

@@ -50,8 +50,7 @@ class Difference:
     """A key of the environment with different values."""
 
     key: str
-    values: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each value (`not set` for runs without one) with the ids of its runs, the most frequent first."""
+    values: tuple[tuple[str, tuple[str, ...]], ...]  # Each value (or `not set`) and its runs, the most frequent first.
     expected: bool  # Whether it differs by nature, because it names the job or a rank's place in it.
 
 

@@ -1,20 +1,16 @@
 """Finds hosts that leave exchanges later than the others, the sign of a slow link or NIC.
 
-A host whose own work takes D longer enters the exchange D late and leaves it with the others. A host whose messages
-arrive D late leaves D late, begins its next step D late, and so enters the next exchange D late, where it waits as
-long as the others: the length of no phase shows it, because every rank's exchange is its step minus its own work. The
-time when it leaves does, if the clocks of all nodes are known (`dlbench.records.clocks`).
+A host whose messages arrive D late leaves D late, and so enters the next exchange D late, where it waits as long as the
+others: no phase shows it, but the time when it leaves does, if the clocks of all nodes are known.
 
-In every step a rank leaves at the start of the step + its phases up to the exchange, on node 0's clock, minus the
-median of all ranks; a rank counts with the median over steps, a host by `largest_by_host`. A host is later by that
-minus the median of the other hosts. With bounds b of the clocks' errors it is later by at least (own - b) - median of
-the others' (own + b).
+A rank leaves at the start of the step + its phases up to the exchange, on node 0's clock, minus the median of all
+ranks; a rank counts with the median over steps, a host by `largest_by_host`. A host is later by that minus the median
+of the other hosts; with bounds b of the clocks' errors by at least (own - b) - median of the others' (own + b). Steps
+count up to the first pause; on a GPU, whose clock drifts relative to the host's, as many as keep the drift within half
+of the threshold.
 
-Steps count from the first measured one to the first pause. On a GPU their lengths are those of its own clock, which may
-drift relative to the host's: only as many count as keep the drift within half of the threshold.
-
-Limits: a host that leaves late has a slow link, or receives over one: behind a host with a slow network interface, its
-neighbour in a ring leaves last. So no host is excluded for it. In trees some hosts leave later by their position.
+Limits: behind a host with a slow network interface its neighbour in a ring leaves last, so no host is excluded for it;
+in trees some hosts leave later by their position.
 """
 
 from __future__ import annotations
@@ -35,17 +31,16 @@ from dlbench.records.record import Record
 def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     """Returns the largest value of each host's ranks, corrected to the number of ranks of the host with fewest.
 
-    All ranks wait for the slowest, so a host is as slow as its slowest rank; but the largest of eight values exceeds
-    that of four by chance alone. With k ranks on the host with fewest, a host of m counts with the mean, over all
-    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending. Both arguments have
-    one item per rank.
+    The largest of eight values exceeds that of four by chance. With k ranks on the host with fewest, a host of m counts
+    with the mean, over all choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x
+    ascending.
     """
-    of_host: dict[str, list[float]] = {}
+    values_by_host: dict[str, list[float]] = {}
     for host, value in zip(hosts, values, strict=True):
-        of_host.setdefault(host, []).append(value)
-    fewest = min(map(len, of_host.values()), default=0)
+        values_by_host.setdefault(host, []).append(value)
+    fewest = min(map(len, values_by_host.values()), default=0)
     largest = {}
-    for host, host_values in of_host.items():
+    for host, host_values in values_by_host.items():
         ordered = sorted(host_values)
         largest[host] = ordered[-1]
         if len(ordered) > fewest:
@@ -55,13 +50,14 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
     return largest
 
 
-def of_others(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns for each host the median over the others; there must be two hosts or more."""
+def medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns for each host the median over the other hosts, of which there is one or more."""
     ordered, medians = sorted(values.values()), {}
     middle = (len(ordered) - 2) // 2
     for host, host_value in values.items():
-        place = bisect_left(ordered, host_value)
-        near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
+        # The two or three values in the middle, without the host's own or the one that it moves out of the middle.
+        near = ordered[middle : len(ordered) - middle]
+        del near[min(max(bisect_left(ordered, host_value) - middle, 0), len(near) - 1)]
         medians[host] = statistics.median(near)
     return medians
 
@@ -109,9 +105,9 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     bound = dict.fromkeys(leaving_ns, drift)
     for host, clock_bound in zip(hosts, bounds, strict=True):
         bound[host] = max(bound[host], clock_bound + drift)
-    others = of_others(leaving_ns)
+    others = medians_of_others(leaving_ns)
     # A median grows with each of its values, so this bounds the median of the others from above.
-    latest = of_others({host: leaving_ns[host] + bound[host] for host in leaving_ns})
+    latest = medians_of_others({host: leaving_ns[host] + bound[host] for host in leaving_ns})
     mean = float(step_ns.mean())
     return {
         host: Leaving(

@@ -21,23 +21,18 @@ class Straggler:
     waited_s: float  # Waiting for it, mean over all ranks.
     waited_share: float  # Waiting for it as a fraction of all waiting.
     input_s: float
-    """Its input wait and copy beyond the mean of the ranks in time, in the steps in which it was late, spread over all
-    steps; of a host the mean over its ranks."""
+    """Its input wait and copy beyond the mean of the ranks in time, over all steps; of a host the mean of its ranks."""
     compute_s: float  # Its forward, backward and optimizer beyond that mean.
     host_s: float  # Its time between the phases beyond that mean.
     late_by: str  # Main cause: `input`, `compute`, `host`; `unexplained` if it exceeds the others in none.
 
     @property
     def order(self) -> tuple[float, str, int]:
-        """The sort key: longest waited for first, then by host and rank."""
         return -self.waited_s, self.host, -1 if self.rank is None else self.rank
 
 
 def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Straggler, ...]]:
-    """Returns the ranks, and the hosts, for which others waited in the runs of one point, longest first.
-
-    A rank that ran on different hosts is listed once for each.
-    """
+    """Returns the ranks, and the hosts, for which others waited in the runs of one point, longest waited for first."""
     total_ns = sum(run.waiting.waited_ns for run in runs)
     steps = sum(run.steps for run in runs)
     by_rank: _PartsByLate = {}
@@ -51,8 +46,7 @@ def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Stragg
     return _ranked(by_rank, total_ns, steps), _ranked(by_host, total_ns, steps)
 
 
-_Part = tuple[LateRank, int, int]
-"""A late rank of one run, the ranks of that run, and the number of ranks over which its own time is a mean."""
+_Part = tuple[LateRank, int, int]  # A late rank, the ranks of its run, and the ranks over which its own time is a mean.
 _PartsByLate = dict[tuple[int | None, str], list[_Part]]  # Parts by rank (None: a whole host) and host.
 
 
@@ -82,8 +76,8 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
 def main_straggler(ranks: Sequence[Straggler], hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler | None:
     """Returns the rank, or the host, that caused most of the waiting; None if ranks take turns.
 
-    It must cause a share of (1 + s) / 2 of the waiting, half-way from an even share s to all: s is 1 / p for one of p
-    ranks, and the share of the ranks on it for one of several hosts. `ranks`, `hosts`: longest waited for first.
+    It must cause (1 + s) / 2 of the waiting, half-way from an even share s to all: 1 / p for one of p ranks, for a host
+    the share of the ranks on it. `ranks`, `hosts`: longest waited for first.
     """
     for late in (*ranks[:1], *hosts[:1]):
         even = 1 / runs[0].ranks

@@ -1,15 +1,12 @@
 """Idle time of GPUs within forward, backward and optimizer while the host was late with its calls.
 
-Step files have, for each of these phases, an upper bound U of the device's wait for the host
-(`dlbench.node.training.phases`). U may be far too large: if the host is just behind the device all through a phase, U
-is the whole phase, though the device may have idled for a thousandth of it. The time D of a phase with U = 0 is that of
-its kernels; for this purpose the device is held back in some steps of the warm-up. With B the median of those D, over
-the n steps whose bound is above 0,
+Step files have for each of these phases an upper bound U of the device's wait for the host
+(`dlbench.node.training.phases`), which may be far too large. The time D of a phase with U = 0 is that of its kernels;
+for this the device is held back in some warm-up steps. With B the median of those D, over the n steps with U above 0,
 
-    idle = sum of D - n B,    but no less than 0 and no more than the sum of U.
+    idle = sum of D - n B,    but no less than 0 and no more than the sum of U,
 
-It is exact if kernels take equally long in all steps. For a rank without such a step only the bound is known. With
-gradient accumulation D and U are sums over the parts of a batch, all of which are held back.
+exact if kernels take equally long in all steps. With gradient accumulation D and U are sums over the parts of a batch.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ from dlbench.units import format_seconds
 
 
 def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
-    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, and their evidence; None and why not.
-
-    `synchronised`: whether the run waited for the device after each phase.
-    """
+    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, with evidence; None and why not."""
     if steps.launch is None:
         return dict.fromkeys(LAUNCHED, 0), ""
     if synchronised:

@@ -1,14 +1,14 @@
 """Figures of a run from its step files: throughput, step times, and parts that sum to the step.
 
-Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the whole and medians do not:
-`sum(parts) == measured_s / steps`, to the nanosecond. Throughput is from the same clock readings. A single rank
-exchanges nothing: the time of its exchange phase is work of the engine, and part of `other`.
+Parts are arithmetic means over steps and ranks, because only means sum to the mean of the whole: `sum(parts) ==
+measured_s / steps`, to the nanosecond. The exchange phase of a single rank is part of `other`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepRead
 from dlbench.records.scan import Run
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
-"""Parts of a step's time, as means over ranks: the phases; the time outside of phases; the slowest rank's mean minus
-the mean of all. `dlbench.analysis.causes` explains the lost efficiency with them."""
+"""Means over ranks of phases and the time outside of them; `imbalance`: the slowest rank's mean minus that of all."""
 
 # CUDA events resolve about half a microsecond each, and a step has eight of them.
 ROUNDING_NS = 10_000
@@ -82,11 +81,7 @@ class RunSteps:
 
 
 def load_steps(run: Run) -> RunSteps:
-    """Reads and checks the measured steps of all ranks of a run with a valid record.
-
-    Raises IncompleteDataError: step files are missing, truncated, or disagree with the record or each other; or
-    ValueError: the run has no valid record.
-    """
+    """Reads and checks the measured steps of all ranks. Raises IncompleteDataError; ValueError: no valid record."""
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
     steps = _all_ranks(run)
@@ -152,7 +147,6 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
 
 
 def _all_ranks(run: Run) -> RunSteps:
-    """Reads the measured steps of every rank and checks them against the record."""
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
     if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
@@ -162,7 +156,7 @@ def _all_ranks(run: Run) -> RunSteps:
     # A few ranks at a time, so that memory never has a large run twice; whole nodes, whose file is read once.
     result: RunSteps | None = None
     numbers: Times | None = None
-    entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
+    entries = sorted(run.record.ranks, key=attrgetter("rank"))
     per_node = run.plan.layout.ranks_per_node
     width, are_alike = max(1, _AT_ONCE // per_node) * per_node, True
     for begin in range(0, len(entries), width):
@@ -225,7 +219,6 @@ def _columns(reader: StepReader) -> tuple[str, ...]:
 
 
 def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
-    """Returns the times of the kernels of each phase, over all steps of one rank, by column."""
     if _BOUNDS[0] not in steps:
         return {}
     return {
@@ -323,16 +316,13 @@ def _disagreement(entry: RankResult, samples: int, step_ns: int) -> str:
 
 UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
 
-REFERENCE_STEPS = 3
-"""Steps that show the time of the kernels of a phase, if that many are among the measured ones; otherwise the last ones
-of the warm-up, in which the device is held back."""
+REFERENCE_STEPS = 3  # Measured steps that show the time of a phase's kernels; with fewer, the last warm-up steps.
 
 
 def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
     """Returns the time of the kernels of one phase of one rank, nanoseconds; `UNKNOWN_NS` if no step shows it.
 
-    `phase_ns`: the phase in every step; `bound_ns`: upper bound of the device's wait for the host in it; `warmup`: 1
-    for warm-up steps; each of shape (steps,).
+    `phase_ns`: the phase in every step; `bound_ns`: bound of the device's wait; `warmup`: 1 for warm-up steps.
     """
     is_reference = bound_ns == 0
     measured = phase_ns[is_reference & (warmup == 0)]

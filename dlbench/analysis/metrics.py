@@ -59,8 +59,7 @@ METRICS: tuple[Metric, ...] = (
 METRIC_NAMES = tuple(metric.name for metric in METRICS)
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
 """Metrics with a verdict by default: the median detects small changes, the mean includes stalls of a few steps."""
-FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
-"""Metrics that histories follow by default; mean and p95 of steps would show nearly the same."""
+FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")  # Metrics of histories by default.
 
 
 def by_name() -> Mapping[str, Metric]:
@@ -69,16 +68,11 @@ def by_name() -> Mapping[str, Metric]:
 
 
 def metrics_by_run(
-    table: RunTable,
-    *,
-    names: Collection[str] = METRIC_NAMES,
-    damaged: list[str] | None = None,
+    table: RunTable, *, names: Collection[str] = METRIC_NAMES, damaged: list[str] | None = None
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics of these names of every run with figures, by run id and name, each in its unit.
+    """Returns the metrics of every run with figures, by run id and name, each in its unit; absent if a run has none.
 
-    A metric is absent if a run does not have it: energy without enough samples, time to quality if the target was
-    missed. Energy reads the samples of every node, other metrics read no file. `damaged` gets a line for each run whose
-    samples are damaged; its energy is absent.
+    Only energy reads files, the samples of every node; `damaged` gets a line for each run whose samples are damaged.
     """
     values_by_run: dict[str, dict[str, float]] = {}
     for row in table.figures.values():
@@ -101,7 +95,6 @@ def metrics_by_run(
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:
-    """Returns the joules per sample of the GPUs if the run used them, or of the processors; None: not measured."""
     if run.record is None or run.record.watch is None:
         return None
     from dlbench.analysis.telemetry.energy import run_energy

@@ -18,11 +18,7 @@ Facts = Mapping[str, str]  # The recorded environment and settings of a run, by 
 
 
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
-    """Returns at most two warnings: on averages of different runs, and on ratios between different averages.
-
-    `places`: facts of the runs, by run, for each figure, by its name ("2 ranks"). Keys that name the job or the host do
-    not count.
-    """
+    """Returns warnings on averages of, or ratios between, different runs; `places`: facts by run, by name of figure."""
     texts = []
     averaged = averaged_unlike(places)
     if averaged:

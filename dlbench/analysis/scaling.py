@@ -53,12 +53,10 @@ class Group:
 
     @property
     def baseline(self) -> Point:
-        """The reference of all other points."""
         return self.points[0]
 
     @property
     def is_sufficient(self) -> bool:
-        """True if every point has enough repeats for a comparison."""
         return min(len(point.run_ids) for point in self.points) >= MIN_RUNS
 
 
@@ -108,7 +106,8 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
     plan = table.runs[first["run_id"]].plan
     serial_fraction = None
     if plan.series.scaling == "strong" and ideal > 1:
-        serial_fraction = _serial_fraction(speedup, ideal)
+        # Below 0 if the speed-up exceeds the ideal.
+        serial_fraction = speedup.mapped(lambda value: (1 / value - 1 / ideal) / (1 - 1 / ideal), "fraction")
     unit = f"{plan.workload.sample_unit}/s"
     throughput = geometric_mean_estimate(throughputs, unit)
     mean_steps = {table.keys[row["run_id"]]: row["measured_s"] / row["steps"] for row in rows}
@@ -129,8 +128,3 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
         mean_step=geometric_mean_estimate(mean_steps, "s"),
         run_ids=tuple(row["run_id"] for row in rows),
     )
-
-
-def _serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
-    """Returns Karp and Flatt's experimentally determined serial fraction; below 0 if the speed-up exceeds the ideal."""
-    return speedup.mapped(lambda value: (1 / value - 1 / ideal) / (1 - 1 / ideal), "fraction")

@@ -20,11 +20,7 @@ MAX_VALUES = 12  # Values of a key that an error lists.
 
 
 def properties(run: LaunchedRun) -> dict[str, str]:
-    """Returns the properties of a run by which it can be selected, except tags.
-
-    They are `series`, `state`, `ranks`, `nodes`, `system` and `launcher`; of training runs also `side`, `variant`,
-    every name of the registry, and keys of the system that affect speed (`system.modules`).
-    """
+    """Returns the properties of a run by which it can be selected, except tags; more of them for training runs."""
     plan = run.plan
     assert isinstance(plan, RunPlan | CommPlan)
     values = {
@@ -44,8 +40,8 @@ def properties(run: LaunchedRun) -> dict[str, str]:
 def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
     """Returns the runs with all these properties, in their order.
 
-    `where`: values as text by key of `properties`, or `tag.NAME` for a tag. `name` and `option`: names of the runs and
-    of the option, for errors. Raises UserError: no run has such a key, or none has these values.
+    `where`: values as text by key of `properties`, or `tag.NAME`; `name`, `option`: of the runs and the option, for
+    errors. Raises UserError: no run has such a key, or none has these values.
     """
     if not where:
         return list(runs)

@@ -1,13 +1,9 @@
 """Sessions: runs that share the state of a machine, and so are not independent measurements of it.
 
-Variation between sessions does not show in the scatter within one (Hoefler and Belli, SC'15, rule 5 on variation
-between allocations), so a claim about a machine counts sessions, not runs. A session ends with a pause or a reboot. For
-comparisons over time the Slurm jobs of one afternoon are one session: they are different allocations of one state of
-network and storage.
-
-Runs are of one session while less than `PAUSE_S` pass between the end of one and the end of the next, so that a working
-day or a night is one session. It is no longer than `LONGEST_S`, because runs on a machine that is always busy would
-otherwise be a single session.
+Variation between sessions does not show in the scatter within one (Hoefler and Belli, SC'15, rule 5), so a claim about
+a machine counts sessions, not runs. A session ends with a reboot, or a pause of `PAUSE_S` between the ends of runs, so
+that a working day or a night, of one Slurm job or several, is one; it is no longer than `LONGEST_S`, because a machine
+that is always busy would otherwise have a single session.
 """
 
 from __future__ import annotations
@@ -73,10 +69,7 @@ def wall_s(run: Run) -> float | None:
 
 
 def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
-    """Returns the session of each run for comparisons over time, by run id: the name of the session's first run.
-
-    Runs of one Slurm job are always of one session. Names are valid only among the runs of one call.
-    """
+    """Returns the session of each run, by run id: the name of its first run; the runs of a Slurm job share one."""
     session_by_run: dict[str, str] = {}
     session_by_job: dict[str, str] = {}
     boots: dict[str, str] = {}

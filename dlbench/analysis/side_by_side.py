@@ -31,10 +31,7 @@ def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
 def matched(
     sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
 ) -> list[tuple[T | None, ...]]:
-    """Returns rows of items with equal `same`, one of each side; None for a side without one.
-
-    Each side has at most one item of a row: `refuse` raises on two, given the side's number.
-    """
+    """Returns rows of items with equal `same`, one of each side or None; `refuse` raises if a side has two."""
     rows: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
         for item in side:
@@ -47,10 +44,7 @@ def matched(
 
 
 def compared(values: Mapping[RunKey, float], base: Mapping[RunKey, float]) -> tuple[Estimate | None, bool]:
-    """Returns the ratio values / base, over pairs if the runs are paired, and whether they are.
-
-    The ratio is None if a side is empty, or has a value that is not positive.
-    """
+    """Returns the ratio values / base, None if a side is empty or not positive, and whether the runs are paired."""
     is_paired = bool(values) and pairing(values, base).is_paired
     if min(values.values(), default=0.0) <= 0 or min(base.values(), default=0.0) <= 0:
         return None, is_paired
@@ -122,9 +116,6 @@ def best_at_last(rows: Sequence[T], ratio: Callable[[T], Estimate | None]) -> tu
     return best
 
 
-# Groups of a report
-
-
 @dataclass(frozen=True)
 class Side:
     """A group at one rank and node count."""
@@ -151,14 +142,10 @@ class ComparedRow:
 
     @property
     def is_reference(self) -> bool:
-        """True if this side is the reference of the others."""
         return self.side is self.reference
 
     def ratio(self, figure: str) -> tuple[Estimate | None, bool]:
-        """Returns the ratio of a figure, above 1 is better, and whether it is of pairs; see `compared`.
-
-        The ratio of the reference itself is None.
-        """
+        """Returns the ratio of a figure (above 1 is better, None for the reference), and whether it is of pairs."""
         if self.reference is None or self.is_reference:
             return None, False
         compared_figure = self.figures[figure]
@@ -174,14 +161,12 @@ class ComparedSet:
 
     id: str
     groups: tuple[Group, ...]
-    places: Mapping[tuple[int, int], tuple[Side, ...]]
-    """Sides by ranks and nodes, ascending, with two kinds or more each."""
+    places: Mapping[tuple[int, int], tuple[Side, ...]]  # By ranks and nodes, ascending, with two kinds or more each.
     references: Mapping[tuple[int, int], Side]  # The reference of each rank and node count, if it ran.
     figures: Mapping[str, ComparedFigure]
 
     @property
     def rows(self) -> list[ComparedRow]:
-        """Every side with the reference of its rank count."""
         rows: list[ComparedRow] = []
         for place, sides in self.places.items():
             reference = self.references.get(place)
@@ -195,8 +180,7 @@ class Comparison:
 
     differ_in: Callable[[Run], str]  # Digest of a run without the compared settings.
     kind: Callable[[Group], Hashable]  # The compared settings of a group.
-    reference: Callable[[Group], bool] = lambda group: True
-    """Whether a group may be the reference; the first such group of a rank count is."""
+    reference: Callable[[Group], bool] = lambda group: True  # The first such group of a rank count is the reference.
     order: Callable[[Group], tuple[float | str, ...]] = lambda group: ()  # Sort key of the groups of a set.
     figures: Mapping[str, ComparedFigure] = field(default_factory=dict)  # Compared figures by name.
 
@@ -228,21 +212,16 @@ class Comparison:
         return sets
 
 
-# Control runs
-
-
 @dataclass(frozen=True, kw_only=True)
 class Twins:
     """The plain runs of a series at one rank and node count, and their control runs, which lack some part of a step."""
 
     plan: RunPlan
     planned: frozenset[Variant]
-    runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
-    """Runs with figures, by variant and repeat; every requested variant is a key."""
+    runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]  # By variant (every requested one) and repeat.
     missing: tuple[str, ...]  # Reasons of runs without figures, in sentences.
 
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
-        """Returns a figure of the runs of a variant."""
         return {key: figure(measures) for key, (_, measures) in self.runs[variant].items()}
 
     def repeats(self, variants: Collection[Variant]) -> list[RunKey]:
@@ -253,11 +232,7 @@ class Twins:
 def twins(
     runs: Iterable[Run], variants: Collection[Variant], is_wanted: Callable[[Collection[Variant]], bool]
 ) -> list[Twins]:
-    """Returns every scaling point of every series with the wanted variants, in order of series, ranks and nodes.
-
-    Copies of a run and runs of other variants are left out; `is_wanted`: whether a point with runs of these variants
-    is returned.
-    """
+    """Returns the points of all series with wanted variants, in order of series, ranks and nodes, without copies."""
     runs = list(runs)
     sessions = allocations_of(runs)
     points = alike(

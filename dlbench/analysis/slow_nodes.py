@@ -1,17 +1,12 @@
 """Finds slow nodes: hosts whose own work takes longer than that of other hosts, or that leave exchanges later.
 
-In one run let w[r] be the mean step of rank r without its exchange, its own work. A host is as slow as its slowest
-rank, because all ranks wait for that one (`late_hosts.largest_by_host` corrects for different numbers of ranks); its
-ratio is that divided by the median, over the other hosts of the run, of their slowest ranks. So runs of any workload,
-rank count and day can be combined: anything that slows all hosts of a run cancels. A slow link does not show in own
-work: see `dlbench.analysis.late_hosts`.
+In one run a host is as slow as its slowest rank (`late_hosts.largest_by_host`), by its mean step without the exchange,
+its own work; its ratio is that divided by the median over the other hosts. So runs of any workload, rank count and day
+can be combined. The unit is the session (the median of its runs), because another job or heat is no property of the
+host; a host counts with the geometric mean of its sessions. A host is called slow by a one-sided t test against `SLOW`
+over all hosts together: on average at most `FALSE_SHARE` of the hosts called slow are not (Benjamini and Hochberg).
 
-A cause that slows a host for one job (another job, heat) is no property of the host, so the unit is the session
-(`dlbench.analysis.sessions`): the median of its runs, and for a host the geometric mean of its sessions with Student's
-t. A host is called slow by a one-sided t test against `SLOW` over all hosts together: on average at most `FALSE_SHARE`
-of the hosts called slow are not (Benjamini and Hochberg).
-
-Limit: rank 0 writes records and checkpoints. If it always runs on the same host, its work counts for that host.
+Limit: if rank 0, which writes records and checkpoints, always runs on the same host, its work counts for that host.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from dlbench.analysis.causes import Causes
-from dlbench.analysis.late_hosts import LATE, largest_by_host, of_others
+from dlbench.analysis.late_hosts import LATE, largest_by_host, medians_of_others
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.table import RunTable
 from dlbench.specs.hostlist import compressed
@@ -34,8 +29,7 @@ from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_me
 from dlbench.stats.verdict_words import HOST
 
 SLOW = 1 + LATE
-"""A host is slow if its own work is shown to be more than this many times that of others: 3 % is the smallest effect
-that dlbench promises to find."""
+"""A host is slow if its own work is more than this many times that of others: the smallest effect that is promised."""
 FALSE_SHARE = 0.05  # Share of the hosts called slow that are not, on average over many reports (false discovery rate).
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -43,8 +37,7 @@ SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 HostWord = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
 
-TO_EXCLUDE: tuple[HostWord, ...] = ("slow", "slow and slow link")
-"""Verdicts of hosts to exclude from jobs; of a slow link it is not known which end is slow."""
+TO_EXCLUDE: tuple[HostWord, ...] = ("slow", "slow and slow link")  # Of a slow link it is not known which end is slow.
 ACCUSED: tuple[HostWord, ...] = (*TO_EXCLUDE, "slow link")  # Verdicts that reports show first.
 
 
@@ -53,8 +46,7 @@ class HostSessions:
     """The figures of a host, one for each session."""
 
     work: Sequence[float]  # Own work relative to the other hosts' (1).
-    at_least: Sequence[float] = ()
-    """Time by which it certainly leaves an exchange later, as a share of the step (1); sessions with known clocks."""
+    at_least: Sequence[float] = ()  # Share of the step by which it certainly leaves later (1); known clocks only.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +56,7 @@ class HostHistory:
     host: str
     ratio: Estimate  # Own work of its slowest rank over that of other hosts' slowest ranks; mean over sessions.
     later: Estimate | None
-    """Time by which its exchanges end after the other hosts', as a share of the step; mean over sessions. None if the
-    clocks were not compared."""
+    """Share of the step by which its exchanges end later, mean over sessions; None: clocks unknown."""
     num_runs: int
     last_share: float  # Fraction of the steps of these runs in which one of its ranks came last and others waited.
     fair_share: float  # The fraction it would have if every rank came last equally often.
@@ -76,8 +67,7 @@ class HostHistory:
 class SlowNodes:
     """The hosts of a folder of runs."""
 
-    hosts: tuple[HostHistory, ...]
-    """Slow hosts first, then the slowest first; empty if no run had ranks on two hosts or more."""
+    hosts: tuple[HostHistory, ...]  # Slow hosts, then the slowest first; empty if no run had ranks on two hosts.
     exclude: tuple[str, ...]  # Slow hosts for Slurm's `--exclude`, by name.
     unsafe: tuple[str, ...]  # Slow hosts whose names are not valid in an option, by name.
     option: str  # `--exclude=...` for sbatch; empty if no host is slow.
@@ -98,9 +88,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     )
     slow = sorted(history.host for history in hosts if history.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
-    option = ""
-    if exclude:
-        option = f"--exclude={compressed(exclude)}"
+    option = f"--exclude={compressed(exclude)}" if exclude else ""
     return SlowNodes(
         hosts=tuple(hosts),
         exclude=exclude,
@@ -115,7 +103,6 @@ def slow_nodes(table: RunTable) -> SlowNodes:
 
 
 def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
-    """Yields every host of runs on two hosts or more; each run has its session before it."""
     ratios: dict[str, dict[str, list[float]]] = {}
     later: dict[str, dict[str, list[float]]] = {}
     at_least: dict[str, dict[str, list[float]]] = {}
@@ -140,7 +127,7 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
         steps = sum(count for *_, count in last[host])
         yield HostHistory(
             host=host,
-            ratio=mean_ratio(host_sessions.work),
+            ratio=geometric_mean_estimate(host_sessions.work, "ratio"),
             later=mean_estimate(medians(later[host]), "fraction") if host in later else None,
             num_runs=len(last[host]),
             last_share=sum(times for times, *_ in last[host]) / steps,
@@ -152,18 +139,13 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
 def host_ratios(causes: Causes) -> Mapping[str, float]:
     """Returns the own work of each host's slowest rank relative to the other hosts' in a run on two hosts or more."""
     slowest = largest_by_host(causes.hosts, causes.work_ns)
-    others = of_others(slowest)
+    others = medians_of_others(slowest)
     return {host: slowest_ns / others[host] for host, slowest_ns in slowest.items()}
 
 
 def medians(by_session: Mapping[str, Sequence[float]]) -> list[float]:
     """Returns the median over the runs of each session."""
     return [statistics.median(values) for values in by_session.values()]
-
-
-def mean_ratio(ratios: Sequence[float]) -> Estimate:
-    """Returns the geometric mean over sessions, with its interval."""
-    return geometric_mean_estimate(ratios, "ratio")
 
 
 def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, HostWord]:

@@ -1,44 +1,35 @@
 """Waiting for stragglers: its share of the exchange, the late ranks, and the causes of their lateness.
 
 A synchronous exchange ends when the last rank has sent its gradients, so a late rank waits less. With x[r] the exchange
-phase of rank r in one step and p ranks, rank r waits
+phase of rank r in one step, it waits
 
     wait[r] = x[r] - min x .
 
-It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*; where max(wait) = 0 nobody is late. The step
-is
-
-    W = mean of wait over the ranks in time
-
-longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W, mean(wait)
-over all ranks is in the mean exchange. The remainder, (sum of L)/p, is the late ranks' own work: it is moved out of the
-causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these excesses and up
-to L[r]. So ranks that are D late count with D, for any number of ranks and of late ranks, and nothing counts twice;
-lateness without an excess stays in the cause where it was.
-
-All waiting of a step is caused by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
-least, of equal ones the one with most work.
+It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*. The step is W, the mean of wait over the ranks
+in time, longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W,
+mean(wait) over all p ranks is in the mean exchange. The remainder, (sum of L)/p, is the late ranks' own work: it is
+moved out of the causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these
+excesses and up to L[r]. So ranks that are D late count with D, and nothing counts twice. All waiting of a step is
+caused by its late ranks, in proportion to L[r]; the *last* is the rank that waited least, of equal ones the one with
+most work.
 
 The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
-(*Other* is at the end of a step; before the first measured step all ranks wait for each other.)
 
-Collectives within the passes delay ranks like the exchange, and waiting in them is part of x. Only the sum over all
-steps of a rank's waiting in a phase is known: in each step the waiting is the time above a level of own work, equal in
-all steps, for which the sum is right (`without_waits`). So occasional longer passes of a rank count as waiting: ranks
-that take turns at that are not detected, those late by input or between steps are. Waiting in the update is a second
-exchange, and the work before it is the optimizer's.
+Waiting in collectives within the passes is part of x, but only its sum over all steps of a rank is known: in each step
+it is the time above a level of own work, equal in all steps, for which the sum is right (`without_waits`). So ranks
+that take turns at longer passes are not detected. Waiting in the update is a second exchange, after the optimizer's
+work.
 
-All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is divided without
-changing its sum.
+All times are whole nanoseconds: means are rounded down, and waiting is divided without changing its sum.
 
 Limits: x shows late ranks only if all ranks leave an exchange together. Exchanges with leaders, and engines that
 release ranks one by one, make W uncertain by the differences of these times. Jitter without a cause in a rank is
-waiting too: then about half of the ranks are late, different ones in each step. On a GPU x is time of the training
-stream.
+waiting too.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -55,7 +46,7 @@ WORK_PHASES: Mapping[str, tuple[str, ...]] = {
 """Causes of a rank's lateness, with the phases of each; `other` is the time outside of phases."""
 
 WORK = tuple(WORK_PHASES)
-PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
+PHASES_OF_WORK = tuple(itertools.chain.from_iterable(WORK_PHASES.values()))
 
 IN_TIME_SHARE = 0.5  # Share of the longest wait of a step: a rank that waits at least that long is in time.
 
@@ -67,18 +58,16 @@ class LateRank:
     rank: int
     steps_last: int  # Steps in which it came last and another rank waited.
     waited_ns: int  # Its share of all ranks' waiting in the steps in which it was late, nanoseconds.
-    late_ns: dict[str, int]
-    """Its own time beyond the mean of the ranks in time in these steps, up to its lateness, by `WORK`, nanoseconds."""
+    late_ns: dict[str, int]  # Its own time beyond the mean of the ranks in time, up to its lateness, by `WORK`.
 
     @property
     def order(self) -> tuple[int, int]:
-        """The sort key: longest waited for first, then by rank."""
         return -self.waited_ns, self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
+    """Waiting of a whole run; sums over ranks and steps, nanoseconds; together the time of the cause `straggler`."""
 
     waited_ns: int = 0  # Waiting in the exchange, and in collectives within passes and update.
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
@@ -88,7 +77,6 @@ class Waiting:
 
     @property
     def total_ns(self) -> int:
-        """The time of the cause `straggler`."""
         return self.waited_ns + sum(self.moved_ns.values())
 
 
@@ -122,8 +110,7 @@ def _beyond(times: Times, total_ns: int) -> Times:
     return beyond
 
 
-_AT_ONCE = 1 << 16
-"""Number of times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache."""
+_AT_ONCE = 1 << 16  # Times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache.
 
 
 def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
@@ -141,29 +128,29 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     waited = 0
     width = max(1, _AT_ONCE // ranks)
     for begin in range(0, count, width):
-        some = slice(begin, begin + width)
-        exchange = steps.phase_ns["exchange"][:, some]
-        phases = _phases_before_exchange(steps, some)
+        block = slice(begin, begin + width)
+        exchange = steps.phase_ns["exchange"][:, block]
+        phases = _phases_before_exchange(steps, block)
         num_steps = exchange.shape[1]
         if update is not None:
-            update_ns = update[:, some]
+            update_ns = update[:, block]
             exchange = np.concatenate([exchange - update_ns, update_ns], axis=1)
-            none = np.zeros_like(update_ns)
+            zeros = np.zeros_like(update_ns)
             for name in phases.keys() - {"optimizer"}:
-                phases[name] = np.concatenate([phases[name], none], axis=1)
-            phases["optimizer"] = np.concatenate([none, steps.phase_ns["optimizer"][:, some]], axis=1)
+                phases[name] = np.concatenate([phases[name], zeros], axis=1)
+            phases["optimizer"] = np.concatenate([zeros, steps.phase_ns["optimizer"][:, block]], axis=1)
         wait: Times = exchange - exchange.min(axis=0)
         in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
         # L of the late ranks, at least 1; 0 for those in time.
         late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
         late[in_time] = 0
         work = {name: reduce(np.add, map(phases.__getitem__, parts)) for name, parts in WORK_PHASES.items()}
-        moved, of_phases = _moved(late, in_time, work, phases)
+        moved, moved_by_phase = _moved(late, in_time, work, phases)
         moved["last"] = _steps_last(wait, work, num_steps)
         moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
         moved["late"] = late.max(axis=1)
         by_rank = {name: by_rank[name] + values for name, values in moved.items()}
-        by_phase = {name: value + of_phases[name] for name, value in by_phase.items()}
+        by_phase = {name: value + moved_by_phase[name] for name, value in by_phase.items()}
         waited += int(wait.sum())
     late_ranks = [
         LateRank(
@@ -182,34 +169,30 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     )
 
 
-def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:
-    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps), of some steps.
+def _phases_before_exchange(steps: RunSteps, block: slice) -> dict[str, Times]:
+    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps of the block).
 
     Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
     """
-    phases = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
-    before = slice(max(0, some.start - 1), some.start + phases["input"].shape[1] - 1)
+    phases = {name: steps.phase_ns[name][:, block] for name in ("input", "h2d", "forward", "backward")}
+    before = slice(max(0, block.start - 1), block.start + phases["input"].shape[1] - 1)
     sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
     other_ns = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
     for name, times in (("optimizer", sliced["optimizer"]), ("other", other_ns)):
-        if not some.start:
+        if not block.start:
             times = np.pad(times, ((0, 0), (1, 0)))
         phases[name] = times
     return phases
 
 
-def _summed(times: Times, of: Flags) -> Times:
+def _summed(times: Times, is_counted: Flags) -> Times:
     """Returns the sum of the ranks with a flag, shape (steps,): four times as fast as `sum` with `where`."""
-    total: Times = np.einsum("rs,rs->s", times, of)
+    total: Times = np.einsum("rs,rs->s", times, is_counted)
     return total
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
-    """Returns the number of steps in which each rank came last and another waited, shape (ranks,).
-
-    The last rank is, of those that waited least, the one with most work; of two exchanges in a step the longer wait
-    counts.
-    """
+    """Returns in how many steps each rank came last, shape (ranks,); of two exchanges the longer wait counts."""
     total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
     longest = wait.max(axis=0)
@@ -223,8 +206,7 @@ def _moved(
 ) -> tuple[dict[str, Times], dict[str, int]]:
     """Returns the moved time of each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
 
-    It is the excess of late ranks over the ranks in time, scaled down in proportion if the excesses together exceed the
-    lateness.
+    It is the excess of late ranks over those in time, scaled down in proportion if the sum exceeds the lateness.
     """
     # Only late ranks are processed: most of a run is not late.
     is_late = late > 0

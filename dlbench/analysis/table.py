@@ -39,8 +39,7 @@ class WithoutFigures(Generic[R]):
 
     run: R
     state: str
-    """invalid, failed, incomplete, damaged (a copy, or a valid record whose step files are not whole), or empty (a
-    valid run of the collective benchmark in which no point has a figure)."""
+    """A run's state, `damaged` (also a copy), or `empty` (a run of the collective benchmark without any figure)."""
     why: str
 
 
@@ -54,13 +53,10 @@ class RunTable:
     """All runs of a scan."""
 
     figures: dict[str, FigureRow]  # Figures by run id, in the order of the scan; see `tabulate`.
-    parts: dict[str, dict[str, float]]
-    """Seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and `exchange_wait_first`, by run
-    id."""
+    parts: dict[str, dict[str, float]]  # Seconds per step of `PARTS` and both exchange waits, by run id.
     runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures[Run], ...]
-    damaged: tuple[str, ...]
-    """Damaged files, one line each; their runs have no figures, unless only spans or samples are damaged."""
+    damaged: tuple[str, ...]  # Damaged files, a line each; only with damaged spans or samples a run has figures.
     causes: dict[str, Causes] = field(default_factory=dict)  # Causes by run id; empty unless requested.
     digests: dict[str, StepDigest] = field(default_factory=dict)  # Digests by run id; empty unless requested.
     samples: Samples = "some"  # How many samples of its runs may be read.
@@ -76,10 +72,7 @@ class RunTable:
 
     @cached_property
     def readings(self) -> dict[str, MachineReading]:
-        """The samples of the nodes of runs with figures, by run id; read once, at the first use.
-
-        Runs whose samples were not read are not included.
-        """
+        """The samples of the nodes of runs with figures that were read, by run id; read once, at the first use."""
         return read_machines(self.points.values(), self.samples)
 
     @cached_property
@@ -89,7 +82,6 @@ class RunTable:
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """The throughput of the runs with figures, samples per second, by run id."""
         return {run_id: row["throughput"] for run_id, row in self.figures.items()}
 
     @cached_property
@@ -130,12 +122,11 @@ def tabulate(
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
     (equal for comparable runs), `series`, `repeat`, `block` (series and swept values: runs of one block and repeat ran
-    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank, integer), `sample_unit`, `steps`,
-    `samples`, `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number
-    of recorded ones).
+    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank), `sample_unit`, `steps`, `samples`,
+    `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (their number).
 
-    Damaged runs are listed, not raised, so that one bad file does not hide the others. Large tables are read by several
-    processes. Raises RunError: one of these processes was killed.
+    Damaged runs are listed, not raised, so that one bad file does not hide the others. Raises RunError: a process that
+    read runs was killed.
     """
     valid = [run for run in scan.runs if run.state == "valid"]
     loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
@@ -154,9 +145,7 @@ def tabulate(
             loaded_by_run[run.plan.run_id] = result
             damaged += result.damaged
             continue
-        reason = str(result)
-        if first is not None:
-            reason = copy_problem(run, first)
+        reason = str(result) if first is None else copy_problem(run, first)
         damaged.append(reason)
         without.append(WithoutFigures(run=run, state="damaged", why=reason))
     return RunTable(
@@ -186,7 +175,7 @@ class LoadedRun:
     damaged: tuple[str, ...] = ()  # Damaged spans and samples, one line each, which do not affect the figures.
 
 
-def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
+def load_run(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
     """Reads the step files of a run; returns the error if they are damaged. Raises ValueError: it is not valid."""
     try:
         steps = load_steps(run)
@@ -232,10 +221,9 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
 def load_runs(
     runs: Sequence[Run], *, with_causes: bool = False, with_digests: bool = False, processes: int | None = None
 ) -> list[LoadedRun | IncompleteDataError]:
-    """Reads many runs; returns the figures or the error of each, in the order of `runs`.
+    """Returns the figures or the error of each run, in order; `processes`: None for as many as save time.
 
-    `processes`: number of processes; None: as many as save time, at most one for each usable core. Raises RunError: a
-    process was killed; or RuntimeError: a defect, with its traceback.
+    Raises RunError: a process was killed; or RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:
@@ -244,7 +232,7 @@ def load_runs(
     # The largest first, so that none of them is read alone at the end.
     order = sorted(range(len(runs)), key=weights.__getitem__, reverse=True)
     items = [runs[number] for number in order]
-    work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
+    work = partial(load_run, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
         result_by_index = {order[place]: result for place, result in results}
     return [result_by_index[number] for number in range(len(runs))]

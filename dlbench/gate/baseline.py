@@ -1,11 +1,9 @@
-"""`baseline.json`: the figures of reference runs, small enough for a git repository.
-
-The file has one key per line in a fixed order, so that equal runs give equal bytes and diffs are readable.
-"""
+"""`baseline.json`: the figures of reference runs, with keys in a fixed order so that diffs in git are readable."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +49,7 @@ def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
 
 
 def _point(point: SidePoint) -> BaselinePoint:
-    runs = sorted(point.runs, key=lambda run: run.run_id)
+    runs = sorted(point.runs, key=attrgetter("run_id"))
     return BaselinePoint(
         **{name: getattr(point, name) for name in _SHARED_FIELDS},
         **vars(point.content),

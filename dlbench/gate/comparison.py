@@ -50,11 +50,9 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
     options: tuple[str, str] = ("--where-a", "--where-b"),
     floors: Sequence[Floor] = (),
 ) -> ComparisonReport:
-    """Compares B with A, the baseline.
+    """Compares B with A, the baseline, which may differ on `allowed` keys; the metrics of these names decide.
 
-    The metrics of these names decide, the others are reported as information. The sides may differ on `allowed` keys;
-    `history` holds earlier runs, which only show how far sessions scatter, and `floors` the rates that B must reach.
-    `options` choose the runs of each side, for errors.
+    `history` only shows how far sessions scatter; `options` choose the runs of each side, for errors.
     """
     if history is None:
         history = GateSide(name="", points=(), left_out=(), damaged=())
@@ -113,9 +111,6 @@ def _judged_report(
     points = [draft.finished(judged, rule, paired=paired) for draft in drafts]
     notices = {draft.match.a.notice for draft in drafts}
     return report_of(a, b, points, rule, paired=paired, only_b=only_b, notices=notices, history=history)
-
-
-# Which points belong together
 
 
 def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
@@ -190,16 +185,11 @@ def _earlier_runs(match: Match, history: GateSide, sessions: Mapping[str, str]) 
     return []
 
 
-# Sides that ran interleaved
-
-
 def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], GateSide]:
     """Returns the points of all paired comparisons among some runs, and a side with the runs that were left out.
 
-    The sides may differ in the settings of the comparison (`series.sides` of the plan), and in nothing else. Runs are
-    pairs if series, time of the plan, swept values and repeat are equal; the runs of both sides are in equal order.
-
-    `name` is for errors; `where` is described at `dlbench.gate.sides.chosen`.
+    The sides may differ in the settings of the comparison (`series.sides`) only. Runs are pairs if series, time of the
+    plan, swept values and repeat are equal, and are in equal order.
     """
     runs, left_out = chosen(scan, name, where, "--where")
     sided = [run for run in runs if run.plan.series.side]
@@ -267,7 +257,6 @@ def _paired_match(a: SidePoint | None, b: SidePoint | None) -> Match:
 def _floor_drafts(
     points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
 ) -> tuple[list[_Draft], list[SidePoint]]:
-    """Returns the points with a floor, and those without."""
     drafts = [
         _Draft(Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point), (), sessions, at_least)
         for point in points
@@ -276,12 +265,7 @@ def _floor_drafts(
     return drafts, [point for point in points if id(point) not in at_least]
 
 
-# The metrics of a point
-
-
 class _Draft:
-    """A point before the verdicts of the whole family are known."""
-
     def __init__(
         self,
         match: Match,
@@ -315,7 +299,6 @@ class _Draft:
             self.samples.append((dataclasses.replace(FLOOR, unit=f"{match.a.sample_unit}/s"), sample, True))
 
     def finished(self, judged: Iterator[Judgement], rule: Rule, *, paired: bool) -> PointResult:
-        """Returns the point; takes its verdicts from those of the family, in order."""
         judgements = []
         for _, sample, gated in self.samples:
             judgements.append(next(judged) if gated else judge([sample], rule)[0])
@@ -411,7 +394,6 @@ class _Draft:
 
 
 def _of_throughput(judgement: Judgement) -> Judgement:
-    """Returns the judgement in terms of throughput: the test of a floor used times, the inverse."""
     tested = judgement.tested
     if tested is not None:
         low, high = tested.equivalence

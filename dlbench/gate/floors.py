@@ -23,16 +23,13 @@ class Floor:
     rate: float  # Samples per second.
     sample_unit: str
     is_per_rank: bool
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Registered properties of the points that must reach it; empty: all points with this sample unit."""
+    where: Mapping[str, str] = field(default_factory=dict)  # Registered properties of its points; empty: all.
 
     @property
     def unit(self) -> str:
-        """The unit of the rate, as the user writes it."""
         return f"{self.sample_unit}/s/rank" if self.is_per_rank else f"{self.sample_unit}/s"
 
     def total_rate(self, ranks: int) -> float:
-        """Returns the samples per second that all ranks together must reach."""
         return self.rate * ranks if self.is_per_rank else self.rate
 
 
@@ -52,10 +49,7 @@ def parse_floor(text: str) -> Floor:
 
 
 def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
-    """Returns the floor of each point that has one, by the point's `id`, in samples/s of all ranks.
-
-    The highest floor counts if several apply. `name` is that of the side, for errors.
-    """
+    """Returns the floor of each point that has one, the highest, by the point's `id`, in samples/s of all ranks."""
     rates: dict[int, float] = {}
     for floor in floors:
         selected = at_where(points, floor.where, name, "--at-least")

@@ -1,9 +1,9 @@
 """A comparison as a `Document`, and as JUnit XML, the test results that CI servers show.
 
-In JUnit, regressed and missed are failures. Inconclusive and insufficient are errors, because an undecided test must
-not look like a pass; a case is skipped if only the reference lacks runs. Metrics without verdict are no test cases.
-Elements and attributes are those that junit-10.xsd of Jenkins' xUnit plugin allows. GitLab shows an element's text and
-not its message; Jenkins shows both, and for a skipped case the text only if there is no message.
+In JUnit, regressed and missed are failures; inconclusive and insufficient are errors, because an undecided test must
+not look like a pass; a case is skipped if only the reference lacks runs. Elements and attributes are those of
+junit-10.xsd of Jenkins' xUnit plugin. GitLab shows an element's text and not its message; Jenkins shows both, and for a
+skipped case the text only if there is no message.
 """
 
 from __future__ import annotations
@@ -333,7 +333,6 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
 
 
 def _sides(point: PointResult) -> str:
-    """Returns the runs, sessions, times and tags of both sides."""
     texts = []
     if point.runs_a:
         text_a = _side_text(len(point.runs_a), " of A", point.sessions_a, point.finished_a, point.tags_a)

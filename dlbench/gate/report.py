@@ -213,22 +213,17 @@ class MetricResult:
     title: str
     about: str
     gated: bool  # Whether it counts for the verdict; other metrics are information.
-    verdict: str
-    """regressed, improved, equivalent, inconclusive, insufficient; for a floor missed, met, inconclusive, insufficient;
-    `information` for metrics that do not count."""
+    verdict: str  # A word of `GATE`, of a floor of `FLOOR`; `information` for metrics that do not count.
     reason: str
     awaits_reference: bool  # Whether B has runs enough and the reference lacks runs or sessions.
-    a: Estimate | None
-    """Geometric mean of A over the units of the test, over runs without a test; None if no run has the figure."""
+    a: Estimate | None  # Geometric mean of A over the units of the test, else runs; None if not measured.
     b: Estimate | None
     ratio: Estimate | None
-    """B / A of geometric means, above 1 is worse; for a floor below 1. With a test, its interval decides: regressed if
-    it is above the tolerance, improved if it is below."""
+    """B / A of geometric means, above 1 is worse; for a floor below 1. With a test, its interval decides."""
     tested: TTest | None
     values_a: tuple[float, ...]  # One for each run of A; if paired, in the order of `values_b`.
     values_b: tuple[float, ...]
-    quality: str = ""
-    """A caveat with the losses of both sides if they train differently, so that the ratio decides nothing alone."""
+    quality: str = ""  # Losses of sides that train differently, so that the ratio decides nothing alone.
 
     @property
     def is_floor(self) -> bool:
@@ -236,7 +231,6 @@ class MetricResult:
 
     @property
     def sides(self) -> tuple[str, str, str]:
-        """The names of A, B and B / A."""
         return ("Floor", "Throughput", "Throughput / floor") if self.is_floor else ("A", "B", "B / A")
 
     @property
@@ -270,18 +264,15 @@ class PointResult:
     tags_b: tuple[tuple[str, str], ...]
     allowed: tuple[KeyDifference, ...]
     environment: tuple[KeyDifference, ...]  # Differences of the environments at this point that not all points have.
-    cautions: tuple[str, ...]
-    """Warnings about its verdicts, in sentences; those of all points are in the report."""
+    cautions: tuple[str, ...]  # Warnings about its verdicts, in sentences; those of all points are in the report.
     metrics: tuple[MetricResult, ...]
 
     @property
     def gated(self) -> tuple[MetricResult, ...]:
-        """The metrics that count for the verdict."""
         return tuple(metric for metric in self.metrics if metric.gated)
 
     @property
     def setting(self) -> str:
-        """The label without the ranks."""
         return self.label.rpartition(", ")[0]
 
 
@@ -391,7 +382,11 @@ def point_of(
     environment: list[KeyDifference] = []
     tags_b: Mapping[str, str] = {}
     if match.b is not None:
-        environment = _environment_differences(a.environment, match.b.environment)
+        environment_a, environment_b = a.environment, match.b.environment
+        for key in sorted(environment_a.keys() & environment_b.keys()):
+            if environment_a[key] != environment_b[key]:
+                difference = KeyDifference(key=key, title=key, a=environment_a[key], b=environment_b[key])
+                environment.append(difference)
         tags_b = match.b.tags
     timed_runs = (*a.runs, *runs_b) if paired else runs_b
     run_seconds = [run.wall_s for run in timed_runs if run.wall_s is not None]
@@ -419,12 +414,6 @@ def point_of(
         cautions=tuple(_point_cautions(match, metrics, sessions, paired)),
         metrics=tuple(metrics),
     )
-
-
-def _environment_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[KeyDifference]:
-    return [
-        KeyDifference(key=key, title=key, a=a[key], b=b[key]) for key in sorted(a.keys() & b.keys()) if a[key] != b[key]
-    ]
 
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
@@ -458,7 +447,6 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    """Returns the first and the last end of the runs."""
     ends = [whole_seconds(run.circumstances.finished) for run in runs]
     return min(ends, default=""), max(ends, default="")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,9 +172,6 @@ def _is_at(path: str, key: str) -> bool:
     return path == key or path.startswith(f"{key}.")
 
 
-# Points and their runs
-
-
 def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
     """Returns workload, preset, engine, precision, batch, scaling and ranks; keys in `without` are left out."""
     registered = {key: value for key, value in point.content.registered.items() if key not in without}
@@ -229,13 +227,11 @@ class SidePoint:
     runs: tuple[SideRun, ...]  # In the order in which they were planned.
     environment: Mapping[str, str]  # Keys with one value in all runs, without those of the job or a rank's place.
     tags: Mapping[str, str]
-    doubts: tuple[str, ...] = ()
-    """Why its runs are not clean repeats of each other, a sentence each without full stop."""
+    doubts: tuple[str, ...] = ()  # Why its runs are not clean repeats, a sentence each without full stop.
     apart: str = ""  # How its ranks train separately between averages (local SGD); empty: they do not.
 
     @property
     def place(self) -> tuple[int, int]:
-        """Ranks and nodes."""
         return self.ranks, self.nodes
 
     @property
@@ -254,25 +250,19 @@ class Match:
 
     @property
     def points(self) -> list[SidePoint]:
-        """The points of the sides that have one."""
         return [self.a] if self.b is None else [self.a, self.b]
 
     @property
     def runs_b(self) -> tuple[SideRun, ...]:
-        """The runs of B; empty if B has no such point."""
         return () if self.b is None else self.b.runs
 
     @property
     def runs(self) -> tuple[SideRun, ...]:
-        """The runs of both sides."""
         return (*self.a.runs, *self.runs_b)
 
     @property
     def quality(self) -> str:
-        """The losses of both sides (medians over runs), if their ranks train differently between averages; else empty.
-
-        Step times alone do not say which of such sides is better.
-        """
+        """The losses of both sides (medians over runs), if their ranks train differently; else empty."""
         if self.b is None or self.a.apart == self.b.apart:
             return ""
         losses_a = [run.loss for run in self.a.runs if run.loss is not None]
@@ -291,8 +281,7 @@ class GateSide:
 
     name: str  # The path that the user gave.
     points: tuple[SidePoint, ...]
-    left_out: tuple[str, ...]
-    """A line for each run without figures, resumed run, and kind of control runs."""
+    left_out: tuple[str, ...]  # A line for each run without figures, resumed run, and kind of control runs.
     damaged: tuple[str, ...]
 
 
@@ -315,7 +304,8 @@ def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, o
 
 def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
     """Returns the session of each run, by run id; sides are taken together because a session may span several."""
-    return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
+    runs = itertools.chain.from_iterable(point.runs for point in points)
+    return sessions_of({run.run_id: run.circumstances for run in runs})
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> GateSide:
@@ -341,11 +331,7 @@ def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Returns the runs with all these properties, and a line for each run or kind of runs that is left out.
-
-    For properties see `dlbench.analysis.selection`. Variants other than `plain` are control runs: they are left out
-    unless `where` selects a variant. Resumed runs are always left out: they are no repeats of uninterrupted runs.
-    """
+    """Returns the runs with these properties, and a line for each left-out run or kind: resumed and control runs."""
     left_out: list[str] = []
     uninterrupted: list[Run] = []
     for run in select(scan.runs, name, where, option):

@@ -3,12 +3,12 @@
 One test gives all figures: with the logarithm d of B / A, its standard error s and f degrees of freedom, p of "no worse
 than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the smallest slowdown that is
 found follows from the non-central t. So p is at most a level if and only if the interval at that level is beyond the
-tolerance. The tolerance is the null hypothesis: a smaller slowdown is a false alarm like any other (non-inferiority:
-Wellek, Testing Statistical Hypotheses of Equivalence, 2010, section 2.2).
+tolerance, the null hypothesis (non-inferiority: Wellek, Testing Statistical Hypotheses of Equivalence, 2010, section
+2.2).
 
-Logarithms, because times differ by factors. Student's t instead of permutations: with equal code and equal noise both
-fail at most as often as they may (outliers, stalls, long tails, one-sided noise, two states, 5 to 20 units), t has an
-interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
+Student's t instead of permutations: with equal noise both fail at most as often as they may (outliers, stalls, long
+tails, one-sided noise, two states, 5 to 20 units), t has an interval and a power in closed form, and with five or six
+pairs no permutation attains 1 %.
 
 If a side has too few sessions, the scatter between the sessions of the other side and of a history is used: Student's
 test with a pooled variance, for one new session against k earlier ones a standard error of s sqrt(1 + 1/k) (Crawford
@@ -38,7 +38,7 @@ Unit = Literal["pair", "run", "session"]
 MAX_REPEATS = 1000  # Upper limit of the search for the repeats that find a slowdown.
 
 _WITHIN = "the 90 % interval of the ratio is within the tolerance"
-_REASONS: Mapping[str, str] = {
+_REASONS: Mapping[str, str] = {  # Reasons by outcome; changed: the 90 % interval excludes 1.
     "worse": "worse by more than the tolerance, beyond chance",
     "better": "better by more than the tolerance, beyond chance",
     "equal": _WITHIN,
@@ -46,7 +46,6 @@ _REASONS: Mapping[str, str] = {
     "undecided": "neither a change nor its absence is shown: too noisy for this number of runs",
     "undecided but changed": "likely changed, but not shown to be within the tolerance or beyond it",
 }
-"""Reasons by outcome; changed: the 90 % interval excludes 1."""
 _FLOOR_REASONS: Mapping[str, str] = {
     "worse": "below the floor, beyond chance",
     "better": "above the floor, beyond chance",
@@ -78,12 +77,10 @@ class MetricSample:
 
     @property
     def session_names_a(self) -> Sequence[str]:
-        """The session of each run of A."""
         return self.sessions_a or [f"a {i}" for i in range(len(self.a))]
 
     @property
     def session_names_b(self) -> Sequence[str]:
-        """The session of each run of B."""
         return self.sessions_b or [f"b {i}" for i in range(len(self.b))]
 
 
@@ -102,7 +99,6 @@ class Evidence:
 
     @property
     def shift(self) -> float:
-        """The mean logarithm of B / A."""
         return fmean(self.b) - fmean(self.a)
 
     def margin(self, rule: Rule) -> float:
@@ -139,10 +135,7 @@ class Evidence:
         return math.expm1(margin + _detected_errors(level, self.freedom) * self.error)
 
     def repeats(self, level: float, beyond: float) -> int | None:
-        """Returns the fewest units of each side that find a slowdown `beyond` (a logarithm) the margin.
-
-        None: `MAX_REPEATS` do not suffice, or the slowdown is tolerated.
-        """
+        """Returns the fewest units per side that find a slowdown `beyond` (a logarithm) the margin; None if none do."""
         # Pairs, and runs against a floor, have one scatter.
         sides = 1 if self.unit == "pair" or self.is_of_floor else 2
 
@@ -158,10 +151,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _detected_errors(level: float, freedom: float) -> float:
-    """Returns the difference, in standard errors, that a one-sided t test finds with `POWER`.
-
-    Source: Cohen, Statistical Power Analysis, 1988, chapter 12.
-    """
+    """Returns the difference, in standard errors, that a t test finds with `POWER` (Cohen 1988, chapter 12)."""
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(freedom, 1 - POWER, student_quantile(1 - level, freedom)))
@@ -229,10 +219,9 @@ def _independent(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evid
 
 
 def _with_borrowed_scatter(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
-    """Returns the evidence with Student's pooled variance between sessions.
+    """Returns the evidence with Student's pooled variance between sessions, for `groups` of A, B and the history.
 
-    `groups`: the sessions of A, of B and of the history, each the logarithms of its runs. A side with fewer runs per
-    session has more of the variance within sessions in its session means.
+    A side with fewer runs per session has more of the variance within sessions in its session means.
     """
     means_by_group = [tuple(map(fmean, group)) for group in groups]
     repeated_means = [means for means in means_by_group if len(means) > 1]
@@ -266,9 +255,7 @@ class Rule:
     """The thresholds of a comparison."""
 
     tolerance: float = 0.02  # B may be slower by this fraction.
-    level: float = 0.01
-    """Probability that any comparison of a command is called regressed though B is not slower than tolerated; also for
-    improved."""
+    level: float = 0.01  # Probability that any comparison is wrongly called regressed; also for improved.
     wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction); with floors below 1.
 
 
@@ -291,21 +278,15 @@ class TTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement(Verdict):
-    """The verdict on one metric: its estimate is B / A of geometric means, above 1 is worse.
-
-    With a test, the interval over units decides: regressed if it is above the tolerance, improved if it is below.
-    """
+    """The verdict on one metric; the estimate is B / A, above 1 is worse (`dlbench.gate.report.MetricResult.ratio`)."""
 
     question: Question
     reason: str  # Reason for the outcome, a sentence without full stop.
     tested: TTest | None
-    awaits_reference: bool = False
-    """Whether B has runs enough and only the reference is missing: A has fewer than five runs, or there are too few
-    sessions."""
+    awaits_reference: bool = False  # Whether B has runs enough and only the reference lacks runs or sessions.
 
     @property
     def verdict(self) -> str:
-        """The word of the outcome in JSON."""
         return self.question[self.outcome].word
 
 
@@ -313,9 +294,8 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
     """Returns the verdicts of one family of comparisons, in the order given; for methods see `gate.report.methods`.
 
     Equivalence needs no correction: the probability that all comparisons of a family are called equivalent though one
-    is not is at most that of a single comparison (intersection-union: Berger, Technometrics 24, 1982).
-
-    Floors belong to the same family: missed as regressed, met as improved, without tolerance.
+    is not is at most that of a single comparison (intersection-union: Berger, Technometrics 24, 1982). Floors belong to
+    the same family: missed as regressed, met as improved, without tolerance.
     """
     family: list[Evidence] = []
     has_test: list[bool] = []
@@ -338,13 +318,10 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
 
 
 def _holm_levels(p_values: Sequence[float], level: float) -> list[float]:
-    """Returns the level of each comparison of a family by Holm's procedure.
-
-    From the first comparison that does not reject on, all have the level of that one.
-    """
+    """Returns the levels by Holm's procedure; from the first comparison that does not reject on, all have its level."""
     levels = [0.0] * len(p_values)
     num_rejected = 0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         levels[index] = level / (len(p_values) - num_rejected)
         if num_rejected == rank and p_values[index] <= levels[index]:
             num_rejected += 1
@@ -402,9 +379,7 @@ def _untested(sample: MetricSample, rule: Rule) -> Judgement:
     if not sample.has_runs:
         outcome = "insufficient"
         reason = f"{_few_runs(sample)} that a verdict needs"
-    ratio = None
-    if sample.fewest > 0:
-        ratio = _ratio_of_runs(sample)
+    ratio = _ratio_of_runs(sample) if sample.fewest > 0 else None
     return Judgement(
         outcome=outcome,
         question=FLOOR if is_floor else GATE,
@@ -441,7 +416,6 @@ def _few_sessions(sample: MetricSample) -> str:
 
 
 def _ratio_of_runs(sample: MetricSample) -> Estimate:
-    """Returns B / A, or B / floor, over runs without a test."""
     floor = sample.floor
     if floor is not None:
         return geometric_mean_estimate(_values_by_key(sample.b, "", sample.session_names_b)).mapped(

@@ -1,12 +1,10 @@
-"""Acknowledged changes of level: who acknowledged them, when, and why; one file each in the history.
-
-An acknowledged change neither fails a gate nor makes a level worse, until the level gets worse again.
-"""
+"""Acknowledged changes of level, a file each: they fail no gate until the level gets worse again."""
 
 from __future__ import annotations
 
 import errno
 import os
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import Field
@@ -41,7 +39,6 @@ class Acknowledgement(Spec):
 
     @property
     def series(self) -> tuple[str, int, int, str]:
-        """Configuration, ranks, nodes, metric."""
         return self.group, self.ranks, self.nodes, self.metric
 
 
@@ -64,9 +61,7 @@ def read_acknowledged(store: Store) -> list[Acknowledgement]:
         acknowledgement = load_file(path, Acknowledgement)
         if acknowledgement is not None:
             acknowledgements.append(acknowledgement)
-    return sorted(
-        acknowledgements, key=lambda acknowledgement: (acknowledgement.written, acknowledgement.through), reverse=True
-    )
+    return sorted(acknowledgements, key=attrgetter("written", "through"), reverse=True)
 
 
 def acknowledge(store: Store, acknowledgement: Acknowledgement) -> None:

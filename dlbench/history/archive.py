@@ -1,8 +1,8 @@
 """Exports runs of a history as a tar archive, and imports such archives.
 
-An archive is in GNU's format: `manifest.json`, then every file of every run, sorted, without times and owners, so that
-equal runs give equal bytes. Archives with members other than files and folders are refused: the known ways around
-tarfile's data filter (such as CVE-2025-4517) need links, and headers of other formats may be of any size.
+An archive is in GNU's format: `manifest.json`, then the files of the runs, sorted, without times and owners, so that
+equal runs give equal bytes. Members other than files and folders are refused: the known ways around tarfile's data
+filter (such as CVE-2025-4517) need links, and headers of other formats may be of any size.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
     """Writes runs as one file atomically; compressed if its name ends in `.gz` or `.tgz`."""
     manifest = ArchiveManifest(runs={entry.folder: entry.content_digest for entry in entries})
     content = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode()
-    level = None
-    if output.name.endswith(COMPRESSED):
-        level = _LEVEL
+    level = _LEVEL if output.name.endswith(COMPRESSED) else None
     with (
         large_result(output, "an archive", level) as sink,
         tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened,
@@ -201,7 +199,6 @@ def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def _runs(path: Path, folder: Path, manifest: ArchiveManifest | None) -> Iterator[Candidate | ImportOutcome]:
-    """Yields the runs of an unpacked archive, and what is missing from it by its manifest."""
     digest_by_name = dict(manifest.runs) if manifest else {}
     # An archive may contain its runs under a long path: they are in the first folder with more than one entry.
     root = folder

@@ -1,24 +1,20 @@
 """Change points of nightly figures: place, size, evidence, and whether the change was a step or a drift.
 
-A value is one night: the median over the runs of one series. Nights are the unit, not runs, because the runs of one
-night share the state of the machine.
+A value is one night, the median over the runs of one series, because the runs of one night share the machine's state.
 
-1. The evidence for a change is a Bayes factor (Kass and Raftery, JASA 90, 1995): the likelihood of the nights with a
-   change of level at any place over that without one, summed over the places as Shiryaev (Theory of Probability and
-   Its Applications 8, 1963) sums them for sequential data. The best place alone has less power, because its test must
-   correct for the search. Neighbouring nights are correlated, so the nights are a first-order autoregression with an
-   unknown coefficient: without a change anything up to 0.95 (slow fluctuations of the machine), with one near 0.5.
-   Scale and level are integrated out; the step has a normal prior of variance `_STEP_VARIANCE` in units of the scatter.
-   Outliers are winsorized to `_CLIP` robust standard deviations (of differences of neighbours, which levels do not
-   affect) of the nights around them, so that a few outliers are no level, and all nights to `_LIMIT` of the median. If
-   a share of all nights are outliers, some are neighbours by chance: a large step has at most the evidence of the
-   order of its nights (beta-binomial, against one share).
+1. The evidence is a Bayes factor (Kass and Raftery, JASA 90, 1995): the likelihood of the nights with a change of level
+   at any place over that without one, summed over the places (Shiryaev, Theory of Probability and Its Applications 8,
+   1963), because a test of the best place must correct for the search. Nights are a first-order autoregression with an
+   unknown coefficient: without a change up to 0.95 (slow fluctuations of the machine), with one near 0.5. Scale and
+   level are integrated out; the step has a normal prior of variance `_STEP_VARIANCE` in units of the scatter. Outliers
+   are winsorized to `_CLIP` robust standard deviations of the nights around them, all nights to `_LIMIT` of the median.
+   A large step has at most the evidence of the order of its nights (beta-binomial), because if a share of all nights
+   are outliers, some are neighbours by chance.
 2. Candidates are the likeliest places of overlapping stretches of all lengths (seeded binary segmentation: Kovács,
    Bühlmann, Li and Munk, Biometrika 110, 2023). As in Hunter (Fleming et al., ICPE'23) the weakest are merged first:
    each is moved to the likeliest place between its neighbours and tested there.
 3. The levels must also differ by a minimum effect (Hodges and Lehmann's shift).
-4. A change, or several in one direction, is compared with a ramp over the same nights: a slow rise is a drift and has
-   no date. If neither is clearly likelier, the shape is "step or drift".
+4. A change, or several in one direction, is compared with a ramp over the same nights: a slow rise is a drift.
 5. For several histories the e-values of Wang and Ramdas (JRSS B 84, 2022) decide over all of them together: with m
    histories, of which k change, each change needs m / k times the evidence.
 
@@ -52,8 +48,7 @@ Probability, 1961, appendix B: "strong"); so must two levels against one level w
 
 NAMED = 0.01  # Share of ordinary nights outside the usual range.
 _MAX_USUAL_NIGHTS = 250  # Newest nights of a level that its usual range is computed from.
-_TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
-"""Possible degrees of freedom of the nights, with equal prior: from tails without a variance to normal ones."""
+_TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)  # Degrees of freedom of the nights, equally likely: no variance to normal.
 _WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))  # Possible scales, in robust standard deviations.
 _SHIFTS = tuple(-3.0 + step for step in range(7))  # Possible distances of centre and median, in standard errors.
 
@@ -94,11 +89,9 @@ class DetectedChange:
     index: int  # First night after a step; first night of a drift.
     end: int  # First night after a drift; `index` of a step.
     evidence: float
-    """Bayes factor of this change against none, over the nights between the neighbouring change points; of several
-    histories divided by the correction for all of them."""
+    """Bayes factor against none up to the neighbouring changes, divided by the correction for all histories."""
     shape: Shape
-    earliest: int
-    """Start of the 95 % interval of the first night after the step; second night of a drift."""
+    earliest: int  # Start of the 95 % interval of the first night after the step; second night of a drift.
     latest: int  # End of that interval; last night of a drift.
 
 
@@ -172,10 +165,10 @@ def segments(values: Sequence[float], detected: Sequence[DetectedChange]) -> lis
 def detect(
     values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effect: float = MIN_EFFECT
 ) -> list[DetectedChange]:
-    """Returns all changes of a history, oldest first; equal values give equal changes.
+    """Returns all changes of a history, oldest first; none with fewer than `MIN_NIGHTS` nights.
 
-    `values`: positive and finite, one for each night, oldest first, in any unit; with fewer than `MIN_NIGHTS` there are
-    no changes. The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards.
+    `values`: positive and finite, one for each night, oldest first. Levels must differ by `min_effect` (relative)
+    upwards, or by its inverse downwards.
     """
     array = np.asarray(values, dtype=float)
     if len(array) < MIN_NIGHTS:
@@ -217,10 +210,7 @@ def detect(
 
 
 def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedChange]]:
-    """Returns `detect` of each of several histories, with the evidence divided by the correction for all of them.
-
-    A history counts as one test, or as many as it has changes; those too short for any change do not count.
-    """
+    """Returns `detect` of each of several histories, with the evidence divided by the correction for all of them."""
     detected = [detect(values) for values in histories]
     while True:
         num_changes = sum(map(len, detected))
@@ -242,11 +232,7 @@ def detect_together(histories: Sequence[Sequence[float]]) -> list[list[DetectedC
 
 
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
-    """Returns the newest nights that are too few for a change point, and the usual range.
-
-    `values`: those of `detect`; `last`: its last segment, if not all nights count. `histories`: how many are followed
-    together, for `wait_for`. None if fewer than `MIN_SEGMENT` nights of the segment precede the newest.
-    """
+    """Returns the newest nights that are too few for a change point, and the usual range; None if it is not known."""
     if last:
         values = last.flat(values, last.end - 1)
     logs = np.log(np.asarray(values, dtype=float))
@@ -285,7 +271,7 @@ def _usual_range(logs: Array) -> tuple[float, float]:
     """Returns the range of the next night, with probability `NAMED` / 2 beyond either end.
 
     It is the predictive distribution of a Student t with unknown centre, scale and degrees of freedom (Geweke, Journal
-    of Applied Econometrics 8, 1993), on a grid: the length of the tails follows from the nights themselves.
+    of Applied Econometrics 8, 1993), on a grid.
     """
     from scipy.special import gammaln, stdtr
 
@@ -316,8 +302,8 @@ def _usual_range(logs: Array) -> tuple[float, float]:
 def _winsorized(logs: Array, limit: float = math.inf) -> Array:
     """Returns the nights relative to their median in robust standard deviations, winsorized; zeros if all are equal.
 
-    Outliers are relative to the running median of 2 `MAX_OUTLIERS` + 1 nights, so that `MAX_OUTLIERS` in a row do not
-    affect it; the nights are at least that many. All nights are limited to `limit` on either side of the median.
+    Outliers are relative to the running median of 2 `MAX_OUTLIERS` + 1 nights, which `MAX_OUTLIERS` in a row do not
+    affect; then all nights are limited to `limit` on either side of the median.
     """
     steps = np.abs(np.diff(logs))
     # The median is zero if values are rounded, so that more than half of the differences are.
@@ -439,8 +425,7 @@ def _evidence_of_order(logs: Array, start: int) -> float:
     """Returns the logarithm of the Bayes factor of the order of the nights, with a step at `start` against none.
 
     Two levels, each with a share of nights at the other level, are compared with one level whose outliers come in any
-    order. Nights farther from both levels than these from each other do not count. Infinite if the step is below
-    `_LARGE_STEP`.
+    order. Nights far from both levels do not count. Infinite if the step is below `_LARGE_STEP`.
     """
     early, late = np.median(logs[:start]), np.median(logs[start:])
     scatter = float(np.median(np.minimum(np.abs(logs - early), np.abs(logs - late)))) / _NORMAL_MAD
@@ -475,15 +460,13 @@ def _candidates(logs: Array, evidence: float) -> list[int]:
         if level and length < _SHORTEST:
             break
         count = 2 ** (level + 1) - 1
-        min_log_evidence = 0.0
-        if level:
-            min_log_evidence = math.log(evidence * count)
+        min_log_evidence = math.log(evidence * count) if level else 0.0
         for start in np.linspace(0, n - length, count).astype(int):
             tested = _test_step(logs, int(start), int(start) + length)
             if tested.evidence > min_log_evidence:
                 candidates.append(tested)
     places: list[int] = []
-    for candidate in sorted(candidates, key=lambda step: -step.evidence):
+    for candidate in sorted(candidates, key=attrgetter("evidence"), reverse=True):
         if all(abs(candidate.place - place) >= MIN_SEGMENT for place in places):
             places.append(candidate.place)
     return sorted(places)
@@ -537,7 +520,6 @@ def _add_drifts(
 
 
 def _slope(logs: Sequence[float] | Array) -> Any:
-    """Returns the slope by Theil and Sen."""
     # Imported only for drifts: importing `scipy.stats` takes longer than the analysis of a year of nights.
     from scipy.stats import theilslopes
 

@@ -67,7 +67,6 @@ def series_chart(series: Trend) -> Chart:
 
 
 def _scale(series: Trend) -> tuple[float, str]:
-    """Returns the factor and the unit of the axis: short times are drawn in ms or µs."""
     largest = max(night.value for night in series.nights)
     if series.unit != "s" or largest >= 1:
         return 1.0, series.unit

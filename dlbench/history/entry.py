@@ -1,8 +1,4 @@
-"""The entry of a run in the index of a history, and the selection of entries by `--where KEY=VALUE`.
-
-Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`, `state`, `commit`, ...), `host` for a host of the run,
-`tag.NAME` and `environment.NAME`. Values are compared as text; an empty one selects runs without a value.
-"""
+"""The entry of a run in the index of a history, and its selection by `--where KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -76,11 +72,9 @@ class HostEntry:
     host: str
     num_ranks: int
     work_ratio: float | None
-    """Own work of its slowest rank over that of the other hosts' slowest ranks (median, 1), see `slow_nodes`; None for
-    runs on one host, without figures, or with an injected fault, which would make a host seem slow."""
+    """Own work of its slowest rank over other hosts' (median, 1), see `slow_nodes`; None for one host, or a fault."""
     later: float | None = None
-    """Time by which it leaves an exchange later than the other hosts, as a share of the step (1), see
-    `dlbench.analysis.late_hosts`; None for the same runs, and if clocks were not compared."""
+    """Share of the step by which it leaves exchanges later (1); None as above, or without clocks."""
     later_at_least: float | None = None  # `later` minus the error bounds of the clocks (1).
 
 
@@ -117,31 +111,23 @@ class HistoryEntry:
     slurm_job_id: str = ""  # Empty outside of Slurm.
     commit: str = ""  # Tag `commit` of the plan, or the commit of dlbench's own checkout; empty: neither is known.
     tags: Mapping[str, str] = field(default_factory=dict, metadata=column(value=_sorted_json))
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """The environment of rank 0, and the settings of the system (`system.modules`, ...) that affect speed."""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """Figures by name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
+    environment: Mapping[str, str] = field(default_factory=dict)  # Of rank 0, and settings of the system.
+    figures: Mapping[str, float] = field(default_factory=dict)  # By name of `METRICS`; may be empty.
     hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # Sorted by name.
-    content_digest: str
-    """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
-    `dlbench.history.run_files.content_digest`."""
+    content_digest: str  # SHA-256 of the files that figures are made of, see `run_files.content_digest`.
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Group, ranks and nodes, equal for runs of one point."""
         return self.group, self.ranks, self.nodes
 
     @property
     def compares_hosts(self) -> bool:
-        """True if the own work of its hosts was compared."""
         return any(host.work_ratio for host in self.hosts)
 
     def figure(self, metric: str) -> float | None:
-        """Returns the figure of a metric; None if the run has none."""
         return self.figures.get(metric)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the entry as a JSON object."""
         content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return content | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 

@@ -1,8 +1,4 @@
-"""A history of runs: immutable run folders, and an index that is a cache of their entries.
-
-Opening a history compares the index with the folders, which repairs an index whose writer was killed. The index may be
-deleted at any time and is rebuilt if it is damaged.
-"""
+"""A history of runs: immutable run folders, and an index of their entries, which is a cache and rebuilt if damaged."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from dlbench.records.folder import RunFolder
 
 BATCH = 64  # Runs that are read together, and written to the index together.
 
-MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
-"""Makes an entry for each folder, in order; damaged runs get the state `damaged`."""
+MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]  # An entry per folder, in order.
 
 Notify = Callable[[str], None]
 
@@ -39,11 +34,7 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> None:
-        """Opens the history in a folder and updates its index; `create` makes one if there is none.
-
-        `version` is that of the entries of `make`: an index of another version is rebuilt. `notify` gets a line for
-        each problem of the index.
-        """
+        """Opens a history, or makes one (`create`); an index of another `version` of `make` is rebuilt."""
         self.store = Store.at(path, create=create)
         self.make = make
         self._notify = notify
@@ -67,13 +58,11 @@ class History:
         return sorted(chosen, key=attrgetter("finished", "run_id"))
 
     def find(self, run_id: str) -> HistoryEntry | None:
-        """Returns the run of that name; None if there is none."""
         if run_id not in self._by_id:
             return None
         return self._rows[self._by_id[run_id]][1]
 
     def run_folder(self, entry: HistoryEntry) -> Path:
-        """Returns the path of a run's folder."""
         return self.store.path / entry.folder
 
     def refresh(self, folders: Sequence[str]) -> None:
@@ -84,7 +73,6 @@ class History:
             self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, entries, strict=True))
 
     def remember(self, entries: Iterable[HistoryEntry]) -> None:
-        """Adds entries of folders of the store to the index."""
         rows: dict[str, Row] = {}
         for entry in entries:
             # Another process may delete the folder at this moment.
@@ -97,14 +85,10 @@ class History:
             return
         try:
             self._index.write(rows, self._rows)
-        except OSError as error:
-            self._keep_in_memory(error.strerror or str(error))
-        except RunError as error:
-            self._keep_in_memory(str(error))
-
-    def _keep_in_memory(self, reason: str) -> None:
-        self._is_writable = False
-        self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
+        except (OSError, RunError) as error:
+            self._is_writable = False
+            reason = getattr(error, "strerror", None) or str(error)
+            self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
 
     def _catch_up(self) -> None:
         # Entries have no cycles: garbage collection would only take time, a sixth of that of a page.

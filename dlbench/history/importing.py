@@ -43,7 +43,6 @@ class Candidate:
     digest: str = ""  # Expected content digest; empty: not known.
 
     def outcome(self, verdict: ImportVerdict, why: str = "") -> ImportOutcome:
-        """Returns the result of importing it."""
         return ImportOutcome(name=self.name, verdict=verdict, why=why)
 
     def damaged(self, why: str) -> ImportOutcome:
@@ -58,11 +57,7 @@ class Candidate:
 def import_runs(
     history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
 ) -> Iterator[ImportOutcome]:
-    """Imports runs and yields the result of each; outcomes among the candidates are passed on.
-
-    `room`: temporary folder (of `Store.room`), which also contains unpacked archives. Raises `RunError`: no space, or
-    the file system refuses; runs that were reported as imported are in the history.
-    """
+    """Imports runs in temporary folder `room`; yields each result, those of imported runs also before a `RunError`."""
     waiting = iter(candidates)
     number = 0
     while batch := list(islice(waiting, BATCH)):
@@ -157,7 +152,6 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
-    """Copies a run to its temporary folder, unless it is there; returns an outcome if it cannot be imported."""
     candidate, entry, target = chosen
     damaged = damaged_traces(candidate.folder.path, entry.run_id, every_block=True)
     if damaged:

@@ -18,10 +18,7 @@ Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds)
 
 
 class Index:
-    """The file: a line with its version, then lines of runs, of which the last of each folder counts.
-
-    A line is the time of the last change of the run's folder, a blank, and the entry by `HistoryEntry.to_text`.
-    """
+    """The file: its version, then lines of runs (change time of the folder, entry), the last of each folder counts."""
 
     def __init__(self, path: Path, version: str) -> None:
         self.path = path

@@ -33,7 +33,7 @@ from dlbench.units import counted
 
 _IMPORT = "dlbench history import RUNS"
 
-METHODS: tuple[tuple[str, str], ...] = (
+METHODS: tuple[tuple[str, str], ...] = (  # How the numbers of a history are made.
     (
         "Series",
         "A series has the runs of one configuration on one machine and device, with equal ranks and nodes. Runs that "
@@ -104,7 +104,6 @@ METHODS: tuple[tuple[str, str], ...] = (
         "fault do not count.",
     ),
 )
-"""Texts on how the numbers of a history are made."""
 
 
 class ChangeOfSeries(NamedTuple):
@@ -143,7 +142,6 @@ class TrendsReport(BaseReport):
 
     @property
     def open_regressions(self) -> tuple[ChangeOfSeries, ...]:
-        """Regressions that are not acknowledged, by series."""
         regressions: list[ChangeOfSeries] = []
         for series in self.series:
             regressions += [ChangeOfSeries(series, change) for change in series.open_regressions]

@@ -84,8 +84,8 @@ def content_digest(folder: RunFolder) -> str:
 def copy_run(source: Path, target: Path) -> None:
     """Copies a run's folder and syncs it to disk.
 
-    Raises `StillRunningError`: it changed during the copy. `IncompleteDataError`: it has other than files and folders,
-    or cannot be read. `RunError`: the copy cannot be written.
+    Raises `StillRunningError`: it changed during the copy; `IncompleteDataError`: it has other than files and folders,
+    or cannot be read; `RunError`: the copy cannot be written.
     """
     before = {name: (status.st_size, status.st_mtime_ns) for name, status in files_of(source).items()}
     try:

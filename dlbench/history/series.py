@@ -67,12 +67,10 @@ class LevelStretch:
 
     @property
     def is_drift(self) -> bool:
-        """True if the level changes from night to night."""
         return self.at_first != self.value.value
 
     @property
     def basis(self) -> str:
-        """The kind of the interval and the number of nights."""
         return basis_text(self.value, "night")
 
 
@@ -97,34 +95,25 @@ class Change:
     """A change point and the differences between the runs before and after it, which are no proven causes."""
 
     kind: ChangeWord = field(metadata=column())
-    shape: Shape = field(metadata=column())
-    """Step, drift over many nights, or undecided. A drift has no date, so no differences are listed with it."""
-    time: str = field(metadata=column("First night after", text=day))
-    """End of the likeliest first night after a step, UTC; end of the first night of a drift."""
-    last_before: str = field(metadata=column())
-    """End of the last night certainly (95 %) before a step, UTC; end of the first night of a drift."""
-    first_after: str = field(metadata=column())
-    """End of the first night certainly (95 %) after a step, UTC; end of the last night of a drift."""
-    before: Estimate = field(metadata=column("From", text=unit_cell))
-    """Median over the nights before a step; the level at the first night of a drift."""
+    shape: Shape = field(metadata=column())  # A drift has no date, so no differences are listed with it.
+    time: str = field(metadata=column("First night after", text=day))  # End of that night, UTC; of a drift its first.
+    last_before: str = field(metadata=column())  # End of the last night certainly before it, UTC; of a drift its first.
+    first_after: str = field(metadata=column())  # End of the first night certainly after it, UTC; of a drift its last.
+    before: Estimate = field(metadata=column("From", text=unit_cell))  # Level; of a drift at its first night.
     after: Estimate = field(metadata=column("To", text=unit_cell))
     ratio: Estimate = field(metadata=column("Ratio", text=change_cell))
-    evidence: float = field(metadata=column("Evidence", text=evidence_text))
-    """Bayes factor of a change against none (1), divided by the correction for all series followed together."""
+    evidence: float = field(metadata=column("Evidence", text=evidence_text))  # Bayes factor (1), corrected.
     acknowledged: Acknowledgement | None = field(metadata=column(value=attrgetter("reason")))
     """None if the change is not acknowledged, or has become worse since."""
-    commits_before: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Commits of the night `last_before`; empty if none is known."""
+    commits_before: tuple[str, ...] = field(metadata=column(value=" ".join))  # Commits of the night `last_before`.
     commits_after: tuple[str, ...] = field(metadata=column(value=" ".join))
     runs_before: tuple[str, ...]
     runs_after: tuple[str, ...]
     differences: tuple[DifferingKey, ...] = field(metadata=column(value=_listed))
     """Differences between all runs of the levels before and after, without the nights that may belong to either side;
     keys with a new value nearly every night are left out."""
-    new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Hosts used after the change and never on the level before it."""
-    gone_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
-    """Hosts used on the level before the change and never after it."""
+    new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))  # Hosts used after it only.
+    gone_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))  # Hosts used before it only.
 
     @property
     def is_drift(self) -> bool:
@@ -150,19 +139,16 @@ class Change:
 
     @property
     def between(self) -> str:
-        """The nights between which a step is, or over which a drift is, in words."""
         if self.is_drift:
             return f"slowly, over the nights of {day(self.last_before)} to {day(self.first_after)}"
         return f"between the nights of {day(self.last_before)} and {day(self.first_after)}"
 
     @property
     def days(self) -> str:
-        """The days of `between`, for a table."""
         return f"{day(self.last_before)}, {day(self.first_after)}"
 
     @property
     def basis(self) -> str:
-        """The number of nights and the kind of the intervals."""
         if self.is_drift:
             return f"{nights_text(self.ratio.n)} of the drift, slope by Theil and Sen"
         return f"{basis_text(self.before, 'night')} before, {nights_text(self.after.n)} after"
@@ -257,37 +243,30 @@ class Trend:
 
     @property
     def num_changes(self) -> int | None:
-        """The number of changes; None with too few nights."""
         return len(self.changes) if self.is_long_enough else None
 
     @property
     def newest_change_time(self) -> str:
-        """The time of the newest change; empty without changes."""
         return self.changes[-1].time if self.changes else ""
 
     @property
     def num_newest_outside(self) -> int:
-        """The number of newest nights outside the usual range."""
         return self.newest.num_beyond if self.newest else 0
 
     @property
     def level(self) -> LevelStretch:
-        """The present level."""
         return self.levels[-1]
 
     @property
     def first_level(self) -> LevelStretch:
-        """The oldest level."""
         return self.levels[0]
 
     @property
     def point(self) -> str:
-        """Configuration and place in words, without the metric."""
         return f"{self.configuration}; {place_text(self.ranks, self.nodes)}"
 
     @property
     def subject(self) -> str:
-        """The metric's title within a sentence."""
         return self.title.lower()
 
     @property
@@ -308,7 +287,6 @@ class Trend:
 
     @property
     def short_verdict(self) -> str:
-        """The last change in a few words."""
         count = nights_text(len(self.nights))
         if not self.is_long_enough:
             return count

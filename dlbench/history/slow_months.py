@@ -1,9 +1,4 @@
-"""Slow nodes over months: each host compared with the other hosts of the same runs, by calendar month.
-
-Figures, threshold, test and verdicts are those of `dlbench.analysis.slow_nodes` and `dlbench.analysis.late_hosts`. The
-unit is the night: the median over all runs of one session. The present state of a host is judged by its nights since
-its last change point, none older than `RECENT_DAYS`.
-"""
+"""Slow nodes over months: hosts compared with the others of the same runs; the unit is the night, a median of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Literal
 
-from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, mean_ratio, verdicts_of
+from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, verdicts_of
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
@@ -22,7 +17,7 @@ from dlbench.history.words import change_cell, day, day_if_any, evidence_text, r
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
 from dlbench.specs.hostlist import compressed
-from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 
 RECENT_DAYS = 92  # Runs that ended earlier before the newest run of the history do not count for the present state.
 
@@ -39,8 +34,7 @@ class HostMonth:
     ratio: Estimate = field(metadata=column())
     """Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights."""
     later: Estimate | None = field(metadata=column())
-    """Time by which its exchanges end after the other hosts', as a share of the step; mean over nights. None if the
-    clocks were not compared."""
+    """Share of the step by which its exchanges end later; None: clocks unknown."""
     verdict: HostWord = field(metadata=column())
 
 
@@ -65,8 +59,7 @@ class HostCourse:
     current: Estimate | None = field(metadata=column("Ratio", text=ratio_cell, is_brief=True))
     """`HostMonth.ratio` over the nights that count for the present state; None if it was not used lately."""
     later: Estimate | None = field(metadata=column("Leaves later", "current_later", text=unit_cell))
-    since: str = field(metadata=column("Since", text=day_if_any, is_brief=True))
-    """End of the first night that counts for the present state, UTC; empty without one."""
+    since: str = field(metadata=column("Since", text=day_if_any, is_brief=True))  # End of the first such night.
     num_nights: int = field(metadata=column("Nights", "", is_brief=True))
     num_runs: int
     months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
@@ -74,7 +67,6 @@ class HostCourse:
 
     @property
     def basis(self) -> str | None:
-        """The kind of the interval of `current`; None without one."""
         return None if self.current is None else basis_text(self.current, "night")
 
     @property
@@ -90,7 +82,6 @@ class HostCourse:
         return f"{clean(self.host, HOST_LENGTH)}: {' and '.join(reasons)} since {day(self.since)}"
 
     def ratio_of(self, month: str) -> Estimate | None:
-        """Returns its ratio in a month; None without runs."""
         return next((host_month.ratio for host_month in self.months if host_month.month == month), None)
 
 
@@ -111,7 +102,6 @@ class SlowMonths:
 
     @property
     def slow(self) -> tuple[HostCourse, ...]:
-        """Hosts that are slow now, or have a slow link."""
         return tuple(host for host in self.hosts if host.verdict in ACCUSED)
 
     @property
@@ -127,8 +117,6 @@ class SlowMonths:
 
 @dataclass(frozen=True)
 class _HostNight:
-    """A host in one night: medians over its runs."""
-
     end: str  # End of its last run, UTC.
     num_runs: int
     work: float  # Own work over that of the other hosts.
@@ -137,7 +125,6 @@ class _HostNight:
 
     @property
     def month(self) -> str:
-        """The calendar month, e.g. ``2026-03``."""
         return self.end[:7]
 
 
@@ -204,7 +191,6 @@ def _host_change(nights: Sequence[_HostNight], change: ChangePoint) -> HostChang
 
 
 def _host_nights(runs: Sequence[HistoryEntry]) -> dict[str, _HostNight]:
-    """Returns the hosts of the runs of one night, with their medians."""
     ends: dict[str, str] = {}
     entries_by_host: dict[str, list[HostEntry]] = {}
     for run in runs:
@@ -238,14 +224,14 @@ def _host_months(
         for host, nights in nights_by_host.items():
             month_nights[host] = [night for night in nights if night.month == month]
         for host, verdict in _verdicts(month_nights).items():
-            ratio = mean_ratio(_works(month_nights[host]))
+            ratio = geometric_mean_estimate(_works(month_nights[host]), "ratio")
             later = _mean_later(month_nights[host])
             host_months[host].append(HostMonth(month=month, ratio=ratio, later=later, verdict=verdict))
     return host_months
 
 
 def _mean_work(nights: Sequence[_HostNight]) -> Estimate | None:
-    return mean_ratio(_works(nights)) if nights else None
+    return geometric_mean_estimate(_works(nights), "ratio") if nights else None
 
 
 def _works(nights: Sequence[_HostNight]) -> list[float]:

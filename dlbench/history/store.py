@@ -7,11 +7,8 @@
     STORE/index.jsonl                a cache, see `dlbench.history.index`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is complete or
-absent even if a process is killed. The rename fails if the folder exists, so that one of several processes that import
-the same run wins.
-
-Several people may write a store. So nothing in it is reached through a link: neither `runs`, nor a month, nor `partial`
-may be one, and renames and deletions use descriptors of the parent folders.
+absent; the rename fails if the folder exists, so that one of several importing processes wins. Several people may write
+a store, so nothing in it is reached through a link; renames and deletions use descriptors of the parents.
 """
 
 from __future__ import annotations
@@ -88,10 +85,7 @@ class Store:
         return cls(path)
 
     def listing(self, on_ignored: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
-        """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds).
-
-        `on_ignored` gets folders whose names cannot be those of runs or months, except hidden ones.
-        """
+        """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds)."""
         changed_by_folder: dict[str, int] = {}
 
         def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:
@@ -117,21 +111,20 @@ class Store:
         return changed_by_folder
 
     def folders(self, on_ignored: Callable[[str], None] = lambda folder: None) -> list[RunFolder]:
-        """Returns the folders of its runs; for `on_ignored` see `listing`."""
         return [RunFolder(self.path / folder) for folder in self.listing(on_ignored)]
 
     def place_of(self, run_id: str, created: str) -> str:
-        """Returns the path of a run's folder, relative to the store."""
         month = created[:7]
         if not _MONTH.fullmatch(month):
             month = "undated"
         return f"runs/{month}/{run_id}"
 
     def place(self, staged: Path, folder: str) -> bool:
-        """Moves a complete folder from `partial` to its place; returns False if the folder exists already.
+        """Moves a complete folder from `partial` to its place, not yet durably (`sync`); returns False if that exists
+        already.
 
-        `sync` makes it durable. Raises `NotAFolderError`: a file, a link or a pipe has the name of its month.
-        `RunError`: the file system refuses.
+        Raises `NotAFolderError`: a file, a link or a pipe has the name of its month; `RunError`: the file system
+        refuses.
         """
         target = self.path / folder
         try:
@@ -153,7 +146,6 @@ class Store:
         return True
 
     def delete_staged(self, staged: Path) -> None:
-        """Deletes a folder in `partial`, as far as possible."""
         delete_below(self.path, *staged.relative_to(self.path).parts)
 
     def sync(self, folders: Iterable[str]) -> None:

@@ -31,7 +31,6 @@ class NightOfSeries(NamedTuple):
 
     @property
     def median(self) -> str:
-        """The night's value with its unit."""
         return amount_text(self.night.value, self.series.unit)
 
     @property
@@ -40,12 +39,10 @@ class NightOfSeries(NamedTuple):
 
     @property
     def runs(self) -> str:
-        """The value of each run with its unit."""
         return ", ".join(amount_text(value, self.series.unit) for value in self.night.values)
 
     @property
     def level(self) -> str:
-        """The level of the night."""
         return level_text(self.series.levels[self.night.level].value)
 
 
@@ -190,8 +187,6 @@ def _month_column(month: str) -> Column[HostInMonth]:
 
     def cell(row: HostInMonth) -> Cell | None:
         figure = ratio(row)
-        if figure is None:
-            return None
-        return ratio_cell(figure)
+        return None if figure is None else ratio_cell(figure)
 
     return Column("", month, ratio, cell)

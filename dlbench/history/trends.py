@@ -1,8 +1,4 @@
-"""Series over nights from the entries of a history, with the differences at each change of level.
-
-A trend is one metric of one point: runs of one group (`dlbench.analysis.comparability`), rank count and node count.
-All runs of a session (`dlbench.analysis.sessions`) are one night, whose value is their median.
-"""
+"""Series over nights (one metric of one group, rank and node count), with the differences at each change of level."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import cast
 
+from dlbench.analysis.environments import NOT_SET
 from dlbench.analysis.metrics import METRICS, Metric
 from dlbench.analysis.sessions import circumstances, sessions_of
 from dlbench.history.acknowledgements import Acknowledgement
@@ -36,7 +33,6 @@ from dlbench.stats.verdict_words import TREND
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Format of all times that this module returns.
 _PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # A time in `UTC_FORMAT`.
 MAX_DIFFERING = 2  # Maximum settings of the system that are added to equal labels.
-NOT_SET = "not set"  # Value of a key that a run does not have.
 
 # Keys that are reported separately from other differences, because every night may have a new value.
 _COMMIT_KEYS = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
@@ -47,18 +43,13 @@ MAX_VALUE_LENGTH = 200
 
 @dataclasses.dataclass(frozen=True)
 class _Course:
-    """The nights with a figure of one metric at one point, and the median of each."""
-
     metric: Metric
     nights: Sequence[Sequence[HistoryEntry]]
     values: Sequence[float]
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-    """Returns valid runs, oldest first, each once, with `finished` in `UTC_FORMAT` so that texts sort like times.
-
-    Runs whose end is not a valid time are left out.
-    """
+    """Returns valid runs with a valid end, oldest first, each once, with `finished` in `UTC_FORMAT`."""
     entry_by_run: dict[str, HistoryEntry] = {}
     for entry in entries:
         if entry.state != "valid":
@@ -97,11 +88,7 @@ def moment_of(text: str) -> datetime | None:
 def trends(
     entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric.
-
-    Copies of a run count once; `acknowledged` may contain changes of any series. Trends with too few nights for a
-    change point are included.
-    """
+    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric."""
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):
         if entry.group:
@@ -139,10 +126,7 @@ def _system_settings(run: HistoryEntry) -> dict[str, str]:
 
 
 def _with_different_labels(series: list[Trend], settings: Mapping[str, Mapping[str, str]]) -> list[Trend]:
-    """Adds differing settings of the system, or the configuration's id, to equal labels of one system.
-
-    `settings`: those of the newest run of each series, by its id.
-    """
+    """Adds differing `settings` of the newest runs, or the configuration's id, to equal labels of one system."""
     ids_by_label: dict[tuple[str, str], list[str]] = {}
     for trend in series:
         ids_by_label.setdefault((trend.label, trend.system), []).append(trend.id)

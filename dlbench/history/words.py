@@ -35,9 +35,7 @@ def names_text(names: Sequence[str]) -> str | None:
 
 def hosts_text(names: Sequence[str]) -> str | None:
     """Returns the names of up to `MAX_NAMED_HOSTS` hosts, or the number of more; None if there are none."""
-    if len(names) > MAX_NAMED_HOSTS:
-        return str(len(names))
-    return names_text(names)
+    return str(len(names)) if len(names) > MAX_NAMED_HOSTS else names_text(names)
 
 
 def amount_text(value: float, unit: str) -> str:

@@ -325,7 +325,7 @@ class RankProcesses:
         deadline = time.monotonic() + END_S
         while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline and not is_hurried():
             time.sleep(0.02)
-        process_tree.end(self._living, 0.0, look=self._reap)
+        process_tree.end(self._living, 0.0, on_poll=self._reap)
         self._reap()
 
     def _living(self) -> set[int]:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dlbench.cache import kept
+from dlbench.cache import cached
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import HIDES, is_given_gpu, unusable
@@ -143,5 +143,5 @@ def _horovod(python: str) -> dict[str, Any] | None:
         answer = ask(ASK_HOROVOD, python=python)
         return None if isinstance(answer, str) else json.dumps(answer)
 
-    text = kept("asked", python, json.dumps([_where(python), ASK_HOROVOD]), find)
+    text = cached("asked", python, json.dumps([_where(python), ASK_HOROVOD]), find)
     return None if text is None else json.loads(text)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.cache import kept
+from dlbench.cache import cached
 from dlbench.errors import UserError
 from dlbench.opening import file_sha256, why_unreadable
 from dlbench.specs.base import Flag, Form, FromText, Spec
@@ -125,4 +125,4 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
 
 @functools.cache
 def _digest(path: str, size: int, changed_ns: int) -> str:
-    return kept("containers", path, f"{size} {changed_ns}", lambda: file_sha256(Path(path))) or ""
+    return cached("containers", path, f"{size} {changed_ns}", lambda: file_sha256(Path(path))) or ""

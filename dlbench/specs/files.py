@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlbench import bundled
-from dlbench.cache import kept
+from dlbench.cache import cached
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256, read_named, why_unreadable
 
@@ -66,7 +66,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.parent in (bundled.folder("workloads"), bundled.folder("systems"), bundled.folder("reports")):
         # Parsing takes 0.15 s of CPU before every run. Other files are not cached, because they may contain secrets.
         state = f"{file_sha256(Path(__file__))}\n{text}"
-        value = json.loads(kept("yaml", str(path), state, lambda: json.dumps(parse_yaml(text, str(path)))) or "null")
+        value = json.loads(cached("yaml", str(path), state, lambda: json.dumps(parse_yaml(text, str(path)))) or "null")
     else:
         value = parse_yaml(text, str(path))
     if not isinstance(value, Mapping):

@@ -1,18 +1,16 @@
 """Estimates over repeated runs: a value with an interval and how the interval was made.
 
-The experimental unit is the run, never the step: steps of one run are not independent, and pooling them calls
-differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3). If runs come from several sessions,
-and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session: its value is the
-mean (or median) of its runs. The value itself is always over runs, so that all figures of the same runs agree.
-Intervals of one session are valid only within it.
+The experimental unit is the run, never the step: steps of one run are not independent (Hoefler and Belli, SC'15, rule 6
+and section 3.1.3). If runs come from several sessions (`dlbench.stats.pairing.KnownKey`), the unit of an interval is
+the session, with the mean or median of its runs; the value itself is always over runs, so that all figures of the same
+runs agree. Intervals of one session are valid only within it.
 
 Simulated coverage of the 95 % interval of Student's t for 5 to 20 runs (`make bench AREA=truth.intervals`): normal and
 long-tailed noise 94 to 97 %; run times in two states of a machine 91 to 97 %; noise that only slows runs 87 to 92 % for
-a mean, 95 % and more for a difference of two sides with the same noise. No interval helps if no run met a slow state.
+a mean, 95 % and more for a difference of two sides with the same noise.
 
-An interval that contains an end of the region decides nothing: taking it for agreement would call noisy runs equal. A
-95 % interval within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
-Pharmacokinetics and Biopharmaceutics 15, 1987).
+An interval that contains an end of a region decides nothing. A 95 % interval within a margin is the two one-sided tests
+of equivalence at 2.5 % each (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ from dlbench.stats.multiplicity import paired_p, pooled_freedom, student_quantil
 from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 
 LEVEL = 0.95
-_EXACT_PAIRS = 400
-"""Up to this many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
+_EXACT_PAIRS = 400  # Pairs of runs up to which the distribution of rank sums is counted; beyond it is nearly normal.
 
-Kind = Literal[
+Kind = Literal[  # `within-run`: middle half of the iterations of a single run; `fit`: of a fitted parameter.
     "Student t",
     "order statistics",
     "rank sums",
@@ -47,19 +44,14 @@ Kind = Literal[
     "within-run",
     "fit",
 ]
-"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: the interval of a
-fitted parameter."""
 
-Values = Sequence[float] | Mapping[RunKey, float]
-"""One value for each run; by keys if the sessions of the runs count."""
+Values = Sequence[float] | Mapping[RunKey, float]  # One value for each run; by keys if the sessions of the runs count.
 
-MIN_RUNS = 5
-"""With fewer runs (or sessions, if there are several) there is no interval of about 95 % and no comparison."""
+MIN_RUNS = 5  # With fewer runs (or sessions, if several) there is no 95 % interval and no comparison.
 
 Placed = Literal["below", "within", "above", "undecided", "insufficient"]
-"""below, within, above: the position of the whole interval, each false in at most 5 % of cases (2.5 % for one end).
-undecided: the interval contains an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions if there
-are several, have no interval with a level."""
+"""below, within, above: position of the whole interval, each false in at most 5 % of cases (2.5 % for one end).
+undecided: it contains an end of the region. insufficient: fewer than `MIN_RUNS` runs or sessions."""
 
 
 def interval_of_mean(values: Array) -> tuple[Array, Array]:
@@ -89,9 +81,9 @@ def range_level(n: int) -> float:
 def places(n: int, level: float = LEVEL) -> tuple[int, float]:
     """Returns k, so that the k-th smallest and k-th largest of n values bound the median, and the attained level.
 
-    The number of runs below the median is binomial, so the level is 1 - 2 P(fewer than k of n) (Hahn and Meeker,
-    Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2). k is the largest whose level is not below `level`, or
-    1 if there is none; `n` is at least 2.
+    The number of runs below the median is binomial: the level is 1 - 2 P(fewer than k of n) (Hahn and Meeker,
+    Statistical Intervals, 1991). k is the largest whose level is not below `level`, or 1 if there is none; `n` is at
+    least 2.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -111,13 +103,11 @@ def rank_sum_level(na: int, nb: int, level: float) -> float:
 
 
 def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
-    """Returns the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, or the range if it has none.
+    """Returns the interval of the shift of `a` against `b`, shape (..., runs), by Wilcoxon's rank sum test, or the
+    range.
 
-    The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
-    Nonparametrics, 1975, section 2.6). Valid for noise of equal shape on both sides.
-
-    `a`, `b`: one value for each run, shape (..., runs). `level`: between 0 and 1. Returns low and high ends, shape
-    (...).
+    The ends are two of the ordered differences between the sides (Moses 1953; Lehmann, Nonparametrics, 1975, section
+    2.6).
     """
     differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
     last = differences.shape[-1] - 1
@@ -128,9 +118,7 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
 
 @cache
 def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
-    """Returns how many of the smallest values of the Mann-Whitney statistic have at most the probability `tail`, and
-    their probability.
-    """
+    """Returns how many of the smallest Mann-Whitney statistics have at most the probability `tail`, and theirs."""
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
 
@@ -152,32 +140,23 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval.
-
-    `low` and `high` are the ends of the interval or, of kind `range`, the smallest and largest value; both are None for
-    a single run and for values by definition, such as the efficiency of the baseline.
-    """
+    """A value with its interval or range (smallest and largest value); a single run or a definition has neither."""
 
     value: float
     low: float | None
     high: float | None
-    n: int
-    """Number of runs; for a ratio or a difference, runs (or pairs of runs) of each side."""
+    n: int  # Number of runs; for a ratio or a difference, runs (or pairs of runs) of each side.
     kind: Kind
     unit: str = ""
     """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `GB/s`, `s`, `fraction`,
     `ratio`, `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
     level: float | None = None
-    """Confidence level of the interval, a fraction; None without one, as for the range of values that are no
-    repeats."""
-    unpaired: int = 0
-    """Runs that were left out because the other side has no run of the same repeat."""
+    """Confidence level of the interval, a fraction; None for the range of values that are no repeats."""
+    unpaired: int = 0  # Runs that were left out because the other side has no run of the same repeat.
     sessions: int | None = None
-    """Sessions of the runs, of the side with fewer; with two or more they are the units of the interval, with one it is
-    valid only within that session. None: not known."""
+    """Sessions of the runs, of the side with fewer; the units of the interval if there are several. None: not known."""
     is_across_sessions: bool = False
-    """Whether the sides ran in different sessions and one side has a single session: the ratio then includes the
-    difference of sessions, and its interval does not."""
+    """Whether the sides ran in different sessions and one has a single session: the interval lacks their difference."""
 
     @property
     def units(self) -> int:
@@ -208,7 +187,6 @@ class Estimate:
         return replace(self, value=function(self.value), low=low, high=high, unit=unit)
 
     def inverted(self, unit: str) -> Estimate:
-        """Returns the estimate of 1 / value. Raises `ZeroDivisionError` if the value or an end is 0."""
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
@@ -219,12 +197,9 @@ class Estimate:
 
 
 def median_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the median over runs.
+    """Returns the median over runs, with the interval by order statistics or the range of few runs.
 
-    Interval: with five runs or more two of the ordered values, at the smallest level from 95 % that order statistics
-    attain (five runs: their range, 93.75 %); with two to four runs the range; with one run none.
-
-    `values`: one finite value for each run. Raises `ValueError`: no values, or one that is not finite.
+    Its level is the smallest from 95 % that is attained (five runs: their range, 93.75 %).
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
@@ -241,11 +216,7 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the mean over runs, for values that must sum.
-
-    Interval: with five runs or more Student's t, with two to four runs the range, with one run none. Raises
-    `ValueError`: no values, or one that is not finite.
-    """
+    """Returns the mean over runs, for values that must sum, with Student's t interval or the range of few runs."""
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
     n, num_sessions = len(units), _count(sessions)
@@ -260,20 +231,14 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
-
-    Raises `ValueError`: no values, or one that is not positive and finite.
-    """
+    """Returns the geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms."""
     if not isinstance(values, Mapping):
         values = {("", number): value for number, value in enumerate(values)}
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
-    """Returns the geometric mean over runs, consistent with `ratio_estimate`; the median if some run has 0.
-
-    Raises `ValueError`: no values, or one that is not finite.
-    """
+    """Returns the geometric mean over runs, consistent with `ratio_estimate`; the median if some run has 0."""
     if min(_plain(values)) > 0:
         return geometric_mean_estimate(values, unit)
     return median_estimate(values, unit)
@@ -282,10 +247,9 @@ def typical_estimate(values: Values, unit: str = "") -> Estimate:
 def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "") -> Estimate:
     """Returns mean(top) - mean(bottom); each side has one value for each run, by block and repeat.
 
-    If the sides are paired (`dlbench.stats.pairing`), the mean of the differences of the pairs, as `mean_estimate`:
-    drift that affects both sides cancels. For independent sides Welch's t interval with five runs per side, with fewer
-    the range of all differences, with a single run none. Raises `ValueError`: a side is empty or has a value that is
-    not finite.
+    If the sides are paired (`dlbench.stats.pairing`), it is the `mean_estimate` of the differences of the pairs: drift
+    that affects both sides cancels. For independent sides the interval is Welch's t with five runs per side, with fewer
+    the range of all differences, with a single run none. Raises `ValueError`: a side is empty or not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
@@ -307,10 +271,7 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
-    """Returns the two-sided p of equal means, by the test that the interval of `difference_estimate` inverts.
-
-    It is 1 with fewer than two pairs, or runs per side.
-    """
+    """Returns the two-sided p of equal means that belongs to the interval of `difference_estimate`; 1 for few units."""
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
         a, b, _ = _independent_units(top, bottom)
@@ -322,8 +283,7 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     """Returns the ratio of two geometric means over runs, top / bottom: `difference_estimate` of the logarithms.
 
     Only geometric means keep products: if x = y z in each run, it is true of the means, and the ratio of two means is
-    the geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986). `unit`: `ratio` or
-    `fraction`. Raises `ValueError`: a side is empty or has a value that is not positive and finite.
+    the geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986). Values must be positive.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
@@ -331,10 +291,9 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
 def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
     """Returns the ratio by which one side is shifted against the other, robust to outliers.
 
-    Value: the Hodges-Lehmann estimate, the median of the ratios of every value of one side to every value of the other
-    (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the smallest level from 95 % that
-    it attains; with fewer than `MIN_RUNS` values per side the range of those ratios; with one value none. Raises
-    `ValueError`: a side is empty or has a value that is not positive and finite.
+    The value is Hodges and Lehmann's: the median of the ratios of every value of one side to every value of the other
+    (Annals of Mathematical Statistics 34, 1963). The interval is the inverted rank sum test, at the smallest level from
+    95 % that it attains; with fewer than `MIN_RUNS` values per side the range of those ratios. Values must be positive.
     """
     a, b = (np.log(_checked(side, above=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
@@ -409,10 +368,7 @@ def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKe
 
 
 def _independent_units(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
-    """Returns the units of both sides, and the fewer sessions of a side (None: not known).
-
-    Units are the session means if both sides have several sessions, else the runs.
-    """
+    """Returns the units of both sides, session means if both have several, and the fewer sessions of a side."""
     a, b = _checked(top), _checked(bottom)
     sessions_a, sessions_b = _sessions(top), _sessions(bottom)
     count_a, count_b = _count(sessions_a), _count(sessions_b)
@@ -451,10 +407,7 @@ def _by_session(array: Array, sessions: Sequence[str | None], centre: Callable[[
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Returns the position of the true value relative to the region from `low` to `high`, if the interval decides it.
-
-    With `low` equal to `high`, "below" and "above" mean that the value differs from it.
-    """
+    """Returns the position of the true value relative to the region `low` to `high`, if the interval decides it."""
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
     if estimate.low > high:
@@ -475,14 +428,11 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
     Low end: `mean - t(1 - 0.025/m) s`, simultaneous over the m settings (Bonferroni), because any of them may have been
     lifted to the top by luck. High end: `mean + t(1 - 0.025) s` without a correction, because the best lies above what
     was measured of the truly best one (Fuentes, Casella and Wells, Electronic Journal of Statistics 12, 2018;
-    Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both: a choice among
-    equals flatters less, and a setting that truly stands out loses no more than that.
-
-    s is the pooled scatter of all settings, because five repeats of one estimate it badly, or the scatter of the chosen
-    setting if that is larger. Its degrees of freedom are those of `pooled_freedom`.
+    Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both. s is the pooled scatter of all
+    settings, because five repeats of one estimate it badly, or that of the chosen setting if larger.
 
     `logs`: logarithms of each setting's ratios to the baseline in pairs of runs; settings with one pair do not count.
-    `best`: index of the chosen setting. Raises `ValueError`: it has fewer than `MIN_RUNS` pairs.
+    `best`: index of the chosen setting, which has `MIN_RUNS` pairs.
     """
     best_logs = logs[best]
     if len(best_logs) < MIN_RUNS:
@@ -501,11 +451,10 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
 
 
 def between_and_within(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Returns the standard deviations between and within groups.
+    """Returns the standard deviations between and within groups; None for one group, or if no group has two values.
 
     The estimators of a one-way analysis of variance with random effects and groups of any size (Searle, Casella and
-    McCulloch, Variance Components, 1992, section 3.6); between groups 0 if they differ by no more than chance does.
-    None for fewer than two groups, or if no group has two values.
+    McCulloch, Variance Components, 1992, section 3.6).
     """
     total, count = sum(map(len, groups)), len(groups)
     if count < 2 or total == count:

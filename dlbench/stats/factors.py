@@ -1,6 +1,4 @@
-"""The effect of each swept key: two of its values are compared over all combinations of other keys that ran with both,
-by repeat.
-"""
+"""The effect of each swept key: two of its values are compared over all combinations of other keys with both."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ class Combination:
     rates: Mapping[RunKey, float]  # Throughput of each run.
 
     def other_values(self, key: str) -> tuple[str, ...]:
-        """Returns the values of all keys but one, to match combinations."""
         return tuple(repr(value) for name, value in self.values.items() if name != key)
 
 
@@ -36,8 +33,7 @@ class KeyEffect:
 
     key: str
     values: Sequence[Any]  # The first is the reference of the others.
-    effects: tuple[Estimate | None, ...]
-    """The rate of each value over that of the first (ratio); None if no combination ran with both."""
+    effects: tuple[Estimate | None, ...]  # Rate of each value over that of the first; None if no combination has both.
     outcome: Outcome  # `better` if any two values differ.
     widest: tuple[Pair, Estimate] | None  # The values with the largest difference; None if no two can be compared.
 
@@ -48,10 +44,7 @@ def is_same(first: object, second: object) -> bool:
 
 
 def levels_of(combinations: Sequence[Combination], references: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the values of every key that acts anywhere and has two of them or more, the reference first.
-
-    `references`: the value of each key that its others are compared with.
-    """
+    """Returns the values of every key that acts anywhere and has two or more, its reference first."""
     levels: dict[str, list[Any]] = {}
     for key, reference in references.items():
         # Each value once, in the order of first appearance.

@@ -1,8 +1,6 @@
-"""Tests of single comparisons, and corrections for many comparisons.
+"""Tests of single comparisons, and corrections for many: the best of many settings seems better than it is.
 
-A sweep compares many settings, and the best of many seems better than it is. Intervals are made for each comparison
-alone; a difference is claimed by Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979) over all
-comparisons of a family, so that the probability of any false claim is at most 5 %.
+A difference is claimed by Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979) over a family.
 """
 
 from __future__ import annotations
@@ -13,23 +11,18 @@ from statistics import fmean, stdev
 
 from dlbench.lazy import Array, np
 
-LEVEL = 0.05
-"""Probability of any false claim in a family of comparisons."""
-POWER = 0.8
-"""Probability to find a difference of the wanted size with the advised number of repeats."""
+LEVEL = 0.05  # Probability of any false claim in a family of comparisons.
+POWER = 0.8  # Probability to find a difference of the wanted size with the advised number of repeats.
 
-ROUNDING = 1e-6
-"""Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding."""
+ROUNDING = 1e-6  # Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding.
 
-_SCATTERS = 15
-"""Number of possible true scatters over which the power is averaged if the scatter is an estimate."""
+_SCATTERS = 15  # Number of possible true scatters over which the power is averaged if the scatter is an estimate.
 
 
 def paired_p(logs: Sequence[float]) -> float:
     """Returns the two-sided p of Student's paired t test that the mean of log ratios is zero; 1 for fewer than two.
 
-    Logarithms of ratios of step times are closest to normal. A rank test could make no claim: with five pairs the
-    smallest p of Wilcoxon's signed ranks is 0.0625.
+    A rank test could make no claim: with five pairs the smallest p of Wilcoxon's signed ranks is 0.0625.
     """
     if len(logs) < 2:
         return 1.0
@@ -42,10 +35,7 @@ def t_of_mean(values: Sequence[float]) -> float:
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
-
-    It is 1 for fewer than two runs on a side.
-    """
+    """Returns the two-sided p of Welch's t test (Biometrika 34, 1947) of equal means; 1 for a side of one run."""
     if min(len(a), len(b)) < 2:
         return 1.0
     error, freedom = welch_error(a, b)
@@ -57,10 +47,8 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
 
     The method is Welch's (Biometrika 34, 1947). With unequal sample sizes the error of the pooled variance is used if
     it is larger: five runs that happen to agree make Welch's error too small next to a large side, and a test at 1 %
-    fails in 3 to 5 % of cases with one-sided noise or a machine with two states (`make bench AREA=truth.gate`). With
-    equal sample sizes both errors are the same.
-
-    `a`, `b`: one value for each run, shape (..., runs), at least two runs each.
+    fails in 3 to 5 % of cases with one-sided noise or a machine with two states (`make bench AREA=truth.gate`). `a`,
+    `b`: shape (..., runs), at least two runs each.
     """
     sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     na, nb = (side.shape[-1] for side in sides)
@@ -130,11 +118,11 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
     """Returns the repeats per setting with which a difference of this size is claimed in at least `POWER` of cases.
 
     The smallest n of the paired t test at Bonferroni's level for m comparisons, by the non-central t distribution: with
-    T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)). If the scatter
-    is an estimate, the power is the mean over possible true scatters.
+    T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)), the mean over
+    possible true scatters if the scatter is an estimate with `freedom` degrees of freedom.
 
-    `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to find,
-    e.g. 0.02. `comparisons`: their number m. `freedom`: degrees of freedom of the scatter; None if it is known exactly.
+    `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: relative, e.g. 0.02. `comparisons`:
+    m.
     """
     from scipy.special import chdtri, nctdtr
 

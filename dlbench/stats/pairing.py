@@ -6,14 +6,11 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-ENOUGH_PAIRS = 5
-"""With this many pairs sides are paired, however many runs have no partner."""
+ENOUGH_PAIRS = 5  # With this many pairs sides are paired, however many runs have no partner.
 ENOUGH_SHARE = 0.8
-"""With fewer pairs than `ENOUGH_PAIRS`, this share of the smaller side must have a partner. Sides of five repeats that
-lost different runs are still paired; sides that share a block by chance are not."""
+"""With fewer pairs, share of the smaller side with a partner: sides that share a block by chance are not paired."""
 
-RunKey = tuple[str, int]
-"""Block (series with its swept values) and repeat: runs with equal keys ran interleaved."""
+RunKey = tuple[str, int]  # Block (series with its swept values) and repeat: runs with equal keys ran interleaved.
 
 
 class KnownKey(tuple[str, int]):
@@ -55,10 +52,8 @@ def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
 class Pairing:
     """The pairs of two sides."""
 
-    keys: tuple[RunKey, ...]
-    """Keys of the pairs, sorted; empty if the sides are independent."""
-    left_out: int
-    """Runs of both sides together without a partner."""
+    keys: tuple[RunKey, ...]  # Keys of the pairs, sorted; empty if the sides are independent.
+    left_out: int  # Runs of both sides together without a partner.
 
     @property
     def is_paired(self) -> bool:
@@ -72,8 +67,7 @@ class Pairing:
 def pairing(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> Pairing:
     """Pairs the runs that both sides have, if they are `ENOUGH_PAIRS` or `ENOUGH_SHARE` of the smaller side.
 
-    A failed run has no value, and its partner is left out too: pairs exclude the drift of the machine, which is often
-    larger than the measured difference, and one run less costs little.
+    The partner of a failed run is left out: the drift that pairs exclude is often larger than the measured difference.
     """
     shared = sorted(top.keys() & bottom.keys())
     fewer = min(len(top), len(bottom))

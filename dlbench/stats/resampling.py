@@ -1,10 +1,9 @@
 """Resampled runs for intervals of fits.
 
-Points of one run share its state (neighbours, clocks, placement), so runs are drawn, never points or iterations. Runs
-with equal keys were interleaved and are drawn together. Percentiles of resamples of few values are too narrow, so each
-resample's distance from the centre is stretched, as logarithm, by Student's quantile over the normal one and by
-sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American Statistician 69(4), 2015,
-expanded percentile interval).
+Points of one run share its state, so runs are drawn, never points or iterations; runs with equal keys were interleaved
+and are drawn together. Each resample's distance from the centre is stretched, as logarithm, by Student's quantile over
+the normal one and by sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American
+Statistician 69(4), 2015, expanded percentile interval).
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ from dlbench.stats.multiplicity import student_quantile
 
 Key = TypeVar("Key", bound=Hashable)
 
-SEED = 20_150_815
-"""Fixed, so that the same runs give the same interval, byte for byte."""
-RESAMPLES = 200
-"""Resamples per fit: enough for the ends of a 95 % interval to within their own scatter; a fit takes milliseconds."""
-LEAST_RUNS = 3
-"""Runs per point that an interval needs: for two, Student's quantile is 12.7."""
+SEED = 20_150_815  # Fixed, so that the same runs give the same interval, byte for byte.
+RESAMPLES = 200  # Resamples per fit: enough for the ends of a 95 % interval to within their own scatter.
+LEAST_RUNS = 3  # Runs per point that an interval needs: for two, Student's quantile is 12.7.
 
 
 def stretch(runs: int) -> float:
@@ -37,8 +33,7 @@ def resampled(
 ) -> Array | None:
     """Returns the centre over runs of each point in each resample, shape (resamples, points).
 
-    `points`: for each point a positive value per run, by a key that interleaved runs of different points share.
-    None if a point has fewer than `LEAST_RUNS` runs.
+    `points`: for each point a positive value per run, by a key that interleaved runs share; None with too few runs.
     """
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None

@@ -15,8 +15,7 @@ Outcome = Literal["better", "worse", "equal", "undecided", "insufficient"]
 """better, worse: a difference beyond chance. equal: the whole interval is within the margin. undecided: neither.
 insufficient: fewer than `MIN_RUNS` runs, or sessions if there are several, allow no verdict."""
 
-Tone = Literal["good", "bad", "open"]
-"""Whether a verdict is good news; it selects the severities of marks and the colours of charts."""
+Tone = Literal["good", "bad", "open"]  # Selects the severities of marks and the colours of charts.
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,14 @@ class Wording:
 
     @property
     def in_sentence(self) -> str:
-        """Returns the words in a sentence."""
         return self.text or self.word
 
     @property
     def in_cell(self) -> str:
-        """Returns the words in a narrow table."""
         return self.cell or self.in_sentence
 
 
-Question = Mapping[str, Wording]
-"""The words of each outcome of a question, and of states that allow no comparison."""
+Question = Mapping[str, Wording]  # The words of each outcome of a question, and of states that allow no comparison.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,6 @@ class Verdict:
 
     @property
     def is_difference(self) -> bool:
-        """True if a difference is shown."""
         return self.outcome in ("better", "worse")
 
     @property
@@ -100,8 +95,7 @@ def judge_tests(
 ) -> Outcome:
     """Returns the outcome of two one-sided tests at their `levels`, and of the tests of equivalence.
 
-    `equivalence`: the interval of a ratio by the tests of equivalence, which must be between 1 / `edge` and `edge`;
-    with an edge of 1 there is no equivalence.
+    `equivalence`: interval of the ratio, equal if between 1 / `edge` and `edge`; an edge of 1 has no equivalence.
     """
     if p_worse <= levels[0]:
         return "worse"
@@ -147,7 +141,6 @@ def family_of(comparisons: Iterable[Mapping[RunKey, float]]) -> Family:
 
 
 def _identity(logs: Sequence[float]) -> tuple[float, ...]:
-    """Returns the same key for a comparison and for its reverse."""
     first = next((value for value in logs if value), 1.0)
     sign = math.copysign(1, first)
     return tuple(round(sign * value, 12) for value in logs)

@@ -186,7 +186,7 @@ def test_each_step_is_judged_by_what_it_adds(found: Sweep) -> None:
     assert gains[:2] == pytest.approx([1.3, 0.9], rel=1e-6)
     assert math.prod(gains) == pytest.approx(cell.settings[-1].ratio.value, rel=1e-12)
     assert cell.axes == ()
-    assert "At 4 ranks: pays: tensor fusion (1.30x); costs: hybrid (0.90x); not certain: large batch" in cell.verdict
+    assert "At 4 ranks: pays: tensor fusion (1.30x); costs: hybrid (0.90x); undecided: large batch" in cell.verdict
     assert "cannot act here: input pipeline" in cell.verdict
     assert cell.advice == "Run with --set sync.fusion=own:64MiB --set train.batch_per_rank=2."
 

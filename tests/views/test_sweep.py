@@ -276,7 +276,7 @@ def trained_to_target(
     [
         (3, 1.5, "faster to the target", "Run with --set sync.wire=topk."),
         (6, 1.5, "faster per step, slower to the target", "Keep the default: nothing that was swept is worth setting."),
-        (4, 4 / 3, "not told apart", "Keep the default: nothing that was swept is worth setting."),
+        (4, 4 / 3, "undecided", "Keep the default: nothing that was swept is worth setting."),
         (4, 0.8, "slower to the target", "Keep the default: nothing that was swept is worth setting."),
     ],
 )

@@ -1,1 +1,1 @@
-"""What samplers wrote next to the ranks becomes power, clocks and energy of the measured steps."""
+"""Turns the samples written next to the ranks into power, clocks and energy of the measured steps."""

@@ -50,9 +50,7 @@ class SourceEnergy:
     kind: Kind
     method: Method
     stages: dict[str, Amount]  # Joules in each stage of the node.
-    counter_over_power: float | None
-    """Energy by the counter / by power, in the measured window (1); None if only one of them is measured."""
-    samples_in_window: int  # Number of samples in the measured window.
+    counter_over_power: float | None  # Energy by counter / by power in the measured window (1); None without both.
 
     def over(self, stages: Collection[str] = ()) -> Amount:
         """Returns its energy in some stages together; without names in the whole run."""
@@ -72,16 +70,12 @@ class RunEnergy:
     notes: tuple[str, ...]  # Notes for the reader, each a sentence without full stop.
 
     def of(self, kind: Kind) -> tuple[SourceEnergy, ...]:
-        """Returns the sources of a kind; none if the kind has no figures."""
         if kind in self.why:
             return ()
         return tuple(source for source in self.sources if source.kind == kind)
 
     def amounts(self, kind: Kind, *stages: str) -> list[Amount]:
-        """Returns the energy of each source of a kind in some stages together, without names in the whole run.
-
-        It is empty if no source is measured in them.
-        """
+        """Returns the energy of each source in some stages (none: the whole run); empty if nothing was sampled."""
         amounts = [source.over(stages) for source in self.of(kind)]
         if not any(amount.length_ns for amount in amounts):
             return []
@@ -93,7 +87,6 @@ class RunEnergy:
         return sum(amount.value for amount in amounts) if amounts else None
 
     def sampled_share(self, kind: Kind, *stages: str) -> float | None:
-        """Returns the sampled share of the time of all sources (1)."""
         amounts = self.amounts(kind, *stages)
         return reduce(add, amounts).coverage if amounts else None
 
@@ -106,26 +99,20 @@ class RunEnergy:
         return sum(known_rates)
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Returns the energy of the measured stage per sample; unsampled time of a source counts like its sampled time.
-
-        None without figures, or if too little of a source was sampled.
-        """
+        """Returns the energy per measured sample, unsampled time at mean power; None if too much is missing."""
         amounts = self.amounts(kind, "measured")
         if not (amounts and self.num_samples) or any(amount.coverage < MIN_COVERAGE for amount in amounts):
             return None
         return sum(amount.value / amount.coverage for amount in amounts) / self.num_samples
 
     def methods(self, kind: Kind) -> tuple[str, ...]:
-        """Returns the different methods by which the energy of a kind was measured."""
         return tuple(sorted({source.method for source in self.of(kind)}))
 
 
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
-    """Returns the energy of a run with a record.
+    """Returns the energy of a run; figures of a kind are sums over all nodes, none if one node has none.
 
-    Figures of a kind are sums over all nodes: if one node has none, there are none. `sampled`: the samples of its
-    nodes; None: they are read. Raises IncompleteDataError: samples, spans or steps are damaged; or ValueError: the run
-    has no record.
+    `sampled`: samples, if read. Raises IncompleteDataError: files are damaged; ValueError: there is no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -205,9 +192,7 @@ def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> list[S
     """Returns the energy of all used GPUs, or none if one is not measured: a partial sum is no figure."""
     sources = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
     known_sources = [source for source in sources if source is not None]
-    if len(known_sources) < len(sources):
-        return []
-    return known_sources
+    return [] if len(known_sources) < len(sources) else known_sources
 
 
 def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEnergy | None:
@@ -234,10 +219,7 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
-    """Returns the processor packages of a node and their memory, by RAPL, whose fields do not overlap.
-
-    If one is not measured, the reason is returned: a partial sum is not the energy of the node.
-    """
+    """Returns the processor packages and memory of a node by RAPL, or why one is not measured: no partial sums."""
     columns = {name: values for name, values in samples.columns.items() if _HOST_FIELD.fullmatch(name)}
     if not columns:
         return samples.why_not("host.energy")
@@ -274,7 +256,6 @@ def _source(
     by_stage: dict[str, Amount] = {}
     for (stage, _, _), amount in zip(stages.pieces, amounts, strict=True):
         by_stage[stage] = by_stage.get(stage, NOTHING) + amount
-    begin_ns, end_ns = stages.measured
     return SourceEnergy(
         node_rank=samples.node_rank,
         host=samples.host,
@@ -283,7 +264,6 @@ def _source(
         method=method,
         stages=by_stage,
         counter_over_power=check,
-        samples_in_window=int(((curve.time_ns >= begin_ns) & (curve.time_ns <= end_ns)).sum()),
     )
 
 

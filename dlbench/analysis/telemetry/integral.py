@@ -1,10 +1,8 @@
 """Integrals of irregularly sampled counters and rates over any interval.
 
 Between two neighbouring samples a counter or a rate is interpolated linearly (trapezoidal rule). Time before the first
-sample, after the last one, or in a gap is not known: it adds nothing, and is reported as missing. A gap is a piece
-longer than five periods. A counter goes on in a gap: its difference is known for the whole piece and for no part of it,
-so it counts only in an interval that contains all of the piece. Except for such pieces, the amounts of the parts of an
-interval sum to that of the whole.
+sample, after the last, or in a gap is unknown: it adds nothing, and is reported as missing. A counter goes on in a gap:
+its difference counts only in an interval that contains the whole gap.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ class Amount:
 
     @property
     def coverage(self) -> float:
-        """The known share of the interval (1); 1 for an empty interval."""
         return self.known_ns / self.length_ns if self.length_ns else 1.0
 
     @property
@@ -102,11 +99,9 @@ class Curve:
 
 
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
-    """Returns the curve of a counter with any start value, NaN where it was not read.
+    """Returns the curve of a counter with any start value, NaN where it was not read; both arrays have shape (n,).
 
-    A gap longer than five periods is known only as a whole, because the counter went on. A falling counter was reset (a
-    driver was reloaded): that piece is unknown. Both arrays have shape (n,); `period_s`: longest period at which the
-    field was read, seconds.
+    A gap over five periods is known only as a whole, the piece of a falling (reset) counter not at all.
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
@@ -126,8 +121,7 @@ def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
 def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a rate such as power, NaN where it was not read; gaps over five periods are unknown.
 
-    The period is that of the neighbouring samples, because a sampler doubles its period when its file is full. Both
-    arrays have shape (n,); `period_s`: longest period at which the field was read, seconds.
+    The period is that of neighbouring samples, because a sampler doubles it when its file is full.
     """
     times, read = _readable(time_ns, values)
     near = joined(times, period_s)
@@ -142,7 +136,7 @@ def _sums_before(pieces: Any) -> Any:
 
 
 def joined(times: Times, period_s: float) -> Flags:
-    """Returns which neighbouring samples are near enough to be joined, shape (n - 1,).
+    """Returns which neighbouring samples are joined, at most five local periods apart, shape (n - 1,).
 
     The local period is the lower median of up to five gaps on either side, and at most `period_s`.
     """

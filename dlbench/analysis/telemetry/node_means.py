@@ -39,10 +39,8 @@ class NodeTelemetry:
     num_samples: int  # Samples in the window.
     num_gaps: int  # Gaps of more than five periods without a sample.
     missing: float  # Share of the window in such gaps, before the first and after the last sample (1).
-    fields: dict[str, FieldSummary]
-    """Fields with values, by name; `host.cpu.busy` is the mean of all cores."""
-    clock_reasons: dict[str, dict[str, float]]
-    """For each GPU (`gpu.0`) the share of the sampled time in which a reason held its clock, by reason (1)."""
+    fields: dict[str, FieldSummary]  # Fields with values, by name; `host.cpu.busy` is the mean of all cores.
+    clock_reasons: dict[str, dict[str, float]]  # Share of sampled time with a clock reason, by GPU, reason (1).
     unavailable: dict[str, str]
     failures: tuple[str, ...]
 
@@ -113,7 +111,7 @@ def _summarised(names: Sequence[str], values: Array, *, is_rate: bool) -> dict[s
 
 
 def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:
-    seconds_by_field: dict[str, dict[str, float]] = {}
+    shares_by_gpu: dict[str, dict[str, float]] = {}
     for name, values in samples.columns.items():
         if re.fullmatch(r"gpu\.\d+\.clock_reasons", name) is None:
             continue
@@ -126,5 +124,5 @@ def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str
             for reason in clock_reason_names(mask):
                 shares[reason] = shares.get(reason, 0.0) + time_share
         if weight.sum():
-            seconds_by_field[name.removesuffix(".clock_reasons")] = shares
-    return seconds_by_field
+            shares_by_gpu[name.removesuffix(".clock_reasons")] = shares
+    return shares_by_gpu

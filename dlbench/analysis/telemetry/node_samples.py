@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,10 +50,7 @@ class NodeSamples:
         return self.period_s
 
     def why_not(self, *names: str) -> str:
-        """Returns why fields were not read, by the first of `names` that has a reason.
-
-        The reason is that of the field itself, of a group that it belongs to, or of a field in the group.
-        """
+        """Returns why fields were not read: the first reason of a field, of its group, or of a field in the group."""
         for name in names:
             parts = name.split(".")
             for length in range(len(parts), 0, -1):
@@ -127,22 +125,17 @@ class NodeStages:
     """The stages of a node over time, those of its lowest rank."""
 
     measured: Interval  # From the start of the first measured step to the end of the last.
-    pieces: tuple[tuple[str, int, int], ...]
-    """Consecutive stages of `STAGES` from the start of the rank's process to its end: stage, begin, end."""
+    pieces: tuple[tuple[str, int, int], ...]  # Consecutive stages of the rank's process: stage, begin, end.
     unaccounted_s: float  # Seconds of the stage `measured` outside of measured steps and spans: pauses.
     has_spans: bool  # Whether there are spans of stages; otherwise stages are from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
-        """The starts of pieces, and the end of the last."""
         return [*(begin for _, begin, _ in self.pieces), self.pieces[-1][2]]
 
 
 def measured_window(run: Run, node: int) -> Interval:
-    """Returns the start of the first and end of the last measured step of a node's lowest rank, on the node's clock.
-
-    Raises IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
-    """
+    """Returns the start of the first and end of the last measured step of a node's lowest rank, on the node's clock."""
     return _window(run, node, _steps(run, node))
 
 
@@ -164,10 +157,7 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """Returns the stages of a node: warm-up and measuring from its steps, others from spans of stages.
-
-    Raises IncompleteDataError: its steps or spans cannot be read.
-    """
+    """Returns the stages of a node, from its steps and its spans of stages. Raises IncompleteDataError."""
     steps = _steps(run, node)
     measured = _window(run, node, steps)
     intervals: dict[str, list[Interval]] = {"measured": [measured]}
@@ -198,10 +188,8 @@ def node_stages(run: Run, node: int) -> NodeStages:
 
 
 def _cut(whole_run: Interval, intervals: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
-    """Divides the run into consecutive pieces; neighbours of one stage are one piece."""
-    edges = sorted(
-        {*whole_run, *(edge for intervals in intervals.values() for interval in intervals for edge in interval)}
-    )
+    all_intervals = [whole_run, *itertools.chain.from_iterable(intervals.values())]
+    edges = sorted(set(itertools.chain.from_iterable(all_intervals)))
     stages = ["idle"] * (len(edges) - 1)
     for name in _OVERLAYS:
         for start, stop in intervals.get(name, ()):

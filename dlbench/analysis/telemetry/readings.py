@@ -1,9 +1,4 @@
-"""Reads the samples of the runs of a table once: energy and telemetry of a limited number of nodes.
-
-A run of 128 nodes has 128 files of samples, and a table may have thousands of runs. So samples are read up to a number
-of nodes: first the run with median throughput of every scaling point, the largest point first, then the runs next to
-it. Nodes that were left out are counted.
-"""
+"""Reads the samples of up to `MAX_NODES` nodes of a table: of median runs first, the largest point before others."""
 
 from __future__ import annotations
 
@@ -21,8 +16,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
 MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of work.
-MAX_NODES_OF_LARGE_RUN = 8
-"""Nodes, evenly spaced, that are read of the median run of a point if its runs have too many nodes."""
+MAX_NODES_OF_LARGE_RUN = 8  # Nodes, evenly spaced, of the median run of a point with too many nodes.
 
 FIELDS = re.compile(  # Fields that are summarised, in addition to `host.cpu.busy`.
     r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
@@ -30,8 +24,7 @@ FIELDS = re.compile(  # Fields that are summarised, in addition to `host.cpu.bus
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
 )
 
-Samples = Literal["none", "some", "all"]
-"""How many samples are read: none, those of at most `MAX_NODES` nodes, or those of all nodes with all their fields."""
+Samples = Literal["none", "some", "all"]  # None, those of at most `MAX_NODES` nodes, or all with all fields.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +40,7 @@ class MachineReading:
 
 
 def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """Reads the samples of a run with a record; of some `nodes` only, without energy, if they are given.
-
-    With `all_fields` every sampled field is summarised, otherwise those of `FIELDS`.
-    """
+    """Reads the samples of a run, of only some `nodes` without energy; summarises `FIELDS`, or `all_fields`."""
     is_wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
     all_nodes = nodes_of(run)
     has_energy = nodes is None

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -39,16 +40,15 @@ class Throttled:
 
 
 def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None) -> tuple[float | None, str]:
-    """Returns the share of the measured window's computing that was lost to throttling (1), and the evidence.
+    """Returns the share of the measured window's computing that was lost to throttling (1) and the evidence, or why
+    not.
 
-    On GPUs: a sample with a throttling bit in its clock reasons loses 1 - clock / reference, others nothing; the mean
-    over the window (each sample counts for the time that is nearest to it) and over the GPUs that ranks used. The
-    reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
-    it; then its maximum. This is a first order: work that waits for memory loses less. On CPUs: the time for which the
-    kernel stopped the cgroup's processes because its quota was used up, summed over CPUs, over the window times the
-    CPUs that the ranks could use; the mean over nodes. CPU clocks are not attributed. `window_of`: returns the measured
-    window of a node (default `node_samples.measured_window`). None if it is not known, with the reason. Raises
-    IncompleteDataError: samples or steps are damaged; or ValueError: the run has no record.
+    On GPUs a sample with a throttling bit loses 1 - clock / reference; the mean is over time and over the GPUs that
+    ranks used. The reference is the GPU's highest clock at work without such a bit, or its maximum if a throttled clock
+    exceeds that. It is a first order: work that waits for memory loses less. On CPUs it is the time for which the
+    kernel stopped the processes because the cgroup's quota was used up, over the window times the CPUs of the ranks.
+    `window_of`: the measured window of a node. Raises IncompleteDataError: samples or steps are damaged; ValueError: no
+    record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
@@ -66,7 +66,7 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     if not readings:
         return None, why[0]
     share = sum(reading.share for reading in readings) / len(readings)
-    worst = max(readings, key=lambda reading: (reading.share, reading.time_share))
+    worst = max(readings, key=attrgetter("share", "time_share"))
     missing = 1 - sum(reading.coverage for reading in readings) / len(readings)
     parts = [f"mean of {counted(len(readings), 'GPU' if on_gpu else 'node')}"]
     if worst.time_share > 0:
@@ -80,15 +80,11 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
 
 
 def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, on_gpu: bool) -> list[Throttled | str]:
-    """Returns the loss of each GPU of a node, or of the node, or why it is not known."""
     reason = why_not_sampled(run, node)
     if reason:
         return [reason]
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
-    if window_of is None:
-        window = measured_window(run, node)
-    else:
-        window = window_of(node)
+    window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
         return [_quota(run, samples, window)]
     use = gpus_of_ranks(run, samples)
@@ -105,7 +101,6 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
 
 
 def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array], window_ns: int) -> Throttled | str:
-    """Returns the loss of a GPU, or why it is not known."""
     where = f"{name} of {samples.host}"
     for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
         if field_name not in samples.columns:
@@ -138,9 +133,8 @@ def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array]
 
 
 def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttled: float) -> float | None:
-    """Returns the clock without throttling, Hz: the highest at work in the window, or the GPU's maximum.
-
-    If it is below a throttled clock, the GPU was just starting or ending its work, and it is no reference.
+    """Returns the GPU's clock without throttling, Hz: the highest at work, or its maximum if that is below a throttled
+    one.
     """
     if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
         return float(at_work.max())
@@ -158,11 +152,7 @@ def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttle
 
 
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Array:
-    """Returns the part of the window that is nearer to each sample than to any other, nanoseconds.
-
-    Time in gaps, before the first and after the last sample does not count. `time_ns`: increasing, shape (n,);
-    `period_s`: longest period of the samples, seconds.
-    """
+    """Returns the nanoseconds of the window nearest to each sample, without gaps; `time_ns`: increasing, shape (n,)."""
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
     # The rounding, half a nanosecond, is below the resolution of clocks.
@@ -179,7 +169,6 @@ def _overlap(start: Times, stop: Times, window: Interval) -> Times:
 
 
 def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
-    """Returns the loss of the ranks of a node by a used-up CPU quota, or why it is not known."""
     if _QUOTA not in samples.columns:
         return f"no GPU and no CPU quota, CPU frequency changes are not attributed: {samples.why_not(_QUOTA)}"
     held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
@@ -187,7 +176,7 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
         return f"no sample of {_QUOTA} in the measured window of {samples.host}"
     ranks = node_ranks(run, samples.node_rank)
     # Threads beyond the cores wait for each other, not for the quota.
-    cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
+    cpus = min(len(set().union(*(rank.cores for rank in ranks))), sum(rank.threads for rank in ranks))
     seconds = held_back.value
     share = min(1.0, seconds / (held_back.known_ns / 1e9 * max(1, cpus)))
     throttling = f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"

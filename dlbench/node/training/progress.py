@@ -66,7 +66,7 @@ class ProgressReporter:
         self._logged_at = 0.0
         self._text = ""
         self._lock = threading.Lock()
-        self._final = FinalStatus.found(os.environ)
+        self._final = FinalStatus.inherited(os.environ)
         self._node = NodeStatus(folder, place)
         self.step = -1
         self.stage: Stage = "starting"
@@ -144,7 +144,7 @@ class ProgressReporter:
         while True:
             time.sleep(_TICK_S)
             if self._final is not None:
-                self._final.lives()
+                self._final.touch()
             if self._for_launcher and time.monotonic() - self._logged_at > SIGN_PERIOD_S:
                 self._log(self._text)
             if self.stage == "measuring":
@@ -166,7 +166,7 @@ class ProgressReporter:
         fields = fields or {"step": _STEP_PLACEHOLDER, "updated": TIME.decode(), "source": "supervisor"}
         text = json_text(self._status(**fields).model_dump(mode="json"))
         path = os.fsencode(self._folder.status(self._place.rank))
-        self._final.say(path, utf8_text(text).encode().replace(str(_STEP_PLACEHOLDER).encode(), STEP))
+        self._final.set_file(path, utf8_text(text).encode().replace(str(_STEP_PLACEHOLDER).encode(), STEP))
 
     def _log_periodically(self, text: str) -> None:
         self._text = text

@@ -99,4 +99,4 @@ def script_bundle() -> str:
     def bundle() -> str:
         return str(vl_convert.javascript_bundle(script, vl_version=version))
 
-    return cache.kept("scripts", script, f"{metadata.version('vl-convert-python')}, {version}", bundle) or ""
+    return cache.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {version}", bundle) or ""
