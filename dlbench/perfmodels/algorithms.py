@@ -1,13 +1,8 @@
-"""Collective algorithms: which rank sends which elements to which rank in which step.
+"""Collective algorithms: which rank sends which elements to which rank in which step, for any number of both.
 
-A collective is a list of patterns of messages. `schedule` takes the messages of one rank out of them, for the node to
-execute; `dlbench.perfmodels.patterns` computes from them how they load a network. After a reduce-scatter the member at
-place i holds the sum of part i of the vector; before an all-gather it holds part i. Every algorithm takes any number of
-ranks and elements.
-
-Halving and doubling take log2 p steps; surplus ranks are folded onto a power of two first. With p = 2^k + r ranks,
-member 2j < 2r sends its vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur,
-Rabenseifner & Gropp 2005): 2 alpha + 2 n beta + n gamma on top.
+After a reduce-scatter the member at place i holds the sum of part i of the vector; before an all-gather it holds part
+i. Halving and doubling fold surplus ranks onto a power of two first: with p = 2^k + r ranks, member 2j < 2r sends its
+vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur, Rabenseifner & Gropp 2005).
 """
 
 from __future__ import annotations
@@ -61,10 +56,10 @@ class Pattern:
         return replace(self, source=self.target, target=self.source, reduce=False)
 
     def runs(self, elements: int) -> Numbers:
-        """Returns the messages as runs of consecutive elements in a vector of `elements`, shape (6, runs).
+        """Returns the messages as runs of consecutive elements; one around the end of the vector is two runs.
 
-        The rows: source, target, first element at the source, first element at the target, elements, whether they are
-        added. A message around the end of the vector is two runs.
+        Shape (6, runs); rows: source, target, first element at the source and at the target, elements, whether they are
+        added.
         """
         first = self.first % max(1, elements)
         into = first
@@ -94,9 +89,8 @@ def schedule(  # noqa: PLR0913  # A collective has this many properties.
 ) -> Schedule:
     """Returns the steps of one rank; () if it is the only one.
 
-    `group_size` is for hierarchical and leader: rank r is in group r // group_size. `shards` are the servers of
-    parameter-server, on the first ranks; None: every rank is one. `chunks` are for hierarchical, double-binary-tree and
-    chain; None: `pipeline_chunks` chooses.
+    `shards` are the servers of parameter-server, on the first ranks; None: every rank is one. `chunks` are for
+    hierarchical, double-binary-tree and chain; None: `pipeline_chunks` chooses.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
@@ -170,8 +164,8 @@ def patterns(
 ) -> Iterator[Pattern]:
     """Yields the messages of each step of a collective; none for one rank. Arguments and errors as for `schedule`.
 
-    With `lumped`, steps that load a network equally are one pattern with `repeat`, and equal messages are one with
-    `weight`: predictions for thousands of ranks need that.
+    With `lumped`, steps and messages that load a network equally are one with `repeat` or `weight`, for thousands of
+    ranks.
     """
     p, g = layout.ranks, layout.group_size
     problem = invalid(collective, algorithm, p, group_size=g, shards=shards)
@@ -246,10 +240,7 @@ def rank_leaves(layout: Layout) -> Numbers:
 
 
 def _outer_block(layout: Layout) -> int:
-    """Returns the ranks of the largest equal blocks that some messages leave.
-
-    That is 1 if all ranks are in one block, and the number of ranks if nodes are in any order.
-    """
+    """Returns the ranks of the largest equal blocks that some messages leave; all ranks if nodes are in any order."""
     if layout.leaves is not None:
         return layout.ranks
     if layout.leaf_size and layout.leaf_size < layout.ranks:
@@ -289,10 +280,10 @@ def _whole(source: Numbers, target: Numbers, elements: int, *, reduce: bool) -> 
 
 
 def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) -> Iterator[Pattern]:
-    """Yields the steps of simultaneous rings (Patarasuk & Yuan 2009), one for each row of `teams`.
+    """Yields the steps of simultaneous rings (Patarasuk & Yuan 2009), one for each row of `teams`, each over one of
+    `parts`.
 
-    Each ring is over all elements, or over one of `parts`. `phases` is scatter, gather or both, each of p - 1 steps in
-    which a rank sends 1 / p of the elements.
+    `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
     """
     size = teams.shape[1]
     part = np.zeros(len(teams), int)
@@ -312,10 +303,9 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
 
 
 def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields reduce-scatter in groups, all-reduce across groups, all-gather in groups.
+    """Yields reduce-scatter in groups, all-reduce across groups, all-gather in groups (2D ring, Mikami et al. 2018).
 
-    This is Horovod's hierarchical and torus all-reduce (2D ring, Mikami et al. 2018). Chunk c goes through the steps of
-    its three rings from step c on, so that messages inside groups and across them are sent at the same time.
+    Chunk c goes through its three rings from step c on, so that messages inside and across groups overlap.
     """
     p = groups.size
     is_equal = lumped and elements % (chunks * p) == 0
@@ -413,19 +403,15 @@ def _recursive_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 
 def _halving_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
-    """Yields Rabenseifner's all-reduce: 2 log2 p steps, 2 (p - 1) / p of the vector sent.
-
-    Neighbours exchange the largest halves, so that these stay inside groups.
-    """
+    """Yields Rabenseifner's all-reduce; neighbours exchange the largest halves, so that these stay inside groups."""
     bits = range(len(members).bit_length() - 1)
     bounds = np.arange(len(members) + 1)
     return _there_and_back(_halving(members, elements, bounds, [1 << bit for bit in bits]))
 
 
 def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequence[int]) -> Iterator[Pattern]:
-    """Yields steps in which a member gives one half of its elements to its partner.
-
-    `bounds` are the first part of each place; the last bound is the number of parts.
+    """Yields steps in which a member gives half of its elements to its partner; `bounds` are the first part of each
+    place.
     """
     begins = _begin(elements, int(bounds[-1]), bounds)
     place, low, high = np.arange(len(members)), np.zeros(len(members), int), np.full(len(members), len(members))
@@ -439,8 +425,7 @@ def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequen
 def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
     """Yields reduce-scatter by halving, or all-gather by doubling, in log2 p steps.
 
-    A member that takes over a surplus one works for the parts of both. It sends the other's part back at the end of a
-    reduce-scatter, and all other parts at the end of an all-gather.
+    A member that takes over a surplus one works for the parts of both, and sends it back its own or all others.
     """
     members, resting = _core(p)
     surplus = len(resting)
@@ -464,10 +449,7 @@ def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
 
 
 def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
-    """Yields halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021).
-
-    Each step uses one length of shortcut of a distributed loop network, in one direction.
-    """
+    """Yields halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021)."""
     p = len(members)
     place = np.arange(p)
     scatter = []
@@ -480,10 +462,7 @@ def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 
 def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields one step in which each server, on the first ranks, gets its part from all; direct if all are servers.
-
-    Partners take turns, so that not all send to one at the same time.
-    """
+    """Yields one step in which each server, on the first ranks, gets its part from all, which take turns."""
     equal = _equal_messages(layout, elements) if lumped and servers == layout.ranks else None
     if equal is not None:
         yield replace(equal, reduce=True)
@@ -579,9 +558,8 @@ def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator
 
 @cache
 def in_order_tree(size: int) -> tuple[Numbers, Numbers]:
-    """Returns parents (-1 for the root) and depths of the binary tree whose in-order walk is the places 0, 1, ...
-
-    Even places are leaves, odd ones are not; the depth is floor(log2 p).
+    """Returns parents (-1: root) and depths of the binary tree whose in-order walk is 0, 1, ...; even places are
+    leaves.
     """
     parents, depths = np.full(size, -1), np.zeros(size, int)
     ranges = [(0, size, -1, 0)]
@@ -595,12 +573,11 @@ def in_order_tree(size: int) -> tuple[Numbers, Numbers]:
 
 
 def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields a reduction in two trees, each of one half of the vector, in depth + chunks - 1 steps.
+    """Yields a reduction in two trees, each of half the vector, in depth + chunks - 1 steps (Sanders, Speck & Träff
+    2009).
 
-    (Sanders, Speck & Träff 2009.) In a step a member receives from two children in one tree and sends to its parents
-    in both, so that both directions of its link are used. The second tree is the mirror image of the first for an even
-    number of members, and the first shifted by one for an odd number: then an inner member of one tree is a leaf of the
-    other. With an odd number of members one is a leaf of both.
+    The second tree is the first mirrored (even number of members) or shifted by one (odd), so that an inner member of
+    one is a leaf of the other, and both directions of its link are used.
     """
     parents, depths = in_order_tree(p)
     depth, places, ranks = int(depths.max()), np.flatnonzero(parents >= 0), np.arange(p)

@@ -1,8 +1,7 @@
 """Peak rates of devices and of their memory, as their makers state them, by the names that drivers give.
 
-Sheets that only have figures with structured sparsity, which no training here uses, count half, as their footnotes
-say. fp32 is IEEE arithmetic (on AMD's cards that of the matrix cores); tf32 is NVIDIA's and AMD's TF32 in matrix
-products. Most figures come from copies of the documents: their source says so.
+Sheets that only have figures with structured sparsity count half, as their footnotes say. fp32 is IEEE arithmetic; tf32
+is TF32 in matrix products.
 """
 
 from __future__ import annotations
@@ -104,9 +103,8 @@ SHEETS: tuple[DataSheet, ...] = (
 
 
 def sheet_of(device: str) -> DataSheet | None:
-    """Returns the data sheet of a GPU by the name that NVML or torch gives; None if no sheet has that name.
-
-    Names are e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
+    """Returns the data sheet of a GPU by the name that NVML or torch gives, e.g. NVIDIA A100-SXM4-40GB; None: unknown
+    name.
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)

@@ -1,8 +1,6 @@
-"""Fits of non-negative costs by relative errors, robust against outliers.
+"""Fits of non-negative costs by least absolute relative errors, robust against outliers.
 
-Sizes of messages span five decades and so do times: plain least squares weighs a 100 MB message ten thousand times
-more than a 10 kB one and gives absurd or negative start-ups (as the published code of MG-WFBP does). Here the sum of
-absolute relative errors is minimized, so that a few slow points do not move the line.
+Plain least squares weighs a 100 MB message ten thousand times more than a 10 kB one, and gives absurd start-ups.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ def non_negative(rows: Array, target: Array) -> Array:
 def reweighted(rows: Array, errors: Array) -> Array:
     """Returns the costs after one step towards least absolute errors, with weights 1 / |error| of the fit before.
 
-    `rows` of shape (points, costs) are divided by the measured values, so that the target is 1. `errors` of shape
-    (points,) are relative errors of the fit before; at first they are all equal.
+    `rows`, shape (points, costs), are over the measured values; `errors`, shape (points,), are relative, at first all
+    equal.
     """
     weights = 1.0 / np.sqrt(np.maximum(np.abs(errors), SMALLEST_RESIDUAL))
     return non_negative(rows * weights[:, None], weights)
@@ -67,9 +65,8 @@ def least_relative(rows: Array, measured: Array) -> Array:
 
 
 def relative_pairs(rows: Array) -> Array:
-    """Returns the two x >= 0 with the least |rows x - 1|^2, by draw, shape (draws, 2).
-
-    `rows` of shape (draws, points, 2) are divided by the measured values.
+    """Returns the two x >= 0 with the least |rows x - 1|^2 by draw, shape (draws, 2); `rows` have shape (draws, points,
+    2).
     """
     squares, sums = rows.swapaxes(1, 2) @ rows, rows.sum(axis=1)
     unconstrained = np.linalg.solve(squares, sums[..., None])[..., 0]

@@ -1,16 +1,12 @@
 """Costs of a network from measured collectives: alpha and beta of each level, gamma, breaks in size.
 
-Collectives are priced as in `dlbench.perfmodels.predictions`, by least absolute relative errors (see
-`dlbench.perfmodels.lines`).
-
 Another cost is added only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N) falls
 by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot separate
 from beta, and breaks in the size of messages, where a transport changes its protocol.
 
 Columns of costs: alpha and beta of each piece, by level from inside groups outwards, then gamma. Which port or link is
-the slowest of a step depends on the costs. So a fit alternates: the slowest of each step at the current costs gives one
-row per observation; one step towards least absolute relative errors over the rows gives new costs. The best round
-counts.
+the slowest of a step depends on the costs. So a fit alternates: the slowest at the current costs gives one row per
+observation; one step towards least absolute relative errors over the rows gives new costs. The best round counts.
 """
 
 from __future__ import annotations
@@ -75,12 +71,10 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
 ) -> NetworkModel:
     """Returns the network whose costs explain the measured collectives best.
 
-    A level without messages is None. A level whose messages never decided a step has alpha and beta 0 with an interval
-    up to those of the next level: the measurements only show that it is no slower. Intervals are the middle 95 % of
-    fits to resampled runs, each begun from the costs of the fit, with its breaks.
-
-    `fitted` is the time of the fit, UTC, ISO 8601; `resampled` the seconds of every observation in each resample of the
-    runs, shape (resamples, observations), None for single runs; `runs` the smallest number of runs of an observation.
+    A level whose messages never decided a step has alpha and beta 0 with an interval up to those of the next level: it
+    is no slower. Intervals are the middle 95 % of fits to resampled runs. `fitted` is the time of the fit, UTC, ISO
+    8601; `resampled` the seconds in each resample, shape (resamples, observations), None for single runs; `runs` the
+    smallest number of runs of an observation.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -135,10 +129,9 @@ def _residuals(
 ) -> tuple[Residual, ...]:
     """Returns the extremes of measured over predicted time, by collective, algorithm and ranks.
 
-    Predictions are by fits without the point where there is one: the fit itself bends towards its points, and an
-    interval of its own residuals would contain too few new ones (cross-validated residuals: Barber, Candes, Ramdas &
-    Tibshirani 2021, "Predictive inference with the jackknife+"). The next of n points is between their extremes with a
-    probability of only (n - 1) / (n + 1), so the few of one algorithm are widened to the middle 95 % of all points.
+    Predictions are by fits without the point where there is one: an interval of the fit's own residuals would contain
+    too few new ones (cross-validated residuals: Barber, Candes, Ramdas & Tibshirani 2021, "Predictive inference with
+    the jackknife+"). The few of one algorithm are widened to the middle 95 % of all points.
     """
     ratios: dict[tuple[str, str, int], list[float]] = {}
     held_out_s = {id(observation): seconds for observation, seconds in predictions}
@@ -158,10 +151,9 @@ def _residuals(
 
 
 def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
-    """Returns how a fit to all smaller rank counts predicts the largest one, as a test of extrapolation.
+    """Returns how a fit to all smaller rank counts, with its own breaks, gamma and sharing, predicts the largest one.
 
-    That fit chooses breaks, gamma and shared links again. None if there is only one rank count, or if the other points
-    are too few or do not determine any point of the largest rank count.
+    None if there is only one rank count, or if the other points do not determine any point of the largest.
     """
     largest = max(observation.layout.ranks for observation in observations)
     others = [observation for observation in observations if observation.layout.ranks < largest]
@@ -199,12 +191,11 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
 
 
 def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
-    """Returns points with their seconds as predicted by a fit that does not contain them, in the order of the points.
+    """Returns points with their seconds as predicted by a fit to other sizes and rank counts, in the order of the
+    points.
 
-    For each combination of size and rank count, costs are fitted to the points of other sizes and other rank counts (if
-    there is only one rank count, of other sizes), and the points of the combination are predicted. Breaks and gamma are
-    those of the fit to all points. A point is left out if the other points do not determine a cost that it needs, e.g.
-    of messages across groups.
+    Breaks and gamma are those of the fit to all points. A point is left out if the others do not determine a cost that
+    it needs.
     """
     table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
@@ -214,8 +205,7 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     """Returns the shared links that predict held-out points best, with these predictions.
 
     Levels are tried from outside in, as the slower links decide most steps: one link for a block, or a port for each of
-    its ranks; for a node also numbers of adapters that divide its ranks. A choice is kept only if it predicts better by
-    more than rounding.
+    its ranks; for a node also numbers of adapters that divide its ranks.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)
@@ -319,7 +309,7 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
     """Returns the fit with another break at a level if that is clearly better, else the same fit.
 
-    Breaks are at sizes of messages: first one size per octave is tried, then sizes around the best of them.
+    First one size of messages per octave is tried, then sizes around the best of them.
     """
     sizes = table.sizes(level)[:-1].tolist()
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes}
@@ -488,10 +478,10 @@ class LoadTable:
         return flat.reshape(-1, columns)
 
     def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
-        """Returns how often each cost counts in each observation at the given costs, shape (observations, columns).
+        """Returns how often each cost counts in each observation, shape (observations, columns); the prediction is rows
+        x costs.
 
-        The costs decide which load of a step takes longest; the prediction is rows x costs. Without gamma, bytes that
-        are added do not count.
+        The costs decide which load of a step takes longest. Without gamma, bytes that are added do not count.
         """
         seconds = loads @ costs
         rows = np.zeros((len(self.seconds), loads.shape[1]))

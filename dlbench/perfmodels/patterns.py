@@ -1,13 +1,10 @@
 """Loads of the ports and links of a network in each step of a collective.
 
 A port is a rank's way into a level or out of it, in one direction; messages of one step through it follow each other.
-If the ranks of a block share n links at a level (`Level.links`), all bytes that leave the block (or enter it) in a step
-are spread over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link (the
-contention coefficient phi of Kahira et al., HPDC 2021, section 4). Inside a group the same holds for the bytes that its
-ranks send through shared memory or processors.
-
-A message belongs to the innermost level that holds both of its ranks and has its start-up. Its bytes load every link on
-its way: a message between leaf switches loads the link of its node and the uplinks of its switch.
+If the ranks of a block share n links at a level (`Level.links`), all bytes that leave or enter the block are spread
+over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link (the contention
+coefficient phi of Kahira et al., HPDC 2021, section 4). A message has the start-up of the innermost level that holds
+both of its ranks; its bytes load every link on its way.
 """
 
 from __future__ import annotations
@@ -136,8 +133,7 @@ def summarise(
 ) -> Summary:
     """Returns the loads of a collective of a vector of `elements`; results are cached.
 
-    From one element per rank on, parts are exact fractions of the vector, so that one summary serves all such sizes;
-    below, empty parts matter (up to `MOST_SHORT_RANKS`).
+    From one element per rank on, parts are exact fractions of the vector, so that one summary serves all sizes.
     """
     if chunks is None:
         chunks = pipeline_chunks(collective, algorithm, layout, elements)
@@ -168,9 +164,8 @@ def _summary(
 def _distinct(
     levels: Sequence[LevelName], sizes: Numbers, through: Numbers, flows: Numbers, links: int
 ) -> Iterator[Load]:
-    """Yields the distinct loads of ranks.
-
-    `through` are a rank's messages, shape (ranks, levels, sizes); `flows` those of its block, shape (ranks, sizes).
+    """Yields distinct loads; `through` are messages, shape (ranks, levels, sizes), `flows` those of a rank's block,
+    (ranks, sizes).
     """
     rows = np.concatenate([through.reshape(len(through), -1), flows], axis=1)
     radix = [1, *(rows.max(axis=0) + 1).tolist()]

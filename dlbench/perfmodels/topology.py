@@ -1,10 +1,7 @@
 """Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured.
 
-A topology is one function, `links`: the links that a message between two hosts passes. Each step of a schedule takes as
-long as its busiest link: the longest start-up of a message on it, then its bytes one after the other. For messages of
-one size, that is when max-min fair sharing ends: on the link with the largest load over capacity no flow is slower, and
-no flow elsewhere ends later. `tests/perfmodels/test_topology.py` compares it with SimGrid. Rank r is on host r, which
-has one link to its switch.
+A step takes as long as its busiest link: the longest start-up of a message on it, then its bytes one after the other.
+For messages of one size, that is when max-min fair sharing ends. Rank r is on host r, which has one link to its switch.
 """
 
 from __future__ import annotations
@@ -95,9 +92,8 @@ KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
 
 
 def read_topology(path: Path) -> Cables:
-    """Reads a topology from a file that has `kind`, one of `KINDS`, and its values.
-
-    Raises `UserError`: the file is not valid.
+    """Reads a topology from a file that has `kind`, one of `KINDS`, and its values; raises `UserError` if it is not
+    valid.
     """
     content = read_yaml(path)
     kind = content.pop("kind", None)

@@ -1,8 +1,7 @@
 """The time of a training, and whether a stated throughput, amount of training and time can all be true.
 
-time = samples / throughput holds for every data-parallel training, so a publication that states all three can be
-checked. The usual mistake is the throughput of one rank, node or machine stated as that of another. Time here is time
-in training steps; start, staging and evaluation are not included.
+The usual mistake is the throughput of one rank, node or machine stated as that of another. Time is that of training
+steps, without start, staging and evaluation.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class TimeVerdict:
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
-    """Returns whether a throughput, an amount of training and a time, all above zero, can be true together.
+    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time, all above zero, can be
+    true together.
 
-    `throughput` is in samples per second, all ranks together; `seconds` is the stated time to train; `tolerance` is the
-    share by which the two times may differ, 0.05 for figures of two digits.
+    `tolerance` is the share by which the two times may differ, 0.05 for figures of two digits.
     """
     expected_s = samples * epochs / throughput
     factor = expected_s / seconds
@@ -90,7 +89,7 @@ class TrainingLength:
 def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
     """Returns the length of a full training: the schedule's, else the limit of the quality; None if neither is known.
 
-    Both are those in force at the plan's global batch. `epoch_samples` are the samples of an epoch, None if not known.
+    Both are those in force at the plan's global batch; an epoch has `epoch_samples`, None if not known.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:

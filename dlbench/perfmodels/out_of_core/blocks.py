@@ -1,18 +1,13 @@
 """Seconds and bytes of the blocks of a chain, and the schedule of a pass over blocks.
 
-A unit's boundary is its input, which the unit before computes. **Owner rule**: the boundary at which a block begins
-belongs to that block, whichever unit saved it: the block's decision says whether it stays or moves. It is released
-after the block's backward pass; if the unit before saved it as well, it is part of the workspace of that unit's
-backward pass. Two exceptions:
+The boundary at which a block begins (the input of its first unit) belongs to that block, whichever unit saved it: the
+block's decision says whether it stays or moves. Two exceptions: a boundary that other modules use as well (`joins` is
+False, `input_shared` not) never moves, because they hold it; one that no unit saves (`input_saved` is False) is freed
+after the forward pass, unless the block is recomputed from it or other modules use it. Inner boundaries that are not
+saved are held while the two units next to them run.
 
-- a boundary that other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it;
-- a boundary that no unit saves (`input_saved` is False) is freed after the block's forward pass, unless the block is
-  recomputed from it or other modules use it.
-
-Inner boundaries that are not saved are held while the two units next to them run.
-
-Temporary memory of a unit (workspace, gradients) counts while its own pass runs. So a block needs the most that any of
-its units needs, each with the bytes that the others hold at that time.
+Temporary memory of a unit (workspace, gradients) counts while its own pass runs, so a block needs the most that any of
+its units needs with the bytes that the others hold at that time.
 """
 
 from __future__ import annotations
@@ -52,8 +47,8 @@ class BlockCost:
 class BlockCosts:
     """The costs of all blocks that a chain can be cut into; each is computed once.
 
-    With `blocking`, tensors leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block
-    only holds the bytes of one unit at a time.
+    With `blocking`, tensors leave one by one, as in torch's save_on_cpu: a swapped block holds the bytes of one unit at
+    a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
@@ -75,10 +70,7 @@ class BlockCosts:
         return [cache.get(block) or self.of(*block) for block in blocks]
 
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
-        """Returns the costs of the blocks of a plan.
-
-        Raises `ValueError`: they are not all units in order, or a block spans a boundary that others use.
-        """
+        """Returns the costs of the blocks of a plan; raises as `check_blocks`."""
         check_blocks(self.chain, blocks)
         return [self.of(block.first, block.last, block.decision) for block in blocks]
 
@@ -168,10 +160,9 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
-    """Returns first and last unit of each block.
+    """Returns first and last unit of each block that begins with one of `starts`; None: every unit is a block.
 
-    `starts` are the units with which blocks begin; None: every unit is a block. Unit 0 and units whose input other
-    modules use as well always begin one.
+    Unit 0 and units whose input other modules use as well always begin one.
     """
     count = len(chain.units)
     if starts is None:

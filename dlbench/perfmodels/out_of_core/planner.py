@@ -1,8 +1,6 @@
 """Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
 
-Other batches are not measured: `scaled` assumes times and activations in proportion to the samples. Times per sample
-often fall with the batch, so larger batches may be faster than predicted and smaller ones slower; bytes are exact if
-every activation has the batch as one of its dimensions.
+Other batches are not measured: `scaled` assumes times and activations in proportion to the samples.
 """
 
 from __future__ import annotations
@@ -60,12 +58,11 @@ def fixed_plan(
     starts: Sequence[int] | None = None,
     capacity_bytes: int | None = None,
 ) -> BlockPlan:
-    """Returns the plan of a method that treats all blocks equally; its peak may exceed the capacity.
+    """Returns the plan of a method (train.recompute, train.swap) that treats all blocks equally; its peak may exceed
+    the capacity.
 
-    `recompute` and `swap` are values of train.recompute and train.swap. `starts` are the units with which blocks begin;
-    None: every unit is a block.
-
-    Raises `ValueError`: the method decides block by block, or moves bytes without rates.
+    `starts` are the units with which blocks begin; None: every unit. Raises `ValueError`: the method decides block by
+    block, or moves bytes without rates.
     """
     decision = _DECISION.get((recompute, swap))
     if decision is None:
@@ -88,10 +85,8 @@ def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where
 ) -> BlockPlan:
     """Returns the plan with the shortest pass that the search found; equal arguments give equal plans.
 
-    `starts` are the units with which blocks begin; None: the planner chooses. `known` are plans from which the search
-    begins in addition to its own.
-
-    Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would suffice.
+    `starts` are the units with which blocks begin; None: the planner chooses. The search begins with plans of its own
+    and `known`. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would.
     """
     plan = best_found(
         chain,
@@ -171,10 +166,9 @@ def point(
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = CURVE_EFFORT,
 ) -> CapacityPoint:
-    """Returns the plan of a method for the chain's batch, if it fits the capacity.
+    """Returns the plan of a method for the chain's batch, if it fits; without `rates`, methods that swap do not.
 
-    Without `rates`, methods that swap do not fit. `starts` are the units with which blocks begin; None: every unit, or
-    those that the planner chooses.
+    `starts` are the units with which blocks begin; None: every unit, or those that the planner chooses.
     """
     recompute, swap = method
     plan: BlockPlan | None = None

@@ -1,18 +1,13 @@
 """Plans that fit, by dynamic programming over the chain, and a local search among them.
 
-When all swap-outs have ended, the bytes on the device when a block runs are those that earlier blocks leave there,
-whatever the order of events (`dlbench.perfmodels.out_of_core.simulator`). So a plan fits if each block fits in addition
-to that sum, and of two partial plans for the first units the one that leaves less is never worse. The price of a
-partial plan is the time of recomputing plus `price` times the time of its transfers.
+Whether a plan fits does not depend on times (`dlbench.perfmodels.out_of_core.simulator`): each block must fit in
+addition to the bytes that earlier blocks leave. So of two partial plans for the first units the one that leaves less is
+never worse. The price of a partial plan is the time of recomputing plus `price` times that of its transfers.
 
-The search begins with every method that treats all blocks equally, with plans that treat only as many of the first,
-the largest or the cheapest blocks so as are needed to fit, and with the cheapest plans that fit at some prices of
-moving, which also choose where blocks begin; the result is never worse than any of these. Offloading is not among
-them: it waits for each transfer, and may fit when no plan that swaps does.
-
-A descent changes one block, or two, or where a block begins, as long as the simulated pass gets shorter. Then some
-blocks are changed at random (with a fixed seed) for the next descent. The search ends when its simulations are used up,
-so it takes a bounded time and always gives the same result.
+The search begins with every method that treats all blocks equally (but offloading, which waits for each transfer), with
+plans that treat only as many blocks so as are needed to fit, and with the cheapest plans at some prices; its result is
+never worse. A descent changes one block, or two, or where a block begins, as long as the pass gets shorter; then some
+blocks are changed at random, with a fixed seed, for the next descent, until the simulations are used up.
 """
 
 from __future__ import annotations
@@ -56,9 +51,8 @@ def cheapest_fitting(
 ) -> tuple[Blocks, int] | None:
     """Returns the plan of the lowest price and its peak in bytes of activations; None if no plan fits.
 
-    None is exact; the price is the lowest one only if `front` partial plans are enough. The budget of `setting` must
-    hold the peak. `spans` are the first and last units of possible blocks. `price` is the cost of a second of moving in
-    seconds of computing. `front` is the number of partial plans that are continued at a time.
+    None is exact; the price is the lowest one only if `front` partial plans, continued at a time, are enough. `spans`
+    are the first and last units of possible blocks; `price` is the cost of a second of moving in seconds of computing.
     """
     units = costs.chain.units
     price_per_byte, price_per_storage = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
@@ -140,9 +134,8 @@ def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
     """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less.
 
-    If blocks may be swapped, single units as blocks need the least: no other activations have to be held, and a block
-    needs no less than each of its units alone. Otherwise all ways to cut the chain are tried, unless `starts` are
-    given, the units with which blocks begin.
+    If blocks may be swapped, single units as blocks need the least. Otherwise all ways to cut the chain are tried,
+    unless `starts` are given, the units with which blocks begin.
     """
     high = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
     assert high is not None, "without a limit everything fits"
@@ -322,9 +315,8 @@ class _Search:
                 yield blocks
 
     def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
-        """Returns the plan with the decision for as many of the first blocks in this order as are needed to fit.
-
-        If all are not enough, all have it.
+        """Returns the plan with the decision for as many blocks in this order as are needed to fit; for all if none
+        fits.
         """
 
         def plan(count: int) -> Blocks:
