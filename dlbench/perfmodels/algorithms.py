@@ -62,9 +62,7 @@ class Pattern:
         added.
         """
         first = self.first % max(1, elements)
-        into = first
-        if self.into is not None:
-            into = self.into
+        into = first if self.into is None else self.into
         beyond_end = np.maximum(first + self.count - elements, 0)
         is_added = self.added > 0
         runs = np.stack([self.source, self.target, first, into, self.count, is_added])
@@ -181,9 +179,7 @@ def _patterns(
 ) -> Iterator[Pattern]:
     p, g = layout.ranks, layout.group_size
     n, ranks = elements, np.arange(p)[None]
-    groups = ranks
-    if p % g == 0:
-        groups = ranks.reshape(-1, g)
+    groups = ranks if p % g else ranks.reshape(-1, g)
 
     def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
         return _ring(teams, n, parts, phases, lumped)
@@ -286,9 +282,7 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
     `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
     """
     size = teams.shape[1]
-    part = np.zeros(len(teams), int)
-    if parts > 1:
-        part = np.arange(len(teams))
+    part = np.arange(len(teams)) if parts > 1 else np.zeros(len(teams), int)
     source, target = teams.ravel(), np.roll(teams, -1, axis=1).ravel()
     begins, lengths = _begin(elements, parts, part)[:, None], _cut(elements, parts, part)[:, None]
     num_steps, repeat = size - 1, 1
@@ -581,9 +575,7 @@ def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[P
     """
     parents, depths = in_order_tree(p)
     depth, places, ranks = int(depths.max()), np.flatnonzero(parents >= 0), np.arange(p)
-    second = (ranks + 1) % p
-    if p % 2 == 0:
-        second = p - 1 - ranks
+    second = (ranks + 1) % p if p % 2 else p - 1 - ranks
     members = (ranks, second)  # The rank at each place of the two trees.
     is_equal = lumped and elements % (2 * chunks) == 0
     kinds: Counter[tuple[int, int, int]] = Counter()  # Steps by first depth, last depth, and step unless all are equal.

@@ -60,10 +60,8 @@ class DataSheet:
 
 def _tensor(fp32: float, tf32: float | None, half: float) -> dict[str, float]:
     """Returns TFLOPS by precision, for products whose bf16 and fp16 are equal; tf32 may be missing."""
-    tflops = {"fp32": fp32}
-    if tf32 is not None:
-        tflops["tf32"] = tf32
-    return {**tflops, "bf16": half, "fp16": half}
+    tflops = {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
+    return {precision: value for precision, value in tflops.items() if value is not None}
 
 
 SHEETS: tuple[DataSheet, ...] = (

@@ -76,7 +76,7 @@ def model_error(
 
     For ten earlier projections or more these are the root mean square of their errors and their number.
     """
-    variance, information = prior_scale**2, float(len(misses))
+    variance = prior_scale**2
     for _ in range(_ROUNDS):
         # Expected squares of the model's own errors, given what it missed (Dempster, Laird and Rubin, JRSS B 39, 1977).
         total, information = prior_points * prior_scale**2, 0.0

@@ -52,8 +52,7 @@ SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this larg
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
 ROUNDS = 60
 PATIENCE = 6  # Rounds without a better fit after which the rounds end.
-# Alpha and beta of each level from which fitting starts; the last start is only for networks with several leaf
-# switches.
+# Alpha and beta of each level from which fitting starts; the last start is for networks with several leaf switches.
 _FAST, _SLOW, _SLOWER = (1e-5, 1e-10), (1e-4, 1e-8), (1e-3, 1e-6)
 _STARTS = ((_FAST, _FAST, _FAST), (_FAST, _SLOW, _SLOW), (_FAST, _SLOW, _SLOWER))
 
@@ -79,9 +78,6 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     predictions = _held_out(table, observations, fit)
-    median_error = None
-    if predictions:
-        median_error = _median_error(predictions)
     intervals: Array | None = None
     draws: tuple[tuple[float, ...], ...] = ()
     if resampled is not None:
@@ -99,7 +95,7 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
         across=_level(table, fit, intervals, "across", sharing.across),
         beyond=_level(table, fit, intervals, "beyond", sharing.beyond),
         gamma_s_per_byte=float(fit.costs[-1]),
-        median_error=median_error,
+        median_error=_median_error(predictions) if predictions else None,
         num_points=len(observations),
         fitted_over=_range(observations, runs),
         residuals=_residuals(observations, fit, predictions),
@@ -301,9 +297,7 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
     if fit.structure.gamma or not table.reduced.any():
         return fit
     new = descend(table, replace(fit.structure, gamma=True), points, fit)
-    if _clearly_better(table, new, fit):
-        return new
-    return fit
+    return new if _clearly_better(table, new, fit) else fit
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
@@ -324,9 +318,7 @@ def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags)
         new = _broken(table, fit, level, size, points)
         if new is not None and new.error < best.error:
             best = new
-    if _clearly_better(table, best, fit):
-        return best
-    return fit
+    return best if _clearly_better(table, best, fit) else fit
 
 
 def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Flags) -> CostFit | None:
@@ -361,24 +353,23 @@ def _level(
     if not len(table.sizes(level)):
         return None
     structure = fit.structure
-    next_level = structure.column("inside" if level == "across" else "across", 0)
+    next_alpha = structure.column("inside" if level == "across" else "across", 0)
+
+    def interval(column: int, next_column: int) -> tuple[float, float] | None:
+        if not fit.rows[:, column].any():  # It never decided a step.
+            return 0.0, float(fit.costs[next_column])
+        return None if intervals is None else (float(intervals[0, column]), float(intervals[1, column]))
+
     pieces = []
     for index, limit in enumerate((*structure.breaks(level), None)):
         alpha = structure.column(level, index)
-        ends: list[tuple[float, float] | None] = [None, None]  # Intervals of alpha and beta.
-        for i in (0, 1):
-            column = alpha + i
-            if not fit.rows[:, column].any():  # It never decided a step.
-                ends[i] = (0.0, float(fit.costs[next_level + i]))
-            elif intervals is not None:
-                ends[i] = (float(intervals[0, column]), float(intervals[1, column]))
         pieces.append(
             Piece(
                 up_to_bytes=limit,
                 alpha_s=float(fit.costs[alpha]),
                 beta_s_per_byte=float(fit.costs[alpha + 1]),
-                alpha_interval_s=ends[0],
-                beta_interval_s_per_byte=ends[1],
+                alpha_interval_s=interval(alpha, next_alpha),
+                beta_interval_s_per_byte=interval(alpha + 1, next_alpha + 1),
             )
         )
     return Level(pieces=tuple(pieces), links=links)
@@ -512,11 +503,8 @@ def descend(table: LoadTable, structure: Structure, points: Flags, old: CostFit 
     loads = table.loads(structure)
     if old is not None:
         return _rounds(table, loads, structure, points, _carry(old, structure))
-    num_starts = len(_STARTS)
-    if not len(table.sizes("beyond")):
-        num_starts -= 1
     fits = []
-    for by_level in _STARTS[:num_starts]:
+    for by_level in _STARTS if len(table.sizes("beyond")) else _STARTS[:-1]:
         costs: list[float] = []
         for level, alpha_beta in zip(LEVELS, by_level, strict=True):
             costs += alpha_beta * (len(structure.breaks(level)) + 1)

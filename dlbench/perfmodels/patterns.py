@@ -87,9 +87,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
     """Returns the distinct loads of a step."""
     is_sent = pattern.count > 0
     source, target, count = pattern.source[is_sent], pattern.target[is_sent], pattern.count[is_sent]
-    weight = np.ones(len(count), np.int64)
-    if pattern.weight is not None:
-        weight = pattern.weight[is_sent]
+    weight = np.ones(len(count), np.int64) if pattern.weight is None else pattern.weight[is_sent]
     node, leaf = np.arange(layout.ranks) // layout.node_size, rank_leaves(layout)
     level = np.where(node[source] == node[target], 0, np.where(leaf[source] == leaf[target], 1, 2))
     sizes, index = np.unique(count, return_inverse=True)
@@ -100,9 +98,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
         messages = np.bincount(flat, weight, int(np.prod(shape))).astype(np.int64).reshape(shape)
         for inner, name, block in ((0, "inside", node), (1, "across", node), (2, "beyond", leaf)):
             links: int | None = getattr(sharing, name)
-            through = messages[:, inner:]  # Messages that leave the group, or the leaf.
-            if name == "inside":
-                through = messages[:, :1]
+            through = messages[:, :1] if name == "inside" else messages[:, inner:]  # The latter leave group or leaf.
             busy = np.flatnonzero(through.any(axis=(1, 2)))
             if not len(busy):
                 continue

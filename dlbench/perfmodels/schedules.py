@@ -177,6 +177,4 @@ class Layout:
     def level(self, rank: int, other: int) -> LevelName:
         if rank // self.node_size == other // self.node_size:
             return "inside"
-        if self.leaf(rank) == self.leaf(other):
-            return "across"
-        return "beyond"
+        return "across" if self.leaf(rank) == self.leaf(other) else "beyond"

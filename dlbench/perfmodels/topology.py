@@ -79,9 +79,8 @@ class Loop(Cables):
 
     def between(self, source: int, target: int) -> Iterator[Link]:
         ahead = (target - source) % self.hosts
-        direction, distance = 1, ahead
-        if 2 * ahead > self.hosts:
-            direction, distance = -1, self.hosts - ahead
+        direction = -1 if 2 * ahead > self.hosts else 1
+        distance = direction * ahead % self.hosts
         while distance:
             length = max(length for length in (1, *self.shortcuts) if length <= distance)
             yield "loop", source, direction * length

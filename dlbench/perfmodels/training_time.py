@@ -93,14 +93,14 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:
-        epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
-    elif schedule.total_steps is not None:
+        epochs, samples = schedule.total_epochs, schedule.total_epochs * epoch_samples
+        return TrainingLength(epochs=epochs, samples=samples, key="train.schedule.total_epochs", is_limit=False)
+    if schedule.total_steps is not None:
         samples = float(schedule.total_steps * plan.global_batch)
         return TrainingLength(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
-    elif quality is not None and quality.max_epochs is not None and epoch_samples:
-        epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
-    elif quality is not None and quality.max_samples is not None:
+    if quality is not None and quality.max_epochs is not None and epoch_samples:
+        epochs, samples = quality.max_epochs, quality.max_epochs * epoch_samples
+        return TrainingLength(epochs=epochs, samples=samples, key="quality.max_epochs", is_limit=True)
+    if quality is not None and quality.max_samples is not None:
         return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
-    else:
-        return None
-    return TrainingLength(epochs=epochs, samples=epoch_samples * epochs, key=key, is_limit=limit)
+    return None

@@ -53,8 +53,6 @@ def _energy_text(joules: float) -> str:
 
 @dataclass(frozen=True)
 class _JobRun:
-    """A run, and what Slurm accounted of it."""
-
     run: Run
     accounting: RunAccounting
 
@@ -64,10 +62,7 @@ class _JobRun:
 
     @property
     def node_s(self) -> float | None:
-        """Node-seconds of the job while the run was in it; None if Slurm does not report them.
-
-        A run that srun was to start and that has no step never began, and took nothing.
-        """
+        """Node-seconds of the job while the run was in it; None if Slurm does not report them, 0 if it never began."""
         has_steps = self.accounting.source == "sacct" and self.run.plan.system.launch.launcher.startswith("srun")
         never_began = self.accounting.never_started or (has_steps and self.run.record is None)
         if never_began and self.accounting.run_node_s is None:
@@ -175,7 +170,6 @@ class _Job:
 
     @property
     def accounting(self) -> RunAccounting:
-        """The accounting of its first run: figures of the job are the same in all."""
         return self.runs[0].accounting
 
     @property

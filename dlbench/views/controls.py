@@ -44,10 +44,7 @@ def is_control(run: Run) -> bool:
 
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """Returns the control runs by series and workload, in the order of their first runs.
-
-    `results` are the id and the runs of each group that the report shows.
-    """
+    """Returns the control runs by series and workload; `results` are id and runs of each group that the report shows."""
     sets = alike(filter(is_control, runs), lambda run: (run.plan.series.id, *_subject(run)))
     groups = list(results)
     return tuple(_controls(members, groups) for members in sets.values())

@@ -1,8 +1,7 @@
 """The view `exchange`: the messages of the gradient exchange of each scaling point, and a lower bound of their time.
 
 The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in a window of
-steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all ranks between
-the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
+steps. The exchange phase of `dlbench.analysis.causes` also has negotiation and copies, of all ranks, over all steps.
 """
 
 from __future__ import annotations

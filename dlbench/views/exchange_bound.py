@@ -1,10 +1,9 @@
 """A lower bound of the exposed exchange after the backward pass, by the overlap model.
 
 Inputs are the measured times at which gradients were ready, and a line for the time of a message (measured or fitted).
-In `dlbench.perfmodels.overlap` one message is sent at a time, as soon as its gradients are ready and the message before
-has ended; the bound is that of the best way to merge neighbouring gradients into messages. A line fitted to a run's own
-messages excludes their waits for stragglers. The model has no other orders, no further channels, and no cores that
-messages take from computing. If a run did better than the best of the model, the model is contradicted: no bound.
+The bound is that of the best way to merge neighbouring gradients (`dlbench.perfmodels.overlap`). The model has no other
+orders, no further channels, and no cores that messages take from computing. If a run did better, the model is
+contradicted: no bound.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ class RunBound:
 def exchange_bound(
     point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
 ) -> tuple[ExchangeBound | None, str, Estimate | None]:
-    """Returns the bound of a point, why there is none, and the least after the backward pass, seconds per step.
-
-    `sample` is the result of the median run.
-    """
+    """Returns the bound of a point, why there is none, and the least after the backward pass, seconds per step."""
     bounds: dict[RunKey, RunBound] = {}
     waited_s: dict[RunKey, float] = {}
     sample_bound: RunBound | None = None
@@ -136,10 +132,7 @@ def exchange_bound(
 def _efficiency(
     point: Point, baseline: Point, exposed_s: Mapping[RunKey, float], table: RunTable
 ) -> tuple[Estimate, float]:
-    """Returns the model's efficiency, paired with the baseline's runs if possible, and the seconds of computing.
-
-    If the baseline has several ranks, its exchange is not computing; one rank has no exchange.
-    """
+    """Returns the model's efficiency, paired with the baseline's runs if possible, and the seconds of computing."""
     work = point.batch_per_rank / baseline.batch_per_rank
     ideal_s: dict[RunKey, float] = {}
     compute_s: dict[RunKey, float] = {}
@@ -199,9 +192,8 @@ def _run_bound(point: Point, result: ExchangeResult, waiting_s: float) -> RunBou
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
     """Returns the line through the times of a run's own messages; None if they do not determine one.
 
-    `messages` are those of a step in the order of sending; `waiting_s` is the wait of this rank for stragglers in a
-    step. It is part of the time of a message that began as soon as it was ready; a message that waited for the one
-    before it does not contain it, because that one waited already.
+    `waiting_s`, the wait of this rank for stragglers in a step, is part of the time of a message that began as soon as
+    it was ready; a message that waited for the one before it does not contain it.
     """
     sizes, times_s = [], []
     free_s = -math.inf  # Time at which the message before ended.

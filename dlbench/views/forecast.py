@@ -1,7 +1,6 @@
 """The view `forecast`: projections to two and four times the ranks, and published figures (`reports/anchors.yaml`).
 
-None of them is measured here, so they never share a line style, a column or a headline with measurements. A published
-figure is only shown if runs do the same work.
+None of them is measured here, so they never share a line style, a column or a headline with measurements.
 """
 
 from __future__ import annotations

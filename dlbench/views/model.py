@@ -1,6 +1,5 @@
-"""The scaling report as plain data: runs, comparable groups, scaling points, and the numbers of each view.
-
-Views put their numbers under their own keys into `views`, of a group or of the report.
+"""The scaling report as plain data; views put their numbers under their own keys into `views`, of a group or the
+report.
 """
 
 from __future__ import annotations

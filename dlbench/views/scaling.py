@@ -101,11 +101,7 @@ def _work(run: Run) -> dict[str, Any]:
 def verdict(
     unit: str, all_points: tuple[Point, ...], *, is_oversubscribed: bool, causes: LostPercent | None = None
 ) -> str:
-    """Returns two sentences on the largest scaling point: its efficiency with the interval, and its losses.
-
-    `unit` names samples; `all_points` begin with the baseline; `is_oversubscribed` says that ranks shared cores, which
-    makes a scaling figure meaningless.
-    """
+    """Returns two sentences on the largest point: its efficiency and losses; nothing on losses if ranks shared cores."""
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
         rate = f"{figure_text(base.throughput)} {unit}/s at {place_of(last)} ({basis_text(base.throughput)})"

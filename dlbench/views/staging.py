@@ -1,8 +1,7 @@
 """The time of staging on each node, and the number of epochs after which it has paid off.
 
-Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ only in the settings of staging.
-Its interval goes from the shortest staging over the largest gain to the longest over the smallest; without an upper end
-if the smallest gain is not above 0.
+Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ only in the settings of staging;
+the interval has no upper end if the smallest gain is not above 0.
 """
 
 from __future__ import annotations
@@ -193,10 +192,7 @@ def _about_mean(epochs_s: Mapping[RunKey, float]) -> dict[RunKey, float]:
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
-    """Returns low end, value and high end of the epochs after which staging has paid off; None where there is none.
-
-    `staging` is in seconds, `gain` in seconds per epoch.
-    """
+    """Returns low end, value and high end of the epochs after which staging (s) has paid off; None where there is none."""
     low = value = high = None
     if gain.value > 0:
         value = staging.value / gain.value

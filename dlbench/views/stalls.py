@@ -103,10 +103,7 @@ class IoTiers:
 
 
 def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
-    """Returns every scaling point whose series has the variants of `dlbench io --tiers`, by series, ranks and nodes.
-
-    Only repeats count in which all kinds of runs that are subtracted have figures.
-    """
+    """Returns every scaling point with the variants of `dlbench io --tiers`, over repeats in which all have figures."""
     return tuple(map(_point, twins(runs, VARIANTS.values(), lambda planned: "cached-input" in planned)))
 
 

@@ -1,7 +1,6 @@
-"""The views `steps` and `ranks`: quantiles and outliers of step times by rank count.
+"""The views `steps` and `ranks`: quantiles and outliers of step times (of the slowest rank) by rank count.
 
-The time of a step is that of its slowest rank. Figures are means over runs of their digests
-(`dlbench.analysis.digest`), because the experimental unit is the run.
+Figures are means over runs of their digests (`dlbench.analysis.digest`), because the experimental unit is the run.
 """
 
 from __future__ import annotations

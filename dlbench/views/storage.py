@@ -1,7 +1,7 @@
 """Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed.
 
-A sample is fetched (storage) and prepared (CPU). R readers that fetched n samples in f seconds, summed over readers,
-would read n R / f samples per second without preparing. That is not the rate of more readers.
+R readers that fetched n samples in f seconds, summed over readers, would read n R / f samples per second without
+preparing.
 """
 
 from __future__ import annotations
@@ -124,10 +124,7 @@ class Io:
 
 
 def supply_of(answer: ReadingRate) -> Supply:
-    """Returns the rates of a reader benchmark with a cold or warm page cache.
-
-    Raises ValueError: the benchmark left the page cache as it was.
-    """
+    """Returns the rates of a reader benchmark; raises ValueError if it left the page cache as it was."""
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
     repeats = []

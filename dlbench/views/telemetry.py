@@ -316,9 +316,8 @@ def _is_empty(candidate: Column[NodeMeans], nodes: Sequence[NodeMeans]) -> bool:
 
 
 def _shown(telemetry: Telemetry) -> tuple[list[NodeMeans], list[str]]:
-    """Returns the nodes that people see, and remarks on those left out.
-
-    They are the nodes of each point's median run, else of the first that was read, the most throttled first.
+    """Returns the nodes that people see, those of each point's median run, most throttled first, and remarks on those
+    left out.
     """
     shown_nodes: list[NodeMeans] = []
     left_out: list[str] = []

@@ -83,14 +83,11 @@ class BlockCosts:
         recomputes = decision in ("recompute", "recompute-swap")
         blocking = decision == "swap" and self._blocking
         held_by_others = begin.input_shared and not begin.joins
-        input_kept = moving = 0
-        if begin.input_saved or recomputes or held_by_others:
-            input_kept = begin.input_bytes
-        if not held_by_others:
-            moving = input_kept
+        is_kept = begin.input_saved or recomputes or held_by_others
+        input_kept = begin.input_bytes if is_kept else 0
+        moving = 0 if held_by_others else input_kept
 
-        # Bytes include those that units before it in the block have saved; in backward also gradients of those behind
-        # it.
+        # Bytes include those saved by earlier units of the block; in backward also gradients of those behind.
         saved = count = forward = passing = recomputing = 0
         saved_up_to = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
@@ -149,11 +146,9 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
                 f"blocks must be all {len(chain.units)} units in order; "
                 f"units {block.first} to {block.last} follow unit {expected - 1}"
             )
-        for number in range(block.first + 1, block.last + 1):
-            if not chain.units[number].joins:
-                raise ValueError(
-                    f"a block spans the input of {chain.units[number].name}, which other modules use as well"
-                )
+        for unit in chain.units[block.first + 1 : block.last + 1]:
+            if not unit.joins:
+                raise ValueError(f"a block spans the input of {unit.name}, which other modules use as well")
         expected = block.last + 1
     if expected != len(chain.units):
         raise ValueError(f"blocks hold units 0 to {expected - 1} of {len(chain.units)}")

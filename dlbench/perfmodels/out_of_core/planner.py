@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dlbench.perfmodels.out_of_core.blocks import cut, predicted
-from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError, allowed, best_found, fits, smallest_capacity
-from dlbench.perfmodels.out_of_core.simulator import Prefetch, simulate
+from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError, Search, allowed, fits, smallest_capacity
+from dlbench.perfmodels.out_of_core.simulator import PassSetting, Prefetch, simulate
 from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
@@ -56,7 +56,6 @@ def fixed_plan(
     swap: Swap,
     *,
     starts: Sequence[int] | None = None,
-    capacity_bytes: int | None = None,
 ) -> BlockPlan:
     """Returns the plan of a method (train.recompute, train.swap) that treats all blocks equally; its peak may exceed
     the capacity.
@@ -68,8 +67,8 @@ def fixed_plan(
     if decision is None:
         raise ValueError(f"train.recompute {recompute} with train.swap {swap} treats blocks one by one")
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last in cut(chain, starts))
-    schedule = simulate(chain, blocks, rates, capacity_bytes, prefetch=PREFETCH[swap])
-    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="fixed")
+    schedule = simulate(chain, blocks, rates, None, prefetch=PREFETCH[swap])
+    return BlockPlan(blocks=blocks, capacity_bytes=None, predicted=predicted(schedule), planner="fixed")
 
 
 def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where the search starts and ends.
@@ -88,19 +87,12 @@ def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where
     `starts` are the units with which blocks begin; None: the planner chooses. The search begins with plans of its own
     and `known`. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would.
     """
-    plan = best_found(
-        chain,
-        rates,
-        capacity_bytes,
-        decisions=allowed(recompute=recompute, swap=swap),
-        starts=starts,
-        known=[tuple((block.first, block.last, block.decision) for block in blocks) for blocks in known],
-        effort=effort,
-    )
+    decisions = allowed(recompute=recompute, swap=swap)
+    search = Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort)
+    plan = search.run(tuple((block.first, block.last, block.decision) for block in blocks) for blocks in known)
     if plan is None:
-        raise DoesNotFitError(
-            chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
-        )
+        smallest_bytes = smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
+        raise DoesNotFitError(chain, capacity_bytes, smallest_bytes)
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in plan)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
@@ -164,7 +156,6 @@ def point(
     *,
     starts: Sequence[int] | None = None,
     known: Iterable[Sequence[PlannedBlock]] = (),
-    effort: int = CURVE_EFFORT,
 ) -> CapacityPoint:
     """Returns the plan of a method for the chain's batch, if it fits; without `rates`, methods that swap do not.
 
@@ -172,27 +163,22 @@ def point(
     """
     recompute, swap = method
     plan: BlockPlan | None = None
-    if swap == "none":
-        rates = None
-    if swap != "none" and rates is None:
-        pass
-    elif "planned" in method:
-        may_recompute, may_swap = recompute == "planned", swap == "planned"
+    rates = None if swap == "none" else rates
+    if "planned" in method and (swap == "none" or rates is not None):
         with suppress(DoesNotFitError):
             plan = plan_blocks(
                 chain,
-                rates if may_swap else None,
+                rates if swap == "planned" else None,
                 capacity_bytes,
-                recompute=may_recompute,
-                swap=may_swap,
+                recompute=recompute == "planned",
+                swap=swap == "planned",
                 starts=starts,
                 known=known,
-                effort=effort,
+                effort=CURVE_EFFORT,
             )
-    else:
+    elif swap == "none" or rates is not None:
         fixed = fixed_plan(chain, rates, recompute, swap, starts=starts)
-        if fixed.predicted.peak_bytes <= capacity_bytes:
-            plan = fixed
+        plan = fixed if fixed.predicted.peak_bytes <= capacity_bytes else None
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
@@ -215,14 +201,7 @@ def against_batch(
     return tuple(points)
 
 
-def largest_batch(
-    chain: Chain,
-    rates: TransferRates | None,
-    method: Method,
-    capacity_bytes: int,
-    *,
-    starts: Sequence[int] | None = None,
-) -> int:
+def largest_batch(chain: Chain, rates: TransferRates | None, method: Method, capacity_bytes: int) -> int:
     """Returns the largest batch that fits, at most `LARGEST_BATCH`; 0 if none does."""
     recompute, swap = method
     if swap == "none":
@@ -233,10 +212,8 @@ def largest_batch(
     def fits_batch(batch: int) -> bool:
         chain_of_batch = scaled(chain, batch)
         if "planned" in method:
-            may_recompute, may_swap = recompute == "planned", swap == "planned"
-            return fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
-        plan = fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts)
-        return plan.predicted.peak_bytes <= capacity_bytes
+            return fits(chain_of_batch, capacity_bytes, recompute=recompute == "planned", swap=swap == "planned")
+        return fixed_plan(chain_of_batch, rates, recompute, swap).predicted.peak_bytes <= capacity_bytes
 
     low, high = 0, 1
     while high < LARGEST_BATCH and fits_batch(high):

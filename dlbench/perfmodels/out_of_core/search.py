@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts, cut, spans_of
 from dlbench.perfmodels.out_of_core.simulator import PassSetting, backward, begin, forward, last_bytes
-from dlbench.specs.out_of_core import Chain, Decision, TransferRates
+from dlbench.specs.out_of_core import Chain, Decision
 from dlbench.units import format_bytes
 
 Blocks = tuple[tuple[int, int, Decision], ...]  # First unit, last unit and decision of each block.
@@ -121,14 +121,13 @@ class DoesNotFitError(EnvironmentLacksError):
 
 def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
     """Returns the decisions that a plan may take."""
-    decisions: list[Decision] = ["keep"]
-    if swap:
-        decisions.append("swap")
-    if recompute:
-        decisions.append("recompute")
-    if recompute and swap:
-        decisions.append("recompute-swap")
-    return tuple(decisions)
+    may: dict[Decision, bool] = {
+        "keep": True,
+        "swap": swap,
+        "recompute": recompute,
+        "recompute-swap": recompute and swap,
+    }
+    return tuple(decision for decision, is_allowed in may.items() if is_allowed)
 
 
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
@@ -162,17 +161,11 @@ def _least_peak(
     chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
 ) -> int | None:
     """Returns the peak of activations of some plan within the budget, in bytes; None if there is no such plan."""
-    if starts is None and recompute and not swap:
-        spans = spans_of(chain)
-    else:
-        spans = cut(chain, starts)
-    capacity = None if budget is None else chain.fixed_bytes + budget
-    setting = PassSetting.of(chain, None, capacity)
+    is_free = starts is None and recompute and not swap
+    spans = spans_of(chain) if is_free else cut(chain, starts)
+    setting = PassSetting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
     plan = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
-    if plan is None:
-        return None
-    _, peak = plan
-    return peak
+    return None if plan is None else plan[1]
 
 
 def largest_items(chain: Chain, smallest_bytes: int) -> str:
@@ -203,21 +196,9 @@ def exact_bytes(count: int) -> str:
     return f"{count} B ({format_bytes(count)})"
 
 
-def best_found(
-    chain: Chain,
-    rates: TransferRates | None,
-    capacity_bytes: int,
-    *,
-    decisions: Sequence[Decision],
-    starts: Sequence[int] | None = None,
-    known: Sequence[Blocks] = (),
-    effort: int = EFFORT,
-) -> Blocks | None:
-    """Returns the best plan of the search; None if no plan fits."""
-    return _Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
+class Search:
+    """A search for the plan with the shortest pass, within a number of simulated blocks (`effort`)."""
 
-
-class _Search:
     def __init__(
         self,
         chain: Chain,
@@ -239,7 +220,8 @@ class _Search:
         self.best: Blocks | None = None
         self.least = math.inf
 
-    def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
+    def run(self, known: Iterable[Blocks]) -> Blocks | None:
+        """Returns the best plan of the search, which begins with its own and the known plans; None if no plan fits."""
         keep = self._plan(["keep"] * len(self._spans))
         if self.rate(keep) < math.inf:
             return keep
@@ -301,18 +283,14 @@ class _Search:
             yield self._plan([decision] * len(keep))
             for order in ([*range(len(keep))], *self._orders()):
                 yield self._shortest(order, decision)
-        if self._pinned:
-            spans = self._spans
-        elif len(self._chain.units) <= FEW:
-            spans = spans_of(self._chain)
-        else:
-            spans = spans_of(self._chain, LONGEST)
+        spans = self._spans
+        if not self._pinned:
+            spans = spans_of(self._chain, FEW if len(self._chain.units) <= FEW else LONGEST)
         without_swap = [decision for decision in self._decisions if decision in ("keep", "recompute")]
         for decisions, price in ((without_swap, 0.0), *((self._decisions, price) for price in PRICES)):
             plan = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
             if plan is not None:
-                blocks, _ = plan
-                yield blocks
+                yield plan[0]
 
     def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
         """Returns the plan with the decision for as many blocks in this order as are needed to fit; for all if none
@@ -397,9 +375,7 @@ class _Search:
     def _pairs(self, plan: Blocks, block: int) -> Iterator[Blocks]:
         """Yields plans in which a block and one near it have other decisions."""
         first, last, decision = plan[block]
-        end = len(plan)
-        if len(plan) > FEW:
-            end = min(end, block + NEAR + 1)
+        end = len(plan) if len(plan) <= FEW else min(len(plan), block + NEAR + 1)
         for second in range(block + 1, end):
             second_first, second_last, second_decision = plan[second]
             for new in self._decisions:

@@ -48,9 +48,6 @@ def simulate(
     setting = PassSetting.of(chain, rates, capacity_bytes, prefetch)
     trace = Trace()
     state = run(costs, setting, trace)
-    over_bytes = 0
-    if math.isfinite(setting.budget):
-        over_bytes = max(0, math.ceil(state.peak - setting.budget))
     return Schedule(
         operations=tuple(sorted(trace.operations, key=attrgetter("start_s", "end_s"))),
         makespan=state.clock,
@@ -61,7 +58,7 @@ def simulate(
         peak_bytes=chain.fixed_bytes + state.peak,
         swapped_bytes=sum(costs[out.block].moved_bytes for out in state.outs),
         leaving=frozenset(out.block for out in state.outs),
-        over_bytes=over_bytes,
+        over_bytes=math.ceil(max(0, state.peak - setting.budget)),
         held=trace.curve(chain.fixed_bytes),
     )
 
@@ -90,9 +87,7 @@ class PassSetting:
         cls, chain: Chain, rates: TransferRates | None, capacity_bytes: int | None, prefetch: Prefetch = "room"
     ) -> PassSetting:
         """Returns the setting of a chain within a capacity; None: no limit. Without rates nothing moves."""
-        budget = math.inf
-        if capacity_bytes is not None:
-            budget = capacity_bytes - chain.fixed_bytes
+        budget = math.inf if capacity_bytes is None else capacity_bytes - chain.fixed_bytes
         out_s = in_s = latency_s = drag = 0.0
         if rates is not None:
             out_s, in_s = 1 / rates.out_bytes_per_s, 1 / rates.in_bytes_per_s

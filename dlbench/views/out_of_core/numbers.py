@@ -1,11 +1,7 @@
-"""Runs that differ only in the method for activations, and in their batch, side by side.
+"""Runs that differ only in the method for activations, and in their batch, side by side, with predictions.
 
-Measured throughput, memory and bytes are compared with predictions:
-
-* peak: the simulator's prediction for a rank, with the highest measured peak of any rank, and with the capacity of the
-  plan;
-* step: predicted pass x passes per step + the time of the run's warm-up steps outside forward and backward passes
-  (input, exchange, optimizer), with the median measured step.
+The predicted step is the predicted pass x passes per step + the time of warm-up steps outside forward and backward
+passes (input, exchange, optimizer); it is compared with the median measured step.
 """
 
 from __future__ import annotations
@@ -427,10 +423,10 @@ def _device_peak(result: MemoryResult) -> float | None:
 
 
 def _outside_passes_s(run: Run) -> float | None:
-    """Returns the seconds per step outside forward and backward pass, median over the warm-up steps of rank 0.
+    """Returns the seconds per step outside both passes, median over rank 0's warm-up steps after the first, with
+    one-time work.
 
-    The first step is left out, because of one-time work in it. None for fewer than two steps, or if the file cannot be
-    read.
+    None for fewer than two steps, or if the file cannot be read.
     """
     try:
         reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
@@ -569,8 +565,7 @@ def _side(side: Side, table: RunTable) -> _Side:
 def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
     """Yields the methods at each memory limit, fastest first.
 
-    Of `others`, all groups, those take part that train the same as one of `groups`, replicated or sharded. Local SGD
-    makes other updates and does not.
+    Of `others`, all groups, those take part that train the same as one of `groups`; local SGD makes other updates.
     """
     comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
     for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):

@@ -1,8 +1,4 @@
-"""The figures and the document of `dlbench memory plan`: a plan for a capacity, its pass, and other methods.
-
-All figures are predictions of the simulator from one measured chain; times and activations of other batches are assumed
-proportional to their samples.
-"""
+"""The figures and the document of `dlbench memory plan`, all predicted by the simulator from one measured chain."""
 
 from __future__ import annotations
 
@@ -101,12 +97,10 @@ def memory_plan(
     *,
     starts: Sequence[int] | None = None,
 ) -> CapacityPlan:
-    """Returns a plan for the chain's batch, with other methods and batches.
+    """Returns a plan for the chain's batch, with other methods and batches; without rates nothing can be swapped.
 
-    Without rates of transfers nothing can be swapped. `starts` are the units with which blocks begin; None: the planner
-    chooses.
-
-    Raises DoesNotFitError: no plan fits; it names the smallest capacity that would suffice.
+    `starts` are the units with which blocks begin; None: the planner chooses. Raises DoesNotFitError: no plan fits; it
+    names the smallest capacity that would.
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
