@@ -25,9 +25,7 @@ from dlbench.specs.comm import LEVELS, Collective, LevelName
 Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, ascending, and how many messages.
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
 
-MOST_SHORT_RANKS = 512
-"""Up to this many ranks a vector shorter than one element per rank is cut as in schedules; beyond, where it is only a
-few kilobytes, ranks have equal fractions of an element."""
+MOST_SHORT_RANKS = 512  # Beyond, vectors shorter than one element per rank are cut into equal fractions.
 
 
 @dataclass(frozen=True, kw_only=True)

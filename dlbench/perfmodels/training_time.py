@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 UNSTATED_SAMPLES = 1_000_000  # Samples of a training whose length is not stated.
 HOUR_S = 3_600
 
-GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
-"""Usual numbers of GPUs in a node: factors between the throughput of a node and that of a machine."""
+GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)  # Usual numbers of GPUs in a node.
 
 TOLERANCE = 0.05  # Share by which a training may be faster than its throughput allows before the numbers contradict.
 HINT_TOLERANCE = 0.15  # Largest relative distance of the speed factor to a group size; printed figures are rounded.
@@ -36,9 +35,7 @@ class TimeVerdict:
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
-    group: int | None
-    """Size of a group of ranks for which the throughput may have been stated; None unless the time is impossible and
-    the speed factor is near a usual size."""
+    group: int | None  # Size of a group of ranks for which the throughput may have been stated.
 
     @property
     def group_s(self) -> float | None:

@@ -91,34 +91,24 @@ class ExchangePoint:
     nodes: int
     ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
-    """Messages of gradients per step; None if none was recorded."""
     num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
-    """Messages of parameters or activations per step; None if there are none."""
     message_bytes: Estimate | None = field(metadata=_count_column("Gradients per step", "gradient_bytes"))
-    """Bytes of gradients of all messages per step."""
     bytes_inside: Estimate | None = field(metadata=_count_column("Sent per rank, intra-group"))
-    """Bytes sent per rank and step inside its group."""
     bytes_across: Estimate | None = field(metadata=_count_column("Sent per rank, inter-group"))
-    """Bytes sent per rank and step to other groups."""
-    communication: Estimate | None = field(metadata=column(name="communication_s"))
-    """Seconds per step in which messages were under way."""
-    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))
-    """Seconds per step in which messages were under way after the backward pass."""
-    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))
-    """Seconds per step in which messages were under way during the backward pass."""
+    communication: Estimate | None = field(metadata=column(name="communication_s"))  # Seconds under way.
+    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # After the backward pass.
+    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # During the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))  # Seconds of the backward pass per step.
     hidden_share: Estimate | None  # `hidden` of the median step over the mean step of each run (1).
     exposed_share: Estimate | None  # `exposed` of the median step over the mean step of each run (1).
-    is_in_passes: bool
-    """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` is in them."""
+    is_in_passes: bool  # Whether passes wait for collectives (FSDP, tensor parallel): `exposed` is in them.
     wire_overflows: int  # Sum over all runs.
     density: Estimate | None  # Density of sums of sparse gradients (1).
     dense_switches: int  # Times that sparse sums were sent dense, over all runs.
     evidence: tuple[str, ...]  # Sources of the times, each once.
     window: str  # Steps whose messages were timed, in words.
     efficiency: Estimate  # Measured scaling efficiency of the point.
-    least: Estimate | None
-    """Least seconds after the backward pass by the model; it may be known if the model's efficiency is not."""
+    least: Estimate | None  # Least seconds after the backward pass by the model.
     prediction: ExchangeBound | None
     why: str  # Why there is no prediction, in a phrase; empty if there is one.
     timeline: tuple[Message, ...]  # Messages of the run with the median communication time.

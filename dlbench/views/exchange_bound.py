@@ -47,15 +47,13 @@ class ExchangeBound:
     startup_s: float
     per_byte_s: float
     is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured separately.
-    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
-    """The least message time after the backward pass of any merging, seconds per step; at most the measured one."""
+    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))  # Seconds, of any merging.
     num_messages: Estimate = field(metadata=column(name="least_messages"))  # Messages of that merging.
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
     """The model's time after the backward pass for the messages that ran, seconds per step; None if it was not measured
     when they were ready."""
     compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
-    efficiency: Estimate = field(metadata=column(name="least_efficiency"))
-    """Scaling efficiency if only this exposed exchange cost time (1); between the measured one and 1."""
+    efficiency: Estimate = field(metadata=column(name="least_efficiency"))  # If nothing else cost time (1).
     waiting: Estimate  # Waits of rank 0 for stragglers, which a fitted line excludes, seconds per step.
 
 

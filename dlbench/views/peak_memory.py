@@ -57,23 +57,18 @@ class MemoryPoint:
     ranks: int
     nodes: int
     peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
-    """Bytes of the rank with the highest peak, median over runs: allocated on its GPU, or resident on a CPU."""
+    """Median over runs."""
     reserved: Estimate | None = field(
         metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
     )
-    """Highest bytes of a GPU's memory that torch held, with its cache; None on CPUs."""
     resident: Estimate | None = field(
         metadata=column("Resident in its process", "resident_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak resident bytes of a rank's process; None on CPUs, or if records do not have it."""
     startup: Estimate | None = field(
         metadata=column("Before measured steps", "startup_peak_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak bytes before the measured steps, with cuDNN's search and compiling; None on CPUs."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
-    """Highest sample of a GPU's used memory in the measured window, by all processes."""
     host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
-    """Highest sample of a node's used memory, by all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +97,11 @@ class BatchMemory:
     """The memory of all runs of one workload, preset and device with one batch and precision, at any rank count."""
 
     batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
-    """Samples per rank and step."""
     parts: int = field(metadata=column("Parts"))  # Parts in which a batch is computed.
     precision: str = field(metadata=column("Precision"))
-    peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
-    """Highest peak of any rank over all runs with figures; None without such runs."""
+    peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))  # Of all runs with figures.
     num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
     num_without_memory: int = field(metadata=column("Out of memory", "runs_without_memory", text=runs_or_none))
-    """Runs that ended because memory was used up, by their error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,7 @@ from dlbench.units import format_bytes
 from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
-COLD_SHARE = 0.9
-"""An epoch is cold if at least this share of the data set was not in the page cache when it began, or, if that is not
-known, if at least this share of its bytes came from storage."""
+COLD_SHARE = 0.9  # Cold: at least this share of the data set was not cached, or else of its bytes came from storage.
 WARM_SHARE = 0.1  # An epoch is warm if that share is at most this.
 
 MAX_EPOCHS = 50  # Epochs of a table.
@@ -51,9 +49,7 @@ def _several(values: Sequence[int]) -> str:
 
 
 def _loader_workers_text(counts: tuple[int, ...]) -> str:
-    if counts == (0,):
-        return "none (training process)"
-    return _several(counts)
+    return "none (training process)" if counts == (0,) else _several(counts)
 
 
 def _rate_cell(bytes_per_s: float) -> Cell:
@@ -116,9 +112,7 @@ class ReadingPoint:
 
     @property
     def prepare_share(self) -> Estimate | None:
-        if self.fetch_share is None:
-            return None
-        return complement(self.fetch_share)
+        return None if self.fetch_share is None else complement(self.fetch_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +167,7 @@ def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:
     """Returns bytes from storage over bytes of samples; above 1 with read-ahead. None: not counted."""
     counted = [epoch for epoch in epochs if epoch.storage_bytes is not None]
     sample_bytes = sum(sum(epoch.tier_bytes.values()) for epoch in counted)
-    if not sample_bytes:
-        return None
-    return sum(epoch.storage_bytes or 0 for epoch in counted) / sample_bytes
+    return sum(epoch.storage_bytes or 0 for epoch in counted) / sample_bytes if sample_bytes else None
 
 
 def _point(point: Point, results: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
@@ -245,9 +237,7 @@ def _temperature(epochs: Sequence[ReadEpoch]) -> Temperature:
         return "not known"
     if uncached_share >= COLD_SHARE:
         return "cold"
-    if uncached_share <= WARM_SHARE:
-        return "warm"
-    return "mixed"
+    return "warm" if uncached_share <= WARM_SHARE else "mixed"
 
 
 class ReadingView(GroupView):
@@ -324,9 +314,7 @@ def _prefetch_value(point: ReadingPoint) -> str:
 
 
 def _prefetch_text(point: ReadingPoint) -> str:
-    if point.loader_workers == (0,):
-        return "none"
-    return _several(point.prefetch_batches)
+    return "none" if point.loader_workers == (0,) else _several(point.prefetch_batches)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
@@ -355,6 +343,4 @@ def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
 
 
 def _epoch_cell(epoch: EpochReading) -> Cell:
-    if epoch.is_whole:
-        return Cell(str(epoch.epoch), number=epoch.epoch)
-    return Cell(f"{epoch.epoch} (a part)", number=epoch.epoch)
+    return Cell(str(epoch.epoch) if epoch.is_whole else f"{epoch.epoch} (a part)", number=epoch.epoch)

@@ -50,9 +50,7 @@ class StallPart:
 
     name: Literal["ingestion", "preparation", "fetch"] = field(metadata=column(name="part"))
     seconds: Estimate | None = field(metadata=column("Per step", missing=NOT_MEASURED, is_brief=True))
-    """Seconds per step, of geometric means over repeats; None: not measured."""
-    share: Estimate | None = field(metadata=column("Share", is_brief=True))
-    """Share of the step; shares of the measured parts sum to 1."""
+    share: Estimate | None = field(metadata=column("Share", is_brief=True))  # Sum: 1.
     why: str = field(metadata=column(name="why_not_measured"))
 
     @property
@@ -67,8 +65,7 @@ class TierRuns:
     tier: Tier
     rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
     step_s: Estimate = field(metadata=column("Step", is_brief=True))  # Mean step, geometric mean over runs.
-    storage_share: float | None
-    """Share of the bytes read that came from storage and not from the page cache, mean over runs; None: not known."""
+    storage_share: float | None  # Of the bytes read (1), mean over runs; None: not known.
     epochs: float | None  # Most epochs that a run read; None: not known.
     cache: str = field(metadata=column("Page cache", value=optional_text))
 
@@ -83,8 +80,7 @@ class Stalls(SeriesPoint):
 
     sample_unit: str
     tiers: tuple[TierRuns, ...]  # Kinds of runs with figures, in the order synthetic, cached, cold.
-    ceiling: Estimate | None
-    """Samples per second of the ranks without waiting for input; None: no run with synthetic data."""
+    ceiling: Estimate | None  # Samples per second without waiting for input; None: no run with synthetic data.
     parts: tuple[StallPart, ...]
     whole_s: Estimate | None  # Seconds of the step that the parts sum to; None without measured parts.
     whole_is: Tier  # The kind of runs of this step.

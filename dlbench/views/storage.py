@@ -68,11 +68,8 @@ class Supply:
     fetch_share: Estimate | None  # Fetching over fetching and preparing (1).
     prepare_share: Estimate | None  # Preparing over fetching and preparing (1).
     fetching: Estimate | None = field(metadata=column("Fetching", "fetch_time_share", is_brief=True))
-    """Share of all time of the readers (1)."""
     preparing: Estimate | None = field(metadata=column("Preparing", "prepare_time_share", is_brief=True))
-    """Share of all time of the readers (1)."""
     neither: Estimate | None = field(metadata=column("Other", "other_time_share", is_brief=True))
-    """Share of all time of the readers that is neither fetching nor preparing (1)."""
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
     fetch_samples_per_s: Estimate | None  # Rate of as many readers if preparing took no time.
     limit: Limit | None  # The larger of fetching and preparing.
@@ -93,7 +90,6 @@ class Fed:
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
     accelerators: Estimate = field(metadata=column("How many", text=_count_cell, is_brief=True))
     by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count_cell, is_brief=True))
-    """Number of accelerators if preparing took no time."""
     limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
 
 

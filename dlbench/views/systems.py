@@ -46,7 +46,6 @@ _TITLES = {  # Fields of a system description that are shown, in order.
 }
 
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
-"""Environment variables that change how the system is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,12 +263,7 @@ def _sheet(systems: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
         title="Systems",
         columns=(*system_columns, *columns_of(SystemProperty)),
         rows=list(chain.from_iterable(map(_rows, systems))),
-        pivot=Pivot(
-            corner="Property",
-            down="what",
-            across="system_title",
-            cell="text",
-        ),
+        pivot=Pivot(corner="Property", down="what", across="system_title", cell="text"),
         is_data=attrgetter("is_data"),
         is_shown=lambda row: row.what in lines,
         order=lambda row: lines.index(row.what),

@@ -68,31 +68,23 @@ class NodeMeans:
     num_power: int  # GPUs that report their power.
     sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
-    """Share of the time in which a kernel ran (1), mean over its GPUs."""
-    sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))
-    """Busy share of multiprocessors (1) by GPM, mean over its GPUs."""
+    sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))  # By GPM, as the next two.
     tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
-    """Share of the time in which tensor cores worked (1) by GPM, mean over its GPUs."""
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
-    """Bandwidth of GPU memory over the highest (1) by GPM, mean over its GPUs."""
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
     gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
-    """Highest sample of any of its GPUs."""
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
-    """Share of the time (1) in which the commonest reason throttled its most throttled GPU."""
+    """By the commonest reason."""
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
     host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean over time.
     network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate_cell))
-    """Bytes per second, all interfaces together."""
     network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate_cell))
     disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate_cell))
-    """Bytes per second, all disks together."""
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
     missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
-    is_shown: bool = field(default=False, metadata={HIDDEN: False})
-    """Whether it is a row for people; programs get other nodes, in another order."""
+    is_shown: bool = field(default=False, metadata={HIDDEN: False})  # Whether it is a row for people.
 
     @property
     def place(self) -> tuple[int, int]:

@@ -100,8 +100,7 @@ class Utilisation:
     peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
     padding: str = ""  # A clause on FLOPs of padding that was not computed.
-    published: tuple[PublishedRate, ...] = ()
-    """Published rates of the same network in the same precision on as many of the same cards."""
+    published: tuple[PublishedRate, ...] = ()  # Of the same network, precision, cards and GPU count.
 
 
 def utilisation(group: scaling.Group) -> Utilisation | None:
@@ -256,10 +255,8 @@ class PublishedRate:
     device: str
     published: float  # Published samples per second and GPU.
     measured: Estimate = field(metadata=column("Measured per GPU", "measured_per_gpu_s"))
-    """Measured samples per second and GPU."""
     ratio: Estimate = field(metadata=column("Measured / published"))
     differences: tuple[str, ...] = field(metadata=column("Differences", value=_differences_text))
-    """Differences of the settings, each in words."""
     source: str
     address: str
 

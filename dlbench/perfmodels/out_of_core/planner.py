@@ -16,7 +16,6 @@ from dlbench.perfmodels.out_of_core.simulator import PassSetting, Prefetch, simu
 from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
-"""Prefetch of swapped blocks, by `train.swap`."""
 PLANNER = "dynamic programming and local search"
 Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
 METHODS: tuple[Method, ...] = (
@@ -201,7 +200,14 @@ def against_batch(
     return tuple(points)
 
 
-def largest_batch(chain: Chain, rates: TransferRates | None, method: Method, capacity_bytes: int) -> int:
+def largest_batch(
+    chain: Chain,
+    rates: TransferRates | None,
+    method: Method,
+    capacity_bytes: int,
+    *,
+    starts: Sequence[int] | None = None,
+) -> int:
     """Returns the largest batch that fits, at most `LARGEST_BATCH`; 0 if none does."""
     recompute, swap = method
     if swap == "none":
@@ -212,8 +218,9 @@ def largest_batch(chain: Chain, rates: TransferRates | None, method: Method, cap
     def fits_batch(batch: int) -> bool:
         chain_of_batch = scaled(chain, batch)
         if "planned" in method:
-            return fits(chain_of_batch, capacity_bytes, recompute=recompute == "planned", swap=swap == "planned")
-        return fixed_plan(chain_of_batch, rates, recompute, swap).predicted.peak_bytes <= capacity_bytes
+            may_recompute, may_swap = recompute == "planned", swap == "planned"
+            return fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
+        return fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts).predicted.peak_bytes <= capacity_bytes
 
     low, high = 0, 1
     while high < LARGEST_BATCH and fits_batch(high):

@@ -61,7 +61,7 @@ COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
 OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
-"""Settings of `train` that belong to a method, in addition to `memory`."""
+"""Settings of `train`, as `memory`."""
 
 
 def signed_percent(error: float) -> Cell:
@@ -90,31 +90,23 @@ class MethodPoint:
     throughput: Estimate | None = None  # Samples per second, all ranks; None if no run has figures.
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
-    """Highest bytes of any rank: allocated on its GPU, or resident in its process with libraries."""
     device_peak: Estimate | None = field(default=None, metadata=column("Peak", "peak_bytes", is_brief=True))
     """Highest bytes of training alone, as `RankMemory.device_peak_bytes`; None in core."""
     predicted_peak_bytes: int | None = field(
         default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
     )
-    in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
-    """Bytes per rank in core, by the measured chain."""
+    in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))  # By the measured chain.
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
         default=None, metadata=column("Over the plan", text=_bytes_or_no, unit="bytes")
     )
-    """Bytes of activations above those of the plan, the most of any rank and run."""
     swapped_bytes: Estimate | None = field(default=None, metadata=column("Moved out"))
-    """Bytes that left the device, per rank and step, mean over ranks."""
     recompute_share: Estimate | None = field(default=None, metadata=column("Recomputing", "recompute_fraction"))
-    """Recomputing over the mean step (1), mean over ranks."""
     room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for memory"))
-    """Seconds per step in which forward passes waited for free memory, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    """Seconds per step in which backward passes waited for swapped tensors, mean over ranks."""
     predicted_step: Estimate | None = field(
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
-    """Seconds; None without a prediction or a warm-up of two steps."""
     step_error: float | None = field(
         default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
     )
@@ -123,15 +115,11 @@ class MethodPoint:
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
     )
-    """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
     host_update_bytes: Estimate | None = field(default=None, metadata=column("Copied for the host's update"))
-    """Bytes of gradients and parameters copied for the host's update, per step."""
     checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
-    """Verified share of the swapped bytes (1), the lowest of any run; None without verification."""
     tier: str = field(default="", metadata=column("To", text=optional_text))  # The memory or disk of swapped tensors.
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
     num_without_memory: int = field(default=0, metadata=column("Did not fit", "runs_without_memory", text=runs_or_none))
-    """Runs that ended because memory was used up, or because no plan fits."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -199,7 +187,6 @@ class AtLimit:
     ratio: Estimate | None = field(
         metadata=column("Over best", "over_fastest_that_fits", text=times_cell, is_brief=True)
     )
-    """Throughput over that of the fastest method that fits; None: no method fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +281,7 @@ def _with_in_core_bytes(points: Iterable[MethodPoint]) -> list[MethodPoint]:
             merged[key] = dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
     order = {title: number for number, title in enumerate(TITLES.values())}
     return sorted(
-        merged.values(),
-        key=lambda point: (*point.place, order.get(point.method, len(order)), point.label, point.batch),
+        merged.values(), key=lambda point: (*point.place, order.get(point.method, len(order)), point.label, point.batch)
     )
 
 

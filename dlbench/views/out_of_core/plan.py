@@ -46,10 +46,8 @@ class MethodForecast:
     batch: int
     capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))  # Limit of memory; None: no limit.
     fits: bool = field(metadata=column("Fits", is_brief=True))  # Whether a pass holds no more than the capacity.
-    pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))
-    """Seconds of forward and backward pass; None if no plan fits."""
-    samples_per_s: float | None = field(metadata=column(is_brief=True))
-    """The batch over the pass, without input, exchange and optimizer."""
+    pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))  # None: no plan fits.
+    samples_per_s: float | None = field(metadata=column(is_brief=True))  # Without input, exchange and optimizer.
     peak_bytes: int | None = field(metadata=column("Peak", unit="bytes", is_brief=True))
     recompute_s: float | None = field(metadata=column("Recomputing", unit="s"))
     stall_s: float | None = field(metadata=column("Waiting", unit="s"))
