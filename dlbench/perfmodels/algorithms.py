@@ -56,10 +56,8 @@ class Pattern:
         return replace(self, source=self.target, target=self.source, reduce=False)
 
     def runs(self, elements: int) -> Numbers:
-        """Returns the messages as runs of consecutive elements; one around the end of the vector is two runs.
-
-        Shape (6, runs); rows: source, target, first element at the source and at the target, elements, whether they are
-        added.
+        """Returns the messages as runs of consecutive elements; one around the end of the vector is two runs. Shape (6,
+        runs); rows: source, target, first element at the source and at the target, elements, whether they are added.
         """
         first = self.first % max(1, elements)
         into = first if self.into is None else self.into
@@ -160,10 +158,8 @@ def patterns(
     chunks: int = 1,
     lumped: bool = False,
 ) -> Iterator[Pattern]:
-    """Yields the messages of each step of a collective; none for one rank. Arguments and errors as for `schedule`.
-
-    With `lumped`, steps and messages that load a network equally are one with `repeat` or `weight`, for thousands of
-    ranks.
+    """Yields the messages of each step of a collective; none for one rank. Arguments and errors as for `schedule`. With
+    `lumped`, steps and messages that load a network equally are one with `repeat` or `weight`, for thousands of ranks.
     """
     p, g = layout.ranks, layout.group_size
     problem = invalid(collective, algorithm, p, group_size=g, shards=shards)
@@ -277,9 +273,7 @@ def _whole(source: Numbers, target: Numbers, elements: int, *, reduce: bool) -> 
 
 def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) -> Iterator[Pattern]:
     """Yields the steps of simultaneous rings (Patarasuk & Yuan 2009), one for each row of `teams`, each over one of
-    `parts`.
-
-    `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
+    `parts`. `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
     """
     size = teams.shape[1]
     part = np.arange(len(teams)) if parts > 1 else np.zeros(len(teams), int)
@@ -298,7 +292,6 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
 
 def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
     """Yields reduce-scatter in groups, all-reduce across groups, all-gather in groups (2D ring, Mikami et al. 2018).
-
     Chunk c goes through its three rings from step c on, so that messages inside and across groups overlap.
     """
     p = groups.size
@@ -398,9 +391,8 @@ def _recursive_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 def _halving_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
     """Yields Rabenseifner's all-reduce; neighbours exchange the largest halves, so that these stay inside groups."""
-    bits = range(len(members).bit_length() - 1)
-    bounds = np.arange(len(members) + 1)
-    return _there_and_back(_halving(members, elements, bounds, [1 << bit for bit in bits]))
+    distances = [1 << bit for bit in range(len(members).bit_length() - 1)]
+    return _there_and_back(_halving(members, elements, np.arange(len(members) + 1), distances))
 
 
 def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequence[int]) -> Iterator[Pattern]:
@@ -417,9 +409,8 @@ def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequen
 
 
 def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
-    """Yields reduce-scatter by halving, or all-gather by doubling, in log2 p steps.
-
-    A member that takes over a surplus one works for the parts of both, and sends it back its own or all others.
+    """Yields reduce-scatter by halving, or all-gather by doubling, in log2 p steps. A member that takes over a surplus
+    one works for the parts of both, and sends it back its own or all others.
     """
     members, resting = _core(p)
     surplus = len(resting)
@@ -457,7 +448,7 @@ def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> Iterator[Pattern]:
     """Yields one step in which each server, on the first ranks, gets its part from all, which take turns."""
-    equal = _equal_messages(layout, elements) if lumped and servers == layout.ranks else None
+    equal = _equal_messages(layout, elements, lumped and servers == layout.ranks)
     if equal is not None:
         yield replace(equal, reduce=True)
         return
@@ -467,7 +458,7 @@ def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> It
 
 def _everything(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
     """Yields one step in which every rank sends its whole vector to all others, which add it."""
-    equal = _equal_messages(layout, elements * layout.ranks) if lumped else None
+    equal = _equal_messages(layout, elements * layout.ranks, lumped)
     if equal is not None:
         yield replace(equal, reduce=True)
         return
@@ -481,12 +472,12 @@ def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:
     return source[source != target], target[source != target]
 
 
-def _equal_messages(layout: Layout, elements: int) -> Pattern | None:
-    """Returns messages from every rank to all others, one of each level; None if the ranks are not all equal."""
+def _equal_messages(layout: Layout, elements: int, lumped: bool) -> Pattern | None:
+    """Returns messages from every rank to all others, one of each level; None unless lumped and all ranks are equal."""
     p, group = layout.ranks, min(layout.node_size, layout.ranks)
     by_leaf = rank_leaves(layout)
     leaf, *others = np.unique(by_leaf, return_counts=True)[1].tolist()
-    if elements % p or any(other != leaf for other in others) or leaf % group:
+    if not lumped or elements % p or any(other != leaf for other in others) or leaf % group:
         return None
     ranks = np.arange(p)
     targets, weights = [], []  # By level: the target of each rank, and the targets that it stands for.
@@ -505,7 +496,7 @@ def _equal_messages(layout: Layout, elements: int) -> Pattern | None:
 
 
 def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
-    equal = _equal_messages(layout, elements) if lumped else None
+    equal = _equal_messages(layout, elements, lumped)
     if equal is not None:
         yield equal
         return
@@ -515,9 +506,8 @@ def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern
 
 
 def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further.
-
-    Distances beyond the outermost block load a network equally, and so do distances d and p - d.
+    """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further. Distances beyond the outermost block
+    load a network equally, and so do distances d and p - d.
     """
     p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
     kinds: Counter[tuple[int, int]] = Counter()  # Steps by distance and elements of a message.
@@ -533,9 +523,8 @@ def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
 
 
 def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member.
-
-    A full window of chunks loads a network as one that is a block further.
+    """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member. A full window of chunks
+    loads a network as one that is a block further.
     """
     p, block = layout.ranks, _outer_block(layout)
     kinds: Counter[int] = Counter()

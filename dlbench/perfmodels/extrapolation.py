@@ -54,7 +54,6 @@ class ModelError:
 
     def drawn(self, doublings: float, draws: int, seed: Sequence[int]) -> Array:
         """Returns factors on a predicted time, shape (draws,); all 1 if nothing is extrapolated (`doublings` <= 0).
-
         They are quantiles of the distribution in random order, so that few draws represent its tails.
         """
         from scipy.special import stdtrit
@@ -73,7 +72,6 @@ def model_error(
     misses: Sequence[Miss], *, prior_scale: float = PRIOR_SCALE, prior_points: float = PRIOR_POINTS
 ) -> ModelError:
     """Returns the error of a model given its errors at other points; `prior_scale` and `prior_points` are s0 and nu0.
-
     For ten earlier projections or more these are the root mean square of their errors and their number.
     """
     variance = prior_scale**2

@@ -1,6 +1,5 @@
-"""Fits of non-negative costs by least absolute relative errors, robust against outliers.
-
-Plain least squares weighs a 100 MB message ten thousand times more than a 10 kB one, and gives absurd start-ups.
+"""Fits of non-negative costs by least absolute relative errors, robust against outliers. Plain least squares weighs a
+100 MB message ten thousand times more than a 10 kB one, and gives absurd start-ups.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ SMALLEST_RESIDUAL = 1e-4  # Relative errors below this weigh as if they were thi
 
 
 def non_negative(rows: Array, target: Array) -> Array:
-    """Returns the x >= 0 with the least |rows x - target|^2; 0 for columns of zeros.
-
-    `rows` has shape (points, costs), `target` (points,). Two columns need no scipy, because ranks fit them, too.
+    """Returns the x >= 0 with the least |rows x - target|^2; 0 for columns of zeros. `rows` has shape (points, costs),
+    `target` (points,). Two columns need no scipy, because ranks fit them, too.
     """
     norms = np.sqrt((rows * rows).sum(axis=0))
     used = norms > 0
@@ -47,9 +45,8 @@ def reweighted(rows: Array, errors: Array) -> Array:
 
 
 def least_relative(rows: Array, measured: Array) -> Array:
-    """Returns the x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares.
-
-    `rows` has shape (points, costs), `measured` (points,), all positive.
+    """Returns the x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares. `rows`
+    has shape (points, costs), `measured` (points,), all positive.
     """
     relative = rows / measured[:, None]
     x = non_negative(relative, np.ones(len(measured)))
@@ -76,9 +73,8 @@ def relative_pairs(rows: Array) -> Array:
 
 
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
-    """Returns the line seconds = startup + bytes x per byte of a collective, by least absolute relative errors.
-
-    Raises `UserError`: there are fewer than two sizes, or a time is not positive.
+    """Returns the line seconds = startup + bytes x per byte of a collective, by least absolute relative errors. Raises
+    `UserError`: there are fewer than two sizes, or a time is not positive.
     """
     if len(set(sizes)) < 2:
         raise UserError(f"costs of {name}: a line needs at least two sizes; got {len(set(sizes))}")

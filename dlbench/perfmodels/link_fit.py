@@ -148,7 +148,6 @@ def _residuals(
 
 def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
     """Returns how a fit to all smaller rank counts, with its own breaks, gamma and sharing, predicts the largest one.
-
     None if there is only one rank count, or if the other points do not determine any point of the largest.
     """
     largest = max(observation.layout.ranks for observation in observations)
@@ -301,9 +300,8 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
-    """Returns the fit with another break at a level if that is clearly better, else the same fit.
-
-    First one size of messages per octave is tried, then sizes around the best of them.
+    """Returns the fit with another break at a level if that is clearly better, else the same fit. First one size of
+    messages per octave is tried, then sizes around the best of them.
     """
     sizes = table.sizes(level)[:-1].tolist()
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes}
@@ -470,9 +468,7 @@ class LoadTable:
 
     def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
         """Returns how often each cost counts in each observation, shape (observations, columns); the prediction is rows
-        x costs.
-
-        The costs decide which load of a step takes longest. Without gamma, bytes that are added do not count.
+        x costs. The costs decide which load of a step takes longest. Without gamma, bytes that are added do not count.
         """
         seconds = loads @ costs
         rows = np.zeros((len(self.seconds), loads.shape[1]))

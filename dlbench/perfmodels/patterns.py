@@ -125,9 +125,8 @@ def summarise(
     chunks: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
-    """Returns the loads of a collective of a vector of `elements`; results are cached.
-
-    From one element per rank on, parts are exact fractions of the vector, so that one summary serves all sizes.
+    """Returns the loads of a collective of a vector of `elements`; results are cached. From one element per rank on,
+    parts are exact fractions of the vector, so that one summary serves all sizes.
     """
     if chunks is None:
         chunks = pipeline_chunks(collective, algorithm, layout, elements)

@@ -116,7 +116,6 @@ def features(  # noqa: PLR0913  # A collective has this many properties.
     chunks: int | None = None,
 ) -> Features:
     """Returns how often each cost of the network counts in a prediction, for its most loaded ports and links.
-
     `num_bytes` is the size of each rank's whole buffer; other arguments as for `algorithms.schedule`.
     """
     from dlbench.perfmodels.patterns import Sharing, summarise
@@ -126,7 +125,7 @@ def features(  # noqa: PLR0913  # A collective has this many properties.
         return Features({}, {}, 0.0, {})
     sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
     summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
-    scale = num_bytes / summary.elements if summary.elements else 0.0
+    scale = num_bytes / summary.elements
     levels = {name: level_of(network, name) for name in summary.levels}
 
     def seconds(load: Load) -> float:

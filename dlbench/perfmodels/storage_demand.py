@@ -1,6 +1,5 @@
-"""The demand of an accelerator on storage: samples per second that it can train on, and the bytes of a sample.
-
-Figures are those of MLPerf Storage, which replaces computing by a pause (DLIO; Devarajan et al., CCGrid 2021).
+"""The demand of an accelerator on storage: samples per second that it can train on, and the bytes of a sample. Figures
+are those of MLPerf Storage, which replaces computing by a pause (DLIO; Devarajan et al., CCGrid 2021).
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
     """Returns whether a throughput (samples/s, all ranks), an amount of training and a time, all above zero, can be
-    true together.
-
-    `tolerance` is the share by which the two times may differ, 0.05 for figures of two digits.
+    true together. `tolerance` is the share by which the two times may differ, 0.05 for figures of two digits.
     """
     expected_s = samples * epochs / throughput
     factor = expected_s / seconds
@@ -85,7 +83,6 @@ class TrainingLength:
 
 def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
     """Returns the length of a full training: the schedule's, else the limit of the quality; None if neither is known.
-
     Both are those in force at the plan's global batch; an epoch has `epoch_samples`, None if not known.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal

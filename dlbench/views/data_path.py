@@ -58,9 +58,8 @@ def epoch_samples(run: Run) -> int | None:
 
 
 def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
-    """Returns the seconds of an epoch at the measured rate of each run.
-
-    Runs of one series and repeat ran interleaved, whatever their group, so keys are made of these.
+    """Returns the seconds of an epoch at the measured rate of each run. Runs of one series and repeat ran interleaved,
+    whatever their group, so keys are made of these.
     """
     epochs_s: dict[RunKey, float] = {}
     for run_id in point.run_ids:

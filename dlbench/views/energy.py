@@ -37,9 +37,8 @@ def _sources_text(counts: tuple[int, ...]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """The energy of GPUs, or of processors, at one rank count, over the runs whose samples have it.
-
-    Energy per sample is a geometric mean over runs, efficiency a ratio of these; other figures are medians.
+    """The energy of GPUs, or of processors, at one rank count, over the runs whose samples have it. Energy per sample
+    is a geometric mean over runs, efficiency a ratio of these; other figures are medians.
     """
 
     ranks: int = field(metadata={HIDDEN: False})
@@ -256,13 +255,11 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     for kind in _kinds(points):
         rows += [StageRow(kind, stage, joules) for stage, joules in kind.stages]
     rows += [StageRow(kind, "", kind.whole) for kind in _kinds(points) if kind.whole is not None]
+    picks = ("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n")
     return Sheet(
         name="energy-stages",
         title="Energy by stage",
-        columns=columns_of(
-            StageRow,
-            *("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n"),
-        ),
+        columns=columns_of(StageRow, *picks),
         rows=rows,
         pivot=Pivot(corner="Energy of", down="title", across="stage_title", cell="joules"),
         is_data=attrgetter("is_stage"),

@@ -52,7 +52,8 @@ def _loader_workers_text(counts: tuple[int, ...]) -> str:
     return "none (training process)" if counts == (0,) else _several(counts)
 
 
-def _rate_cell(bytes_per_s: float) -> Cell:
+def rate_cell(bytes_per_s: float) -> Cell:
+    """Returns a rate, e.g. ``1.2 GiB/s``."""
     return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
 
 
@@ -80,7 +81,7 @@ class EpochReading:
     prepare_s: Estimate = field(metadata=column("Preparing"))  # Seconds of all readers together.
     wait_s: Estimate = field(metadata=column("Wait per rank"))  # Seconds of waiting for batches, mean over ranks.
     seconds: Estimate = field(metadata=column("Length", "epoch_s"))  # Length of the epoch's steps.
-    bytes_per_s: float | None = field(metadata=column("Rate", text=_rate_cell))  # Bytes of samples over the length.
+    bytes_per_s: float | None = field(metadata=column("Rate", text=rate_cell))  # Bytes of samples over the length.
 
     @property
     def sample_bytes(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
@@ -139,6 +139,8 @@ class _Quantity(NamedTuple):
     axis: str  # Title of the vertical axis.
     ideal: float | None  # Ideal value; None: in proportion to the ideal speed-up.
     base: float = 1.0  # Value at the baseline.
+    number_format: str = ",.4~r"
+    axes: Literal["", "xy"] = "xy"  # Axes that a page may switch to logarithms.
 
     def figure(self, point: Point) -> Estimate:
         figure: Estimate = getattr(point, self.name)
@@ -153,7 +155,7 @@ def _charts(group: ReportGroup) -> list[Chart]:
         return []
     base, unit = group.baseline, f"{group.sample_unit}/s"
     quantities = (
-        _Quantity("efficiency", "Efficiency", "scaling efficiency", ideal=1.0),
+        _Quantity("efficiency", "Efficiency", "scaling efficiency", ideal=1.0, number_format=".0%", axes=""),
         _Quantity("throughput", "Throughput", unit, ideal=None, base=base.throughput.value),
         _Quantity("speedup", "Speed-up", f"over {place_of(base)}", ideal=None),
     )
@@ -185,7 +187,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
         alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
         table=Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points),
         size=(NARROW, HEIGHT),
-        axes="" if quantity.name == "efficiency" else "xy",
+        axes=quantity.axes,
     )
 
 
@@ -198,7 +200,7 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
         scale = {"type": "log", "base": 2, "domain": [counts[0] / 1.2, counts[-1] * 4], "nice": False}
     axis = {"values": counts, "grid": False, "labelOverlap": "greedy"}
     x = Axis("ranks", field="ranks", format="d", scale=scale, axis=axis)
-    y = _y_axis(quantity, rows, is_long=is_long and quantity.name != "efficiency")
+    y = _y_axis(quantity, rows, is_long=is_long and bool(quantity.axes))
     tooltip = {"place": "at", "shown": quantity.title, "basis": "interval"}
     drawn = lines(rows, y, MEASURED, tooltip, x_axis=x, ideal="ideal")
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
@@ -211,9 +213,8 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
 
 
 def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
-    """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align.
-
-    Over more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
+    """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align. Over
+    more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
     """
     values: list[float] = []
     for row in rows:
@@ -221,9 +222,8 @@ def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
     scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}
-    number_format = ".0%" if quantity.name == "efficiency" else ",.4~r"
     axis = {"tickCount": 6, "minExtent": _EXTENT, "maxExtent": _EXTENT}
-    return Axis(quantity.axis, format=number_format, scale=scale, axis=axis)
+    return Axis(quantity.axis, format=quantity.number_format, scale=scale, axis=axis)
 
 
 class ScalingView(GroupView):

@@ -34,7 +34,16 @@ from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.time_to_train import times_over
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, optional_text, place_columns, place_of
+from dlbench.views.view import (
+    GroupSource,
+    GroupView,
+    ReportSource,
+    ReportView,
+    known_mean,
+    optional_text,
+    place_columns,
+    place_of,
+)
 
 MAX_ERRORS = 20  # Number of errors that are listed.
 POINTS_CAPTION = (
@@ -129,23 +138,15 @@ def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: Ru
         num_runs=len(results),
         num_bad=sum(bool(result.errors) for result in results),
         whole_epochs=sum(epoch.is_whole for epoch in epochs),
-        twice=sum(epoch.twice for epoch in epochs),
-        never=sum(epoch.never for epoch in epochs),
-        sent=sum(epoch.sent for epoch in epochs),
-        received=sum(epoch.received for epoch in epochs),
         exchanged_share=sum(result.exchanged_share for result in results) / len(results),
-        novelty=_mean([epoch.novelty for epoch in epochs if epoch.is_whole]),
-        label_distance=_mean([epoch.label_distance for epoch in epochs if epoch.is_whole]),
+        novelty=known_mean(epoch.novelty for epoch in epochs if epoch.is_whole),
+        label_distance=known_mean(epoch.label_distance for epoch in epochs if epoch.is_whole),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
         audit_s=median_estimate({table.keys[run.plan.run_id]: result.audit_s for run, result in audited}, "s"),
         audit_share=max(shares, default=None),
+        **{name: sum(getattr(epoch, name) for epoch in epochs) for name in ("twice", "never", "sent", "received")},
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,11 +300,15 @@ def points_sheet(audit: Audit) -> Sheet[AuditPoint]:
 def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
     """Returns the table of kinds of shuffling side by side."""
     titles = {"final_value": ""} if all(row.final is None for row in comparison.rows) else {}
+
+    def paired(row: ShuffleRow) -> bool | None:
+        return None if row.is_reference else row.is_paired
+
     columns = columns_of(
         ShuffleRow,
         *place_columns(),
         *("group", "shuffle", "partition", "staging", "epoch_s", "factor", "novelty", "label_distance", "metric"),
-        *("final", Column("is_paired", "In pairs", "is_paired", _paired_text)),
+        *("final", Column("is_paired", "In pairs", "is_paired", paired)),
         titles=titles,
     )
     return Sheet(
@@ -313,12 +318,6 @@ def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
         rows=comparison.rows,
         caption="Runs that differ only in shuffling and its staging. Above 1: faster than with global shuffling.",
     )
-
-
-def _paired_text(row: ShuffleRow) -> str | None:
-    if row.is_reference:
-        return None
-    return "yes" if row.is_paired else "no"
 
 
 def samples_text(count: int) -> str:

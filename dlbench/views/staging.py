@@ -268,13 +268,11 @@ class BreakEvenView(ReportView):
             reference=lambda group: group.sample.plan.workload.data.staging == "none",
             figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, source.table), is_time=True)},
         )
-        rows = []
+        rows: list[BreakEven | None] = []
         for compared in comparison.of(with_real_data(source.groups)):
-            for compared_row in sorted(compared.rows, key=lambda row: compared.groups.index(row.side.group)):
-                row = _row(compared_row, source.table)
-                if row is not None:
-                    rows.append(row)
-        return tuple(rows)
+            ordered = sorted(compared.rows, key=lambda row: compared.groups.index(row.side.group))
+            rows += [_row(row, source.table) for row in ordered]
+        return tuple(row for row in rows if row is not None)
 
     def shown(self, report: Report, rows: tuple[BreakEven, ...]) -> Section:
         last = rows[-1]

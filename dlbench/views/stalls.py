@@ -24,7 +24,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
 from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
-from dlbench.views.view import ReportSource, ReportView, optional_text, place_of
+from dlbench.views.view import ReportSource, ReportView, known_mean, optional_text, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -110,15 +110,15 @@ def _point(series_point: Twins) -> Stalls:
     plan = series_point.plan
     rate_unit = f"{plan.workload.sample_unit}/s"
     parts, whole_is = _parts(kinds, repeats, reasons)
-    tiers = {tier: _tier(tier, by_repeat, rate_unit) for tier, by_repeat in kinds.items() if by_repeat}
+    tiers = [_tier(tier, by_repeat, rate_unit) for tier, by_repeat in kinds.items() if by_repeat]
     steps_s: dict[RunKey, float] = {}
     if any(part.seconds is not None for part in parts):
         steps_s = {key: _step_s(kinds[whole_is][key]) for key in repeats}
     return Stalls(
         **series_facts(plan),
         sample_unit=plan.workload.sample_unit,
-        tiers=tuple(tiers.values()),
-        ceiling=tiers["synthetic"].rate if "synthetic" in tiers else None,
+        tiers=tuple(tiers),
+        ceiling=next((tier_runs.rate for tier_runs in tiers if tier_runs.tier == "synthetic"), None),
         parts=parts,
         whole_s=of_known(geometric_mean_estimate, steps_s, "s"),
         whole_is=whole_is,
@@ -184,20 +184,14 @@ def _why_not(tier: Tier, readings: Sequence[ReadingResult | None]) -> str:
 
 def _tier(tier: Tier, by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]], rate_unit: str) -> TierRuns:
     readings = [reading for reading in _readings(by_repeat) if reading is not None]
-    shares = _storage_shares(readings)
     return TierRuns(
         tier=tier,
         rate=geometric_mean_estimate({key: measures.throughput for key, (_, measures) in by_repeat.items()}, rate_unit),
         step_s=geometric_mean_estimate({key: _step_s(run) for key, run in by_repeat.items()}, "s"),
-        storage_share=sum(shares) / len(shares) if shares else None,
+        storage_share=known_mean(storage_share(reading.epochs) for reading in readings),
         epochs=max((float(len(reading.epochs)) for reading in readings if reading.epochs), default=None),
-        cache="" if tier == "synthetic" or not readings else readings[0].cache,
+        cache=next((reading.cache for reading in readings if tier != "synthetic"), ""),
     )
-
-
-def _storage_shares(readings: Sequence[ReadingResult]) -> list[float]:
-    shares = [storage_share(reading.epochs) for reading in readings]
-    return [share for share in shares if share is not None]
 
 
 def _notes(kinds: Kinds) -> Iterator[str]:
@@ -214,14 +208,10 @@ def _notes(kinds: Kinds) -> Iterator[str]:
             "within one"
         )
     # If all samples were cached, the kernel read other files, e.g. programs.
-    warm_shares = _storage_shares(
-        [
-            reading
-            for reading in readings["cached"]
-            if reading.cached_share is None or reading.cached_share <= 1 - WARM_ENOUGH
-        ]
-    )
-    highest = max(warm_shares, default=0.0)
+    highest = 0.0
+    for reading in readings["cached"]:
+        if reading.cached_share is None or reading.cached_share <= 1 - WARM_ENOUGH:
+            highest = max(highest, storage_share(reading.epochs) or 0.0)
     if highest > WARM_ENOUGH:
         yield (
             f"Up to {highest:.0%} of the bytes read in runs with a warm page cache came from storage: the preparation "

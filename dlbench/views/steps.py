@@ -1,6 +1,5 @@
-"""The views `steps` and `ranks`: quantiles and outliers of step times (of the slowest rank) by rank count.
-
-Figures are means over runs of their digests (`dlbench.analysis.digest`), because the experimental unit is the run.
+"""The views `steps` and `ranks`: quantiles and outliers of step times (of the slowest rank) by rank count. Figures are
+means over runs of their digests (`dlbench.analysis.digest`), because the experimental unit is the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed.
-
-R readers that fetched n samples in f seconds, summed over readers, would read n R / f samples per second without
-preparing.
+"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed. R readers that fetched
+n samples in f seconds, summed over readers, would read n R / f samples per second without preparing.
 """
 
 from __future__ import annotations
@@ -123,9 +121,7 @@ def supply_of(answer: ReadingRate) -> Supply:
     """Returns the rates of a reader benchmark; raises ValueError if it left the page cache as it was."""
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
-    repeats = []
-    if answer.cache_in_force:
-        repeats = [repeat.together for repeat in answer.repeats if repeat.together.samples]
+    repeats = [repeat.together for repeat in answer.repeats if answer.cache_in_force and repeat.together.samples]
     readers = answer.processes * max(1, answer.loader_workers)
     shares, fetching, preparing, neither, fetched_per_s = [], [], [], [], []
     for rates in repeats:
@@ -170,10 +166,7 @@ def supply_of(answer: ReadingRate) -> Supply:
         opens_per_s=_median([rates.opens_per_s for rates in repeats if rates.opens_per_s], "opens/s"),
         stats_per_s=_median([rates.stats_per_s for rates in repeats if rates.stats_per_s], "stats/s"),
         names_per_s=_median([rates.names_per_s for rates in repeats if rates.names_per_s], "names/s"),
-        num_files=answer.num_files,
-        names_from=answer.names_from,
-        open_s=answer.open_s,
-        warnings=answer.warnings,
+        **{name: getattr(answer, name) for name in ("num_files", "names_from", "open_s", "warnings")},
     )
 
 
@@ -204,10 +197,8 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
                 limit=supply.limit,
             )
         )
-    bytes_per_s = None
     sample_bytes = _sample_bytes(supplies)
-    if sample_bytes is not None:
-        bytes_per_s = demand.samples_per_s * sample_bytes
+    bytes_per_s = None if sample_bytes is None else demand.samples_per_s * sample_bytes
     return Need(demand=demand, bytes_per_s=bytes_per_s, fed=tuple(fed))
 
 

@@ -22,10 +22,11 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
-from dlbench.units import format_bytes, format_number
+from dlbench.units import format_number
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import rerun
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.readers import rate_cell
+from dlbench.views.view import GroupSource, GroupView, known_mean, place_of
 
 MAX_UNAVAILABLE = 40
 MAX_HOST = 64  # Characters of a host name.
@@ -40,10 +41,6 @@ _ABOUT = (
     "node, with other programs."
 )
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
-
-
-def _rate_cell(bytes_per_s: float) -> Cell:
-    return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
 
 
 def _clock_cell(hertz: float) -> Cell:
@@ -78,9 +75,9 @@ class NodeMeans:
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
     host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean over time.
-    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate_cell))
-    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate_cell))
-    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate_cell))
+    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=rate_cell))
+    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=rate_cell))
+    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=rate_cell))
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
     missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
@@ -178,8 +175,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         return [summary for summary in summaries if summary is not None]
 
     def mean_of_gpus(name: str) -> float | None:
-        means = [summary.mean for summary in of_gpus(name)]
-        return sum(means) / len(means) if means else None
+        return known_mean(summary.mean for summary in of_gpus(name))
 
     def highest_of_gpus(name: str) -> float | None:
         return max((summary.highest for summary in of_gpus(name)), default=None)
@@ -251,9 +247,10 @@ def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, in
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
     """Returns the node's GPUs on which ranks computed, which are those with energy; else all sampled ones."""
     gpus = set()
-    for source in reading.energy.sources if reading.energy is not None else ():
-        if source.kind == "GPUs" and source.node_rank == node.node_rank:
-            gpus.add(int(source.name.removeprefix("gpu.")))
+    if reading.energy is not None:
+        for source in reading.energy.sources:
+            if source.kind == "GPUs" and source.node_rank == node.node_rank:
+                gpus.add(int(source.name.removeprefix("gpu.")))
     return tuple(sorted(gpus)) or gpu_numbers(node.fields)
 
 

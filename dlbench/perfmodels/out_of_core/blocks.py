@@ -45,10 +45,8 @@ class BlockCost:
 
 
 class BlockCosts:
-    """The costs of all blocks that a chain can be cut into; each is computed once.
-
-    With `blocking`, tensors leave one by one, as in torch's save_on_cpu: a swapped block holds the bytes of one unit at
-    a time.
+    """The costs of all blocks that a chain can be cut into; each is computed once. With `blocking`, tensors leave one
+    by one, as in torch's save_on_cpu: a swapped block holds the bytes of one unit at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
@@ -155,9 +153,8 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
-    """Returns first and last unit of each block that begins with one of `starts`; None: every unit is a block.
-
-    Unit 0 and units whose input other modules use as well always begin one.
+    """Returns first and last unit of each block that begins with one of `starts`; None: every unit is a block. Unit 0
+    and units whose input other modules use as well always begin one.
     """
     count = len(chain.units)
     if starts is None:

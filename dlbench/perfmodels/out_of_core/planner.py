@@ -1,6 +1,5 @@
-"""Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
-
-Other batches are not measured: `scaled` assumes times and activations in proportion to the samples.
+"""Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch. Other
+batches are not measured: `scaled` assumes times and activations in proportion to the samples.
 """
 
 from __future__ import annotations
@@ -157,17 +156,16 @@ def point(
     known: Iterable[Sequence[PlannedBlock]] = (),
 ) -> CapacityPoint:
     """Returns the plan of a method for the chain's batch, if it fits; without `rates`, methods that swap do not.
-
     `starts` are the units with which blocks begin; None: every unit, or those that the planner chooses.
     """
     recompute, swap = method
     plan: BlockPlan | None = None
-    rates = None if swap == "none" else rates
-    if "planned" in method and (swap == "none" or rates is not None):
+    can_run = swap == "none" or rates is not None
+    if can_run and "planned" in method:
         with suppress(DoesNotFitError):
             plan = plan_blocks(
                 chain,
-                rates if swap == "planned" else None,
+                rates,
                 capacity_bytes,
                 recompute=recompute == "planned",
                 swap=swap == "planned",
@@ -175,7 +173,7 @@ def point(
                 known=known,
                 effort=CURVE_EFFORT,
             )
-    elif swap == "none" or rates is not None:
+    elif can_run:
         fixed = fixed_plan(chain, rates, recompute, swap, starts=starts)
         plan = fixed if fixed.predicted.peak_bytes <= capacity_bytes else None
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
@@ -210,9 +208,7 @@ def largest_batch(
 ) -> int:
     """Returns the largest batch that fits, at most `LARGEST_BATCH`; 0 if none does."""
     recompute, swap = method
-    if swap == "none":
-        rates = None
-    elif rates is None:
+    if swap != "none" and rates is None:
         return 0
 
     def fits_batch(batch: int) -> bool:

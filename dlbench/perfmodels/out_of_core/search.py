@@ -278,10 +278,14 @@ class Search:
 
     def _first_plans(self) -> Iterator[Blocks]:
         keep: list[Decision] = ["keep"] * len(self._spans)
+        costs = [self._costs.of(*span, "keep") for span in self._spans]
+        sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
+        by_time = sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
+        by_size = sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
         yield self._plan(keep)
         for decision in self._decisions[1:]:
             yield self._plan([decision] * len(keep))
-            for order in ([*range(len(keep))], *self._orders()):
+            for order in (range(len(keep)), by_time, by_size):
                 yield self._shortest(order, decision)
         spans = self._spans
         if not self._pinned:
@@ -311,12 +315,6 @@ class Search:
             else:
                 low = middle
         return plan(high)
-
-    def _orders(self) -> Iterator[list[int]]:
-        costs = [self._costs.of(*span, "keep") for span in self._spans]
-        sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
-        yield sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
-        yield sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))

@@ -39,7 +39,6 @@ def simulate(
     prefetch: Prefetch = "room",
 ) -> Schedule:
     """Returns a simulated pass with these blocks, which are all units of the chain in order; no capacity is no limit.
-
     Raises `ValueError`: blocks are not those of the chain, or move bytes without rates.
     """
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)

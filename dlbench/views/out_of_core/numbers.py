@@ -228,9 +228,7 @@ def _has_method(group: Group) -> bool:
 
 def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:
     plan = groups[0].sample.plan
-    points = _with_in_core_bytes([*_measured_points(groups, table), *_failed_points(groups[0].sample, table)])
-    step_errors = [abs(point.step_error) for point in points if point.step_error is not None]
-    peak_errors = [abs(point.peak_error) for point in points if point.peak_error is not None]
+    points = _points(groups, table)
     return MethodComparison(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
@@ -242,39 +240,32 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         limits=tuple(_limits(groups, table)),
         at_limit=tuple(_at_limit(groups, others, table)),
         gains=tuple(_gains(points, table)),
-        median_step_error=median(step_errors) if step_errors else None,
-        median_peak_error=median(peak_errors) if peak_errors else None,
+        median_step_error=_median_error(point.step_error for point in points),
+        median_peak_error=_median_error(point.peak_error for point in points),
     )
 
 
-def _measured_points(groups: Sequence[Group], table: RunTable) -> Iterator[MethodPoint]:
-    for group in groups:
-        for point in group.points:
-            yield _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
+def _median_error(errors: Iterable[float | None]) -> float | None:
+    absolute = [abs(error) for error in errors if error is not None]
+    return median(absolute) if absolute else None
 
 
-def _failed_points(sample: Run, table: RunTable) -> Iterator[MethodPoint]:
-    subject = planned_id(_without_method(sample))
+def _points(groups: Sequence[Group], table: RunTable) -> list[MethodPoint]:
+    """Returns the points in the order of tables; those in core get the bytes of the chain of other methods."""
+    merged: dict[tuple[int, int, str, int], MethodPoint] = {}
+    for scaling_point in chain.from_iterable(group.points for group in groups):
+        runs = {table.keys[run_id]: table.runs[run_id] for run_id in scaling_point.run_ids}
+        point = _point(scaling_point, runs)
+        merged[point.key] = point
+    subject = planned_id(_without_method(groups[0].sample))
     for item in table.without:
         is_too_large = ended_without_memory(item.why) or "does not fit" in item.why
         if is_too_large and planned_id(_without_method(item.run)) == subject:
-            yield dataclasses.replace(_empty(item.run), num_without_memory=1)
-
-
-def _with_in_core_bytes(points: Iterable[MethodPoint]) -> list[MethodPoint]:
-    """Returns one point per key in the order of tables; those in core get the bytes of the chain of other methods."""
-    merged: dict[tuple[int, int, str, int], MethodPoint] = {}
-    for point in points:
-        earlier = merged.get(point.key)
-        if earlier is None or point.num_runs:
-            merged[point.key] = point
-        else:
-            num_without_memory = earlier.num_without_memory + point.num_without_memory
-            merged[point.key] = dataclasses.replace(earlier, num_without_memory=num_without_memory)
-    in_core: dict[tuple[int, int], int] = {}  # By batch and parts.
-    for point in merged.values():
-        if point.in_core_bytes is not None:
-            in_core[point.batch, point.parts] = point.in_core_bytes
+            point = _empty(item.run)
+            point = merged.get(point.key, point)
+            merged[point.key] = dataclasses.replace(point, num_without_memory=point.num_without_memory + 1)
+    chains = [point for point in merged.values() if point.in_core_bytes is not None]
+    in_core = {(point.batch, point.parts): point.in_core_bytes for point in chains}
     for key, point in merged.items():
         if point.in_core_bytes is None and point.is_in_core:
             in_core_bytes = in_core.get((point.batch, point.parts))
@@ -329,14 +320,11 @@ def _memory(run: Run) -> MemoryResult | None:
 
 
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
-    results: dict[RunKey, MemoryResult] = {}
-    for key, run in runs.items():
-        result = _memory(run)
-        if result is not None:
-            results[key] = result
+    memories = {key: _memory(run) for key, run in runs.items()}
+    results = {key: result for key, result in memories.items() if result is not None}
 
-    def over_runs(figure: Callable[[Run], float | None]) -> dict[RunKey, float | None]:
-        return {key: figure(run) for key, run in runs.items()}
+    def over_runs(figure: Callable[..., float | None], *arguments: str) -> dict[RunKey, float | None]:
+        return {key: figure(run, *arguments) for key, run in runs.items()}
 
     def per_step(name: str) -> dict[RunKey, float | None]:
         """Returns a sum over the measured steps, per step, mean over ranks; without runs whose ranks counted none."""
@@ -352,8 +340,8 @@ def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
         room_wait_s=of_known(mean_estimate, per_step("room_wait_s"), "s"),
         swap_wait_s=of_known(mean_estimate, per_step("swap_wait_s"), "s"),
         predicted_step=of_known(median_estimate, over_runs(_predicted_step_s), "s"),
-        host_update_s=of_known(mean_estimate, over_runs(_host_update_wait_s), "s"),
-        host_update_bytes=of_known(median_estimate, over_runs(_host_update_bytes), "bytes"),
+        host_update_s=of_known(mean_estimate, over_runs(_host_update, "wait_s"), "s"),
+        host_update_bytes=of_known(median_estimate, over_runs(_host_update, "copied_bytes"), "bytes"),
         num_runs=len(runs),
         run_ids=point.run_ids,
     )
@@ -396,8 +384,8 @@ def _per_step(result: MemoryResult, name: str) -> float | None:
 
 def _process_peak(run: Run) -> float | None:
     assert run.record is not None
-    peaks = [rank.peak_memory_bytes for rank in run.record.ranks if rank.peak_memory_bytes is not None]
-    return float(max(peaks)) if peaks else None
+    peaks = (rank.peak_memory_bytes for rank in run.record.ranks)
+    return max((float(peak) for peak in peaks if peak is not None), default=None)
 
 
 def _device_peak(result: MemoryResult) -> float | None:
@@ -410,9 +398,7 @@ def _device_peak(result: MemoryResult) -> float | None:
 
 def _outside_passes_s(run: Run) -> float | None:
     """Returns the seconds per step outside both passes, median over rank 0's warm-up steps after the first, with
-    one-time work.
-
-    None for fewer than two steps, or if the file cannot be read.
+    one-time work. None for fewer than two steps, or if the file cannot be read.
     """
     try:
         reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
@@ -431,14 +417,6 @@ def _predicted_step_s(run: Run) -> float | None:
         return None
     outside_s = _outside_passes_s(run)
     return None if outside_s is None else result.plan.predicted.pass_s * result.parts + outside_s
-
-
-def _host_update_wait_s(run: Run) -> float | None:
-    return _host_update(run, "wait_s")
-
-
-def _host_update_bytes(run: Run) -> float | None:
-    return _host_update(run, "copied_bytes")
 
 
 def _host_update(run: Run, name: str) -> float | None:
@@ -469,7 +447,6 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
 
 def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
     """Returns the samples of a pass that fit a capacity in core, by the line through the two nearest measured batches.
-
     With one batch, all bytes but the state are assumed proportional to it.
     """
     by_batch = alike(results, lambda result: result.chain.batch)
@@ -549,9 +526,8 @@ def _side(side: Side, table: RunTable) -> _Side:
 
 
 def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
-    """Yields the methods at each memory limit, fastest first.
-
-    Of `others`, all groups, those take part that train the same as one of `groups`; local SGD makes other updates.
+    """Yields the methods at each memory limit, fastest first. Of `others`, all groups, those take part that train the
+    same as one of `groups`; local SGD makes other updates.
     """
     comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
     for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):

@@ -134,7 +134,7 @@ def _with_batch(
     if "planned" in method:
         return point(chain, rates, method, capacity_bytes, starts=starts)
     recompute, swap = method
-    plan = fixed_plan(chain, None if swap == "none" else rates, recompute, swap, starts=starts)
+    plan = fixed_plan(chain, rates, recompute, swap, starts=starts)
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
@@ -210,11 +210,10 @@ def _words(plan: CapacityPlan) -> Iterator[str]:
         f"{format_bytes(plan.smallest_bytes)}."
     )
     swapped = format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else "nothing"
+    times = f"{_time_text(predicted.recompute_s, 'recomputing')}, {_time_text(predicted.stall_s, 'waiting')}"
     yield (
         f"The device computes in {percent(predicted.occupancy)} of the time (occupancy), and does the work of training "
-        f"in core in {percent(predicted.efficiency)} (efficiency): "
-        f"{_time_text(predicted.recompute_s, 'recomputing')}, {_time_text(predicted.stall_s, 'waiting')}; {swapped} "
-        "swapped out and back."
+        f"in core in {percent(predicted.efficiency)} (efficiency): {times}; {swapped} swapped out and back."
     )
     yield f"Measured on {measured.where}, {measured.device}{_rates(plan.rates)}."
     yield from measured.warnings
@@ -292,11 +291,10 @@ def _rate_if_it_fits(forecast: MethodForecast) -> Cell:
 
 def _trade_words(plan: CapacityPlan) -> Iterator[str]:
     unit = plan.measured.sample_unit
-    capacity = f"Without recomputing or swapping, {format_bytes(plan.capacity_bytes)}"
-    if plan.in_core_batch:
-        yield f"{capacity} are enough for a pass of {plan.in_core_batch} {unit}."
-    else:
-        yield f"{capacity} are too few for a pass of one of the {unit}."
+    enough = f"enough for a pass of {plan.in_core_batch} {unit}"
+    if not plan.in_core_batch:
+        enough = f"too few for a pass of one of the {unit}"
+    yield f"Without recomputing or swapping, {format_bytes(plan.capacity_bytes)} are {enough}."
     by_method = {(forecast.recompute, forecast.swap): forecast for forecast in plan.methods}
     peaks = {method: forecast.peak_bytes or 0 for method, forecast in by_method.items()}
     if peaks.get(("blocks", "none"), 0) > peaks.get(("planned", "none"), 0) > 0:
