@@ -1,7 +1,6 @@
 """Collective algorithms: which rank sends which elements to which rank in which step, for any number of both.
 
-After a reduce-scatter the member at place i holds the sum of part i of the vector; before an all-gather it holds part
-i. Halving and doubling fold surplus ranks onto a power of two first: with p = 2^k + r ranks, member 2j < 2r sends its
+Halving and doubling fold surplus ranks onto a power of two first: with p = 2^k + r ranks, member 2j < 2r sends its
 vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur, Rabenseifner & Gropp 2005).
 """
 
@@ -83,10 +82,8 @@ def schedule(  # noqa: PLR0913  # A collective has this many properties.
     shards: int | None = None,
     chunks: int | None = None,
 ) -> Schedule:
-    """Returns the steps of one rank; () if it is the only one.
-
-    `shards` are the servers of parameter-server, on the first ranks; None: every rank is one. `chunks` are for
-    hierarchical, double-binary-tree and chain; None: `pipeline_chunks` chooses.
+    """Returns the steps of one rank; () if it is the only one. `shards` are the servers of parameter-server, None: all
+    ranks; `chunks` are for pipelined algorithms, None: `pipeline_chunks`.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
@@ -559,8 +556,7 @@ def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[P
     """Yields a reduction in two trees, each of half the vector, in depth + chunks - 1 steps (Sanders, Speck & Träff
     2009).
 
-    The second tree is the first mirrored (even number of members) or shifted by one (odd), so that an inner member of
-    one is a leaf of the other, and both directions of its link are used.
+    The second tree is the first mirrored or shifted by one, so that an inner member of one is a leaf of the other.
     """
     parents, depths = in_order_tree(p)
     depth, places, ranks = int(depths.max()), np.flatnonzero(parents >= 0), np.arange(p)

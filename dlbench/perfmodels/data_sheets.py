@@ -1,7 +1,5 @@
-"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give.
-
-Sheets that only have figures with structured sparsity count half, as their footnotes say. fp32 is IEEE arithmetic; tf32
-is TF32 in matrix products.
+"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give. Figures with
+structured sparsity count half. fp32 is IEEE arithmetic; tf32 is TF32 in matrix products.
 """
 
 from __future__ import annotations

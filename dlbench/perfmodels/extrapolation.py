@@ -1,14 +1,11 @@
 """The error of a model beyond the points that it was fitted to, which grows with each doubling.
 
-With e_i the logarithm of measured over predicted at a held-out point or of an earlier projection, d_i doublings beyond
-the points behind that prediction, the error after d doublings is eps(d) = s sqrt(d) t_nu with s^2 = (nu0 s0^2 + sum_i
-e_i^2 / d_i) / (nu0 + n), nu = nu0 + n: the posterior predictive of a normal error with a scaled inverse chi-squared
-prior of its variance (Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section 2.6).
-
-Runs scatter: e_i ~ N(0, s^2 d_i + v_i) if the runs have the variance v_i. With w_i = s^2 d_i / (s^2 d_i + v_i), the
-share of the model in it, s is the root of s^2 = (nu0 s0^2 + sum_i w_i^2 (e_i^2 - v_i) / d_i) / (nu0 + sum_i w_i^2), nu
-= nu0 + sum_i w_i^2, at which the posterior density of s is largest: an error within the scatter of its runs tells
-nothing about the model.
+With e_i the logarithm of measured over predicted at a held-out point, d_i doublings beyond the points behind that
+prediction, the error after d doublings is eps(d) = s sqrt(d) t_nu: the posterior predictive of a normal error with a
+scaled inverse chi-squared prior of its variance (Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section
+2.6). If the runs have the variance v_i, with w_i = s^2 d_i / (s^2 d_i + v_i), s is the root of s^2 = (nu0 s0^2 + sum_i
+w_i^2 (e_i^2 - v_i) / d_i) / (nu0 + sum_i w_i^2), nu = nu0 + sum_i w_i^2, at which its posterior density is largest: an
+error within the scatter of its runs tells nothing about the model.
 """
 
 from __future__ import annotations
@@ -119,9 +116,8 @@ def free_running(algorithm: str, ranks: int, draws: int) -> Array:
 def network_factors(network: NetworkModel, collective: str, algorithm: str, num_bytes: float, ranks: int) -> Array:
     """Returns factors on a predicted time, one for each of the network's draws, shape (draws,).
 
-    Half of the draws are at either end of the residuals at the nearest fitted rank counts. Beyond those `network_error`
-    is added, the same in a draw for all algorithms, and `free_running` unless the algorithm was measured at this rank
-    count.
+    Half of the draws are at either end of the residuals at the nearest fitted rank counts; beyond those with
+    `network_error`, the same in a draw for all algorithms, and `free_running` unless measured.
     """
     draws = len(network.draws)
     factors = network_error(network, num_bytes).drawn(doublings_beyond(network, ranks), draws, (SEED, 2))

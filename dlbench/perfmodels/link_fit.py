@@ -4,9 +4,9 @@ Another cost is added only if Schwarz's criterion of the relative errors (Laplac
 by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot separate
 from beta, and breaks in the size of messages, where a transport changes its protocol.
 
-Columns of costs: alpha and beta of each piece, by level from inside groups outwards, then gamma. Which port or link is
-the slowest of a step depends on the costs. So a fit alternates: the slowest at the current costs gives one row per
-observation; one step towards least absolute relative errors over the rows gives new costs. The best round counts.
+Columns of costs: alpha and beta of each piece, by level from inside groups outwards, then gamma. A fit alternates: the
+slowest link of each step at the current costs gives one row per observation; one step towards least absolute relative
+errors over the rows gives new costs. The best round counts.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
 ) -> NetworkModel:
     """Returns the network whose costs explain the measured collectives best.
 
-    A level whose messages never decided a step has alpha and beta 0 with an interval up to those of the next level: it
-    is no slower. Intervals are the middle 95 % of fits to resampled runs. `fitted` is the time of the fit, UTC, ISO
-    8601; `resampled` the seconds in each resample, shape (resamples, observations), None for single runs; `runs` the
-    smallest number of runs of an observation.
+    A level whose messages never decided a step has costs 0 with an interval up to those of the next level. Intervals
+    are the middle 95 % of fits to `resampled` seconds, shape (resamples, observations). `fitted` is the time of the
+    fit, UTC, ISO 8601; `runs` the smallest number of runs of an observation.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -125,9 +124,9 @@ def _residuals(
 ) -> tuple[Residual, ...]:
     """Returns the extremes of measured over predicted time, by collective, algorithm and ranks.
 
-    Predictions are by fits without the point where there is one: an interval of the fit's own residuals would contain
-    too few new ones (cross-validated residuals: Barber, Candes, Ramdas & Tibshirani 2021, "Predictive inference with
-    the jackknife+"). The few of one algorithm are widened to the middle 95 % of all points.
+    Predictions are by fits without the point where there is one (cross-validated residuals: Barber, Candes, Ramdas &
+    Tibshirani 2021, "Predictive inference with the jackknife+"). The few of one algorithm are widened to the middle 95
+    % of all points.
     """
     ratios: dict[tuple[str, str, int], list[float]] = {}
     held_out_s = {id(observation): seconds for observation, seconds in predictions}
@@ -187,10 +186,7 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
 
 def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
     """Returns points with their seconds as predicted by a fit to other sizes and rank counts, in the order of the
-    points.
-
-    Breaks and gamma are those of the fit to all points. A point is left out if the others do not determine a cost that
-    it needs.
+    points. A point is left out if the others do not determine a cost that it needs.
     """
     table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
@@ -199,8 +195,8 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
 def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
     """Returns the shared links that predict held-out points best, with these predictions.
 
-    Levels are tried from outside in, as the slower links decide most steps: one link for a block, or a port for each of
-    its ranks; for a node also numbers of adapters that divide its ranks.
+    Levels are tried from outside in, as the slower links decide most steps: one link for a block, a port for each rank,
+    or for a node numbers of adapters that divide its ranks.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)
@@ -300,8 +296,8 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
-    """Returns the fit with another break at a level if that is clearly better, else the same fit. First one size of
-    messages per octave is tried, then sizes around the best of them.
+    """Returns the fit with another break at a level, at one size per octave, then around the best, if it is clearly
+    better.
     """
     sizes = table.sizes(level)[:-1].tolist()
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes}
@@ -467,9 +463,7 @@ class LoadTable:
         return flat.reshape(-1, columns)
 
     def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
-        """Returns how often each cost counts in each observation, shape (observations, columns); the prediction is rows
-        x costs. The costs decide which load of a step takes longest. Without gamma, bytes that are added do not count.
-        """
+        """Returns how often each cost counts in each observation at these costs, shape (observations, columns)."""
         seconds = loads @ costs
         rows = np.zeros((len(self.seconds), loads.shape[1]))
         if len(seconds):

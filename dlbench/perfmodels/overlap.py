@@ -1,9 +1,8 @@
 """Communication during the backward pass: which gradients to send in one message.
 
 Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017); a
-message starts when it is ready and the one before has ended. Merging saves start-ups but waits for later gradients.
-MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1) merges by a rule over two neighbours, which is not always the best.
-Gradients are in the order in which they become ready; times are seconds on one clock.
+message starts when it is ready and the one before has ended. MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1) merges
+by a rule over two neighbours, which is not always the best. Gradients are in the order in which they become ready.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Loads of the ports and links of a network in each step of a collective.
 
-A port is a rank's way into a level or out of it, in one direction; messages of one step through it follow each other.
-If the ranks of a block share n links at a level (`Level.links`), all bytes that leave or enter the block are spread
-over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link (the contention
-coefficient phi of Kahira et al., HPDC 2021, section 4). A message has the start-up of the innermost level that holds
-both of its ranks; its bytes load every link on its way.
+A port is a rank's way into a level or out of it. If the ranks of a block share n links at a level (`Level.links`), all
+bytes that leave or enter the block are spread over these, while ranks pay for their start-ups in parallel: beta is
+multiplied by the flows of a link (the contention coefficient phi of Kahira et al., HPDC 2021, section 4). A message has
+the start-up of the innermost level that holds both of its ranks; its bytes load every link on its way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Predicted times of collectives on a fitted network, step by step, all ranks in step (bulk-synchronous).
 
-A step takes as long as its most loaded port or link (`dlbench.perfmodels.patterns`), by Hockney's alpha and beta for
-the size of each message, plus gamma for every byte that its busiest rank adds. For messages of one size that is their
-time under max-min fair sharing.
+A step takes as long as its most loaded port or link (`dlbench.perfmodels.patterns`), by Hockney's alpha and beta, plus
+gamma for every byte that its busiest rank adds: for messages of one size, their time under max-min fair sharing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured.
-
-A step takes as long as its busiest link: the longest start-up of a message on it, then its bytes one after the other.
-For messages of one size, that is when max-min fair sharing ends. Rank r is on host r, which has one link to its switch.
+"""Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured. A
+step takes as long as its busiest link: the longest start-up of a message on it, then its bytes one after the other.
 """
 
 from __future__ import annotations

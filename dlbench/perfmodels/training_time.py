@@ -1,7 +1,5 @@
-"""The time of a training, and whether a stated throughput, amount of training and time can all be true.
-
-The usual mistake is the throughput of one rank, node or machine stated as that of another. Time is that of training
-steps, without start, staging and evaluation.
+"""The time of a training, and whether a stated throughput, amount of training and time can all be true. The usual
+mistake is the throughput of one rank, node or machine stated as that of another.
 """
 
 from __future__ import annotations

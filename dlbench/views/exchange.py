@@ -1,7 +1,5 @@
 """The view `exchange`: the messages of the gradient exchange of each scaling point, and a lower bound of their time.
-
-The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in a window of
-steps. The exchange phase of `dlbench.analysis.causes` also has negotiation and copies, of all ranks, over all steps.
+The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in some steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A lower bound of the exposed exchange after the backward pass, by the overlap model.
 
-Inputs are the measured times at which gradients were ready, and a line for the time of a message (measured or fitted).
-The bound is that of the best way to merge neighbouring gradients (`dlbench.perfmodels.overlap`). The model has no other
-orders, no further channels, and no cores that messages take from computing. If a run did better, the model is
+Inputs are the measured times at which gradients were ready, and a line for the time of a message. The bound is that of
+the best way to merge neighbouring gradients (`dlbench.perfmodels.overlap`). If a run did better, the model is
 contradicted: no bound.
 """
 
@@ -188,10 +187,8 @@ def _run_bound(point: Point, result: ExchangeResult, waiting_s: float) -> RunBou
 
 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
-    """Returns the line through the times of a run's own messages; None if they do not determine one.
-
-    `waiting_s`, the wait of this rank for stragglers in a step, is part of the time of a message that began as soon as
-    it was ready; a message that waited for the one before it does not contain it.
+    """Returns the line through the times of a run's own messages; None if they do not determine one. The wait of this
+    rank for stragglers (`waiting_s`) is in the time of messages that began as soon as they were ready.
     """
     sizes, times_s = [], []
     free_s = -math.inf  # Time at which the message before ended.

@@ -1,7 +1,5 @@
-"""The time of staging on each node, and the number of epochs after which it has paid off.
-
-Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ only in the settings of staging;
-the interval has no upper end if the smallest gain is not above 0.
+"""The time of staging on each node, and the number of epochs after which it has paid off. Break-even epochs = T_stage /
+(epoch in place - epoch staged), of groups that differ only in the settings of staging.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed. R readers that fetched
-n samples in f seconds, summed over readers, would read n R / f samples per second without preparing.
-"""
+"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed."""
 
 from __future__ import annotations
 

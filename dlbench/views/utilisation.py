@@ -1,8 +1,7 @@
 """The view `utilisation`: model FLOPs utilisation (MFU), and published rates of the same network.
 
 MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank), without recomputing (Chowdhery et
-al., "PaLM", 2022, appendix B). The peak is `node.peak_tflops` of the system, else that of a data sheet by the GPU's
-name.
+al., "PaLM", 2022, appendix B).
 """
 
 from __future__ import annotations

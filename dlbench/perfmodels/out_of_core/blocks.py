@@ -1,13 +1,12 @@
 """Seconds and bytes of the blocks of a chain, and the schedule of a pass over blocks.
 
-The boundary at which a block begins (the input of its first unit) belongs to that block, whichever unit saved it: the
-block's decision says whether it stays or moves. Two exceptions: a boundary that other modules use as well (`joins` is
-False, `input_shared` not) never moves, because they hold it; one that no unit saves (`input_saved` is False) is freed
-after the forward pass, unless the block is recomputed from it or other modules use it. Inner boundaries that are not
-saved are held while the two units next to them run.
+The boundary at which a block begins (the input of its first unit) belongs to that block, whichever unit saved it. A
+boundary that other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it; one
+that no unit saves (`input_saved` is False) is freed after the forward pass, unless the block is recomputed from it or
+other modules use it.
 
-Temporary memory of a unit (workspace, gradients) counts while its own pass runs, so a block needs the most that any of
-its units needs with the bytes that the others hold at that time.
+Temporary memory of a unit counts while its own pass runs, so a block needs the most that any of its units needs with
+the bytes that the others hold at that time.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class BlockCost:
 
 
 class BlockCosts:
-    """The costs of all blocks that a chain can be cut into; each is computed once. With `blocking`, tensors leave one
-    by one, as in torch's save_on_cpu: a swapped block holds the bytes of one unit at a time.
+    """The costs of all blocks that a chain can be cut into, each computed once. With `blocking`, tensors leave one by
+    one (torch's save_on_cpu), and a swapped block holds the bytes of one unit at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:

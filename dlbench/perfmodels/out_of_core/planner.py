@@ -55,8 +55,7 @@ def fixed_plan(
     *,
     starts: Sequence[int] | None = None,
 ) -> BlockPlan:
-    """Returns the plan of a method (train.recompute, train.swap) that treats all blocks equally; its peak may exceed
-    the capacity.
+    """Returns the plan of a method that treats all blocks equally; its peak may exceed the capacity.
 
     `starts` are the units with which blocks begin; None: every unit. Raises `ValueError`: the method decides block by
     block, or moves bytes without rates.
@@ -80,10 +79,8 @@ def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = EFFORT,
 ) -> BlockPlan:
-    """Returns the plan with the shortest pass that the search found; equal arguments give equal plans.
-
-    `starts` are the units with which blocks begin; None: the planner chooses. The search begins with plans of its own
-    and `known`. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would.
+    """Returns the plan with the shortest pass that the search, also from `known` plans, found; the same each time.
+    `starts` are the units with which blocks begin; None: the planner chooses. Raises `DoesNotFitError`: no plan fits.
     """
     decisions = allowed(recompute=recompute, swap=swap)
     search = Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort)

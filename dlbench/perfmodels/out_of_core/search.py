@@ -1,13 +1,12 @@
 """Plans that fit, by dynamic programming over the chain, and a local search among them.
 
-Whether a plan fits does not depend on times (`dlbench.perfmodels.out_of_core.simulator`): each block must fit in
-addition to the bytes that earlier blocks leave. So of two partial plans for the first units the one that leaves less is
-never worse. The price of a partial plan is the time of recomputing plus `price` times that of its transfers.
+Each block must fit in addition to the bytes that earlier blocks leave, so of two partial plans for the first units the
+one that leaves less is never worse. Its price is the time of recomputing plus `price` times that of its transfers.
 
-The search begins with every method that treats all blocks equally (but offloading, which waits for each transfer), with
-plans that treat only as many blocks so as are needed to fit, and with the cheapest plans at some prices; its result is
-never worse. A descent changes one block, or two, or where a block begins, as long as the pass gets shorter; then some
-blocks are changed at random, with a fixed seed, for the next descent, until the simulations are used up.
+The search begins with the methods that treat all blocks equally (but offloading), plans that treat only as many blocks
+so as are needed to fit, and the cheapest plans at some prices; its result is never worse. A descent changes one block,
+or two, or where a block begins, as long as the pass gets shorter; then some blocks are changed at random, with a fixed
+seed, until the simulations are used up.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ def cheapest_fitting(
     *,
     front: int = FRONT,
 ) -> tuple[Blocks, int] | None:
-    """Returns the plan of the lowest price and its peak in bytes of activations; None if no plan fits.
+    """Returns the plan of the lowest price and its peak in bytes of activations; None (exact) if no plan fits.
 
-    None is exact; the price is the lowest one only if `front` partial plans, continued at a time, are enough. `spans`
-    are the first and last units of possible blocks; `price` is the cost of a second of moving in seconds of computing.
+    `front` partial plans are continued at a time; `spans` are first and last units of possible blocks; `price` is the
+    cost of a second of moving in seconds of computing.
     """
     units = costs.chain.units
     price_per_byte, price_per_storage = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
@@ -131,10 +130,8 @@ def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
 
 
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
-    """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less.
-
-    If blocks may be swapped, single units as blocks need the least. Otherwise all ways to cut the chain are tried,
-    unless `starts` are given, the units with which blocks begin.
+    """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less. Blocks begin with the
+    units `starts`. Without, all ways to cut the chain are tried, or single units if they may be swapped.
     """
     high = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
     assert high is not None, "without a limit everything fits"

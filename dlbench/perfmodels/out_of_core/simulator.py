@@ -1,18 +1,15 @@
-"""A simulated pass over a chain of blocks on three resources: computing, swap-outs and swap-ins (docs/out-of-core.md).
+"""A simulated pass over a chain of blocks on three resources: computing, swap-outs and swap-ins (docs/out-of-core.md);
+the executor (`dlbench.node.out_of_core`) follows the same rules.
 
 *Held* bytes are those of activations and gradients on the device or reserved there; the budget is capacity -
-`Chain.fixed_bytes`. A forward pass, head and loss, or a backward pass starts when its bytes fit; until then it waits
-for the oldest swap-out that has not ended. Transfers of one direction run in order, each latency + bytes / rate. In the
-backward pass blocks are *issued* last to first, as early as the next one can be: issuing reserves `freed_bytes` and
-queues the swap-in. A block whose swap-out has not ended stays on the device instead. If blocks were only issued after
-other blocks, the first one could wait for ever; so a block that was not issued before its turn is issued as swap-outs
-end. Issued blocks must leave each block that has not started the memory that it will need. So whether a plan fits does
-not depend on times; if it does not fit, the simulator continues as if the memory were free.
+`Chain.fixed_bytes`. Computing starts when its bytes fit, and until then waits for the oldest swap-out that has not
+ended. In the backward pass blocks are *issued* last to first, as early as the next one can be (if only after other
+blocks, the first could wait for ever): `freed_bytes` are reserved and the swap-in is queued; a block whose swap-out has
+not ended stays instead. Issued blocks must leave each block that has not started its memory, so whether a plan fits
+does not depend on times. If it does not fit, the simulator continues as if the memory were free.
 
-`one-block` (streamed) issues a block only when the one behind it is next, and starts a forward pass only when at most
-one swap-out has not ended; `blocking` (offload) computes nothing during a transfer. Otherwise computing takes `drag`
-seconds longer for each second in which a transfer runs. The executor (`dlbench.node.out_of_core`) follows the same
-rules.
+`one-block` (streamed) issues a block when the one behind it is next, and starts a forward pass only when at most one
+swap-out has not ended; `blocking` (offload) computes nothing during a transfer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Runs that differ only in the method for activations, and in their batch, side by side, with predictions.
-
-The predicted step is the predicted pass x passes per step + the time of warm-up steps outside forward and backward
-passes (input, exchange, optimizer); it is compared with the median measured step.
-"""
+"""Runs that differ only in the method for activations, and in their batch, side by side, with predictions."""
 
 from __future__ import annotations
 
@@ -397,8 +393,8 @@ def _device_peak(result: MemoryResult) -> float | None:
 
 
 def _outside_passes_s(run: Run) -> float | None:
-    """Returns the seconds per step outside both passes, median over rank 0's warm-up steps after the first, with
-    one-time work. None for fewer than two steps, or if the file cannot be read.
+    """Returns the seconds per step outside both passes, median over rank 0's warm-up steps after the first; None: not
+    known.
     """
     try:
         reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
@@ -446,8 +442,8 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
 
 
 def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
-    """Returns the samples of a pass that fit a capacity in core, by the line through the two nearest measured batches.
-    With one batch, all bytes but the state are assumed proportional to it.
+    """Returns the samples that fit a capacity in core, by the line through the two nearest measured batches. With one
+    batch, all bytes but the state are assumed proportional to it.
     """
     by_batch = alike(results, lambda result: result.chain.batch)
     sizes = {batch: median(result.in_core_bytes for result in same) for batch, same in by_batch.items()}
@@ -526,8 +522,8 @@ def _side(side: Side, table: RunTable) -> _Side:
 
 
 def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
-    """Yields the methods at each memory limit, fastest first. Of `others`, all groups, those take part that train the
-    same as one of `groups`; local SGD makes other updates.
+    """Yields the methods at each memory limit, fastest first, of all groups (`others`) that train the same as one of
+    `groups`.
     """
     comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
     for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):

@@ -95,10 +95,8 @@ def memory_plan(
     *,
     starts: Sequence[int] | None = None,
 ) -> CapacityPlan:
-    """Returns a plan for the chain's batch, with other methods and batches; without rates nothing can be swapped.
-
-    `starts` are the units with which blocks begin; None: the planner chooses. Raises DoesNotFitError: no plan fits; it
-    names the smallest capacity that would.
+    """Returns a plan for the chain's batch, with other methods and batches; raises DoesNotFitError. `starts` are the
+    units with which blocks begin; None: the planner chooses.
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
