@@ -273,7 +273,7 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
     `parts`. `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
     """
     size = teams.shape[1]
-    part = np.arange(len(teams)) if parts > 1 else np.zeros(len(teams), int)
+    part = np.arange(len(teams)) % parts
     source, target = teams.ravel(), np.roll(teams, -1, axis=1).ravel()
     begins, lengths = _begin(elements, parts, part)[:, None], _cut(elements, parts, part)[:, None]
     num_steps, repeat = size - 1, 1

@@ -20,17 +20,13 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
 from dlbench.stats.resampling import SEED
 
-PRIOR_SCALE = 0.03
-"""Error per square root of a doubling without any observation; `make bench AREA=truth.projection` measures its
-coverage."""
+PRIOR_SCALE = 0.03  # Without any observation, per square root of a doubling; see `make bench AREA=truth.projection`.
 PRIOR_POINTS = 2.0  # Observations that the prior is worth.
 _ROUNDS = 100  # Rounds of expectation-maximization.
 HALVING = ("recursive-doubling", "recursive-halving", "recursive-halving-doubling", "shifted-halving-doubling")
 FREE_RUNNING = (0.85, 1.3)
-"""Time of `HALVING` with ranks out of step over the predicted time in lockstep, for ranks that are no power of two:
-about the middle 80 % over 3 to 100 ranks, simulated with equal costs, with messages eight times faster inside nodes,
-and with messages that wait for one of their ranks or for both. All were within 0.78 to 1.6; rings and hierarchical are
-1."""
+"""Time of `HALVING` with ranks out of step over that in lockstep, for ranks that are no power of two: about the middle
+80 % over 3 to 100 simulated ranks, all within 0.78 to 1.6; rings and hierarchical are 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""Algorithms that a library may choose for its all-reduce: NCCL has rings and double binary trees, MPI rings and
-halving and doubling, both with a hierarchy on top."""
+"""Algorithms that a library may choose: NCCL rings and trees, MPI rings and halving, both with a hierarchy."""
 _WHERE: dict[LevelName, str] = {
     "inside": "inside a group",
     "across": "across groups",
@@ -55,8 +54,7 @@ class Features:
     num_bytes: dict[tuple[LevelName, int], float]  # Bytes per link by level and number of the piece.
     reduced_bytes: float  # Bytes that the busiest rank adds.
     phi: dict[LevelName, float]
-    """Flows of the busiest rank's size that each link carries at once, by level, in the steps that this link decides:
-    the contention coefficient of Kahira et al. (HPDC 2021, section 4); 1 if no link is shared."""
+    """Flows of a link at once in the steps that it decides, the contention coefficient; 1: not shared."""
 
     def seconds(self, network: NetworkModel) -> float:
         by_level: dict[LevelName, float] = {}

@@ -27,8 +27,7 @@ class TimeVerdict:
     """A stated time compared with the time that follows from a throughput and an amount of training."""
 
     status: Status
-    """fits; impossible: the time is too short for that throughput; unexplained: training at that throughput takes less
-    time (the difference may be evaluation, staging, restarts or another throughput)."""
+    """impossible: the time is too short for that throughput; unexplained: it is longer than training takes."""
     expected_s: float  # Seconds that the samples take at the throughput.
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.

@@ -64,9 +64,10 @@ def _controls(runs: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) 
             if any(run.plan.series.id == plan.series.id for run in members):
                 of_series.append(group_id)
     shown_by = f"`dlbench compare RUNS --paired --where series={series}` compares them"
+    kinds = {f"side {run.plan.series.side}" for run in runs}
     if not plan.series.side:
         shown_by = _SHOWN_BY[plan.series.variant]
-    kinds = {f"side {run.plan.series.side}" if run.plan.series.side else run.plan.series.variant for run in runs}
+        kinds = {run.plan.series.variant for run in runs}
     return Controls(
         series=series,
         workload=clean(plan.workload.name),

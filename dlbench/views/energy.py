@@ -181,11 +181,6 @@ def _kind(
     )
 
 
-def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
-    reasons = tuple(reason for name, reason in point.why if name == kind)
-    return KindEnergy(ranks=point.ranks, nodes=point.nodes, kind=kind, methods=reasons or ("no sample holds it",))
-
-
 def _joules_cell(row: KindEnergy) -> Estimate | str:
     if row.whole is None:
         return "not measured"
@@ -202,16 +197,15 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
         for kind in KINDS:
             # A kind that no rank count measured is one line.
             if kind not in kinds and (kind in measured or point is points[0]):
-                rows.append(_not_measured(kind, point))
+                why = tuple(reason for name, reason in point.why if name == kind) or ("no sample holds it",)
+                rows.append(KindEnergy(ranks=point.ranks, nodes=point.nodes, kind=kind, methods=why))
 
-    def name(row: KindEnergy) -> str:
-        if row.kind in measured:
-            return f"{row.kind}, {place_of(row)}"
-        return row.kind
+    def title(row: KindEnergy) -> str:
+        return f"{row.kind}, {place_of(row)}" if row.kind in measured else row.kind
 
     columns = columns_of(
         KindEnergy,
-        Column("", "Energy of", name, is_brief=True),
+        Column("", "Energy of", title, is_brief=True),
         *("ranks", "nodes", "kind"),
         Column(
             "energy_per_sample_j", "J per sample", "energy_per_sample", _joules_cell, has_interval=True, is_brief=True

@@ -22,7 +22,7 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
+from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
@@ -282,9 +282,11 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
 def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = None) -> Sheet[ExchangePoint]:
     """Returns the table of message time per step during and after the backward pass, and of its least by the model."""
 
-    def time(title: str, name: str) -> Column[ExchangePoint]:
-        def figure(point: ExchangePoint) -> Estimate | str:
-            return getattr(point, name) or NOT_MEASURED
+    def time(title: str, path: str, missing: str = NOT_MEASURED) -> Column[ExchangePoint]:
+        read = reader(path)
+
+        def figure(point: ExchangePoint) -> Value:
+            return read(point) or missing
 
         return Column("", title, figure)
 
@@ -300,18 +302,14 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
     if any(point.least for point in points):
         caption = f"{caption} {LEAST_CAPTION}"
         columns += [
-            Column("", "Least after backward", lambda point: point.least or NO_BOUND),
-            Column("", "Efficiency with it", _bound_efficiency),
+            time("Least after backward", "least", NO_BOUND),
+            time("Efficiency with it", "prediction.efficiency", NO_BOUND),
             Column("", "Cost of a message", "prediction.line"),
         ]
     columns += [Column("", "Interval", _interval_text), Column("", "Source", evidence_text)]
     return Sheet(
         name="exchange-times", title="Messages of a step", columns=tuple(columns), rows=points, caption=caption
     )
-
-
-def _bound_efficiency(point: ExchangePoint) -> Value:
-    return NO_BOUND if point.prediction is None else point.prediction.efficiency
 
 
 def _interval_text(point: ExchangePoint) -> str | None:
@@ -461,7 +459,7 @@ class ExchangeView(GroupView):
             headline=headline,
             notes=tuple(reasons),
             caption="In brackets: the interval.",
-            charts=lambda: exchange_charts(group, points),
+            charts=functools.partial(exchange_charts, group, points),
             charts_per_row=1,
             sheets=(times(points), what_ran(points)),
         )

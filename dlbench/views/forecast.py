@@ -230,7 +230,7 @@ class ForecastView(GroupView):
         return Section(
             headline=headline,
             words=(held_out_line(projection.held_out), *flag_lines(projection), *refusals(projection.refused)),
-            charts=lambda: _charts(group, forecast),
+            charts=functools.partial(_charts, group, forecast),
             sheets=tuple(sheets),
         )
 

@@ -17,8 +17,7 @@ from dlbench.views.model import ReportGroup
 
 GROUP_COLUMNS = ("group", "label")  # Columns for programs in front of each row of a group's tables.
 _FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")  # In a short name if groups differ in them.
-_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
-"""In a short name if names would be equal."""
+_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # If names are equal.
 
 
 def group_section(group: ReportGroup, name: str, views: Views) -> Section:

@@ -55,7 +55,6 @@ class MemoryPoint:
     ranks: int
     nodes: int
     peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
-    """Median over runs."""
     reserved: Estimate | None = field(
         metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
     )
@@ -84,8 +83,7 @@ class HeldPoint:
     copies: Mapping[str, int] | None = field(
         metadata=column("Redundant copies", "redundant_bytes", value=lambda kinds: sum(kinds.values()), unit="bytes")
     )
-    """Bytes of weights, gradients and optimizer state beyond this rank's share of one copy, by kind; None if not every
-    rank was watched, or ranks train separately."""
+    """Bytes beyond this rank's share of one copy, by kind; None: not all were watched, or they train separately."""
     host: int | None = field(metadata=column("On the host", "held_on_host_bytes", unit="bytes"))
     retries: int | None = field(metadata=column("Allocator retries", "allocator_retries"))  # The most of any rank.
 

@@ -72,11 +72,9 @@ class EpochReading:
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
     storage_bytes: float | None = field(metadata=column("Of it from storage", unit="bytes", missing=NOT_COUNTED))
-    """Bytes from devices or the network, with read-ahead; None: not counted."""
     cached_bytes: float | None = field(
         metadata=column("From the page cache", "page_cache_bytes", unit="bytes", missing=NOT_COUNTED)
     )
-    """Bytes of samples that did not come from storage; None: not counted."""
     fetch_s: Estimate = field(metadata=column("Fetching"))  # Seconds of all readers together.
     prepare_s: Estimate = field(metadata=column("Preparing"))  # Seconds of all readers together.
     wait_s: Estimate = field(metadata=column("Wait per rank"))  # Seconds of waiting for batches, mean over ranks.
@@ -98,18 +96,14 @@ class ReadingPoint:
     loader_workers: tuple[int, ...] = field(
         metadata=column("Readers per rank", value=_several, text=_loader_workers_text)
     )
-    """Reader processes per rank; several if runs differ."""
     prefetch_batches: tuple[int, ...]  # Batches that each reader reads ahead; several if runs differ.
-    fetch_share: Estimate | None = field(metadata=column("Fetching"))
-    """Fetching over fetching and preparing (1); None if readers did neither."""
+    fetch_share: Estimate | None = field(metadata=column("Fetching"))  # Of fetching and preparing (1).
     storage_share: float | None = field(metadata=column("From storage", text=storage_cell, missing=NOT_COUNTED))
-    """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # State of the page cache by data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as set"))  # Whether data.cache was in force in all runs.
     cached_share: float | None = field(
         metadata=column("Data set cached at the start", text=storage_cell, missing="unknown")
     )
-    """Cached share of the data set's pages when training began, mean over runs."""
 
     @property
     def prepare_share(self) -> Estimate | None:
@@ -168,7 +162,9 @@ def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:
     """Returns bytes from storage over bytes of samples; above 1 with read-ahead. None: not counted."""
     counted = [epoch for epoch in epochs if epoch.storage_bytes is not None]
     sample_bytes = sum(sum(epoch.tier_bytes.values()) for epoch in counted)
-    return sum(epoch.storage_bytes or 0 for epoch in counted) / sample_bytes if sample_bytes else None
+    if not sample_bytes:
+        return None
+    return sum(epoch.storage_bytes or 0 for epoch in counted) / sample_bytes
 
 
 def _point(point: Point, results: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
@@ -344,4 +340,5 @@ def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
 
 
 def _epoch_cell(epoch: EpochReading) -> Cell:
-    return Cell(str(epoch.epoch) if epoch.is_whole else f"{epoch.epoch} (a part)", number=epoch.epoch)
+    part = "" if epoch.is_whole else " (a part)"
+    return Cell(f"{epoch.epoch}{part}", number=epoch.epoch)

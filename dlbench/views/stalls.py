@@ -31,7 +31,8 @@ VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "c
 
 WARM_ENOUGH = 0.05  # Largest share of bytes from storage in a run with a warm page cache.
 
-PART_TITLES = {
+PartName = Literal["ingestion", "preparation", "fetch"]
+PART_TITLES: dict[PartName, str] = {
     "ingestion": "step without input (synthetic data)",
     "preparation": "preparation stall (decode, augment)",
     "fetch": "fetch stall (storage)",
@@ -48,30 +49,22 @@ _SHORT_NAMES = {"preparation": "preparing", "fetch": "fetching"}
 class StallPart:
     """One part of the step with a cold page cache, or with a warm one if cold was not possible."""
 
-    name: Literal["ingestion", "preparation", "fetch"] = field(metadata=column(name="part"))
+    name: PartName = field(metadata=column("Part of the step", "part", text=PART_TITLES.__getitem__, is_brief=True))
     seconds: Estimate | None = field(metadata=column("Per step", missing=NOT_MEASURED, is_brief=True))
     share: Estimate | None = field(metadata=column("Share", is_brief=True))  # Sum: 1.
     why: str = field(metadata=column(name="why_not_measured"))
-
-    @property
-    def title(self) -> str:
-        return PART_TITLES[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierRuns:
     """The runs of one kind at a scaling point."""
 
-    tier: Tier
+    tier: Tier = field(metadata=column("Runs with", text=TIER_TITLES.__getitem__, is_brief=True))
     rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
     step_s: Estimate = field(metadata=column("Step", is_brief=True))  # Mean step, geometric mean over runs.
     storage_share: float | None  # Of the bytes read (1), mean over runs; None: not known.
     epochs: float | None  # Most epochs that a run read; None: not known.
     cache: str = field(metadata=column("Page cache", value=optional_text))
-
-    @property
-    def title(self) -> str:
-        return TIER_TITLES[self.tier]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +139,7 @@ def _parts(kinds: Kinds, repeats: Sequence[RunKey], reasons: Mapping[Tier, str])
         rows = about_means([{"step": _step_s(kinds[tier][key])} for key in repeats])
         return [row["step"] for row in rows]
 
-    def part(name: Literal["ingestion", "preparation", "fetch"], tier: Tier, less: Tier | None) -> StallPart:
+    def part(name: PartName, tier: Tier, less: Tier | None) -> StallPart:
         why = reasons[tier] or reasons[less or tier] or reasons["synthetic"] or no_pair
         if not why and whole_is == "cached":
             why = reasons["cached"]
@@ -231,7 +224,6 @@ def _of_point(*picks: str) -> tuple[Column[Any], ...]:
 
 
 def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
-    title: Column[Any] = Column("", "Part of the step", "title", is_brief=True)
     rows: list[tuple[Stalls, StallPart]] = []
     for point in points:
         rows += [(point, part) for part in point.parts]
@@ -240,7 +232,7 @@ def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
         title="Input wait of a step",
         columns=(
             *_of_point("series=series", "workload=workload"),
-            *columns_of(StallPart, "name", title, "seconds", "share", of=itemgetter(1)),
+            *columns_of(StallPart, "name", "seconds", "share", of=itemgetter(1)),
             *columns_of(Stalls, "share_of=whole_is", "pairs", of=itemgetter(0)),
             *columns_of(StallPart, "why", of=itemgetter(1)),
         ),
@@ -252,10 +244,9 @@ def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
 
 
 def _runs_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
-    title: Column[Any] = Column("", "Runs with", "title", is_brief=True)
     from_storage: Column[Any] = Column("storage_share", "From storage", "storage_share", _storage_cell)
     runs: Column[Any] = Column("runs", "Runs", "step_s.n")
-    picks = ("tier", title, "rate", "step_s", from_storage, "epochs", runs, "cache")
+    picks = ("tier", "rate", "step_s", from_storage, "epochs", runs, "cache")
     rows: list[tuple[Stalls, TierRuns]] = []
     for point in points:
         rows += [(point, tier) for tier in point.tiers]

@@ -71,7 +71,6 @@ class NodeMeans:
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
     gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
-    """By the commonest reason."""
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
     host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean over time.

@@ -163,7 +163,9 @@ def _no_peak(group: scaling.Group) -> str:
 def training_flops(group: scaling.Group) -> int | None:
     """Returns the model FLOPs of training on one sample; None if no run records them, or runs differ."""
     recorded = {run.record.training_flops_per_sample for run in group.runs if run.record}
-    return recorded.pop() or None if len(recorded) == 1 else None
+    if len(recorded) != 1:
+        return None
+    return recorded.pop() or None
 
 
 def peak_of(run: Run) -> RankPeak | None:

@@ -28,12 +28,8 @@ class BlockCost:
     backward_s: float
     recomputes: bool
     input_bytes: int  # Bytes of the boundary at which it begins; held while its forward pass runs.
-    kept_bytes: int
-    """Bytes of `input_bytes` that are held from the forward pass until their swap-out ends, if they move, and again
-    until the backward pass has ended."""
-    own_bytes: int
-    """Bytes that its forward pass saves without its boundaries, held until their swap-out or its backward pass has
-    ended; 0 if it is recomputed."""
+    kept_bytes: int  # Of `input_bytes`, held until their swap-out ends, and again until the backward pass ends.
+    own_bytes: int  # Saved by its forward pass, without boundaries; 0 if it is recomputed.
     forward_bytes: int  # Bytes that its forward pass needs without its input, including its output.
     moved_bytes: int  # Bytes that leave the device after its forward pass and come back; 0: nothing moves.
     moved_count: int  # Storages of these bytes; each has a transfer's latency.

@@ -138,7 +138,7 @@ def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequ
     low = 0
     while low < high:
         middle = (low + high) // 2
-        peak = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
+        peak = _least_peak(chain, chain.fixed_bytes + middle, recompute=recompute, swap=swap, starts=starts)
         if peak is None:
             low = middle + 1
         else:
@@ -150,17 +150,18 @@ def fits(
     chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
 ) -> bool:
     """Returns whether some plan fits the capacity."""
-    budget = capacity_bytes - chain.fixed_bytes
-    return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
+    if capacity_bytes < chain.fixed_bytes:
+        return False
+    return _least_peak(chain, capacity_bytes, recompute=recompute, swap=swap, starts=starts) is not None
 
 
 def _least_peak(
-    chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+    chain: Chain, capacity_bytes: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
 ) -> int | None:
-    """Returns the peak of activations of some plan within the budget, in bytes; None if there is no such plan."""
+    """Returns the peak of activations of some plan within a capacity, in bytes; None if there is no such plan."""
     is_free = starts is None and recompute and not swap
     spans = spans_of(chain) if is_free else cut(chain, starts)
-    setting = PassSetting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    setting = PassSetting.of(chain, None, capacity_bytes)
     plan = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
     return None if plan is None else plan[1]
 

@@ -42,7 +42,6 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
     ("none", "planned"): "planned swap",
     ("planned", "planned"): "planned (KARMA)",
 }
-"""Titles of methods by `train.recompute` and `train.swap`, in the order of tables."""
 
 COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
     "in core": "#1f2328",
@@ -56,8 +55,7 @@ COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
 }
 OTHER_COLOUR = "#6b5bb5"
 
-METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
-"""Settings of `train`, as `memory`."""
+METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")  # Settings of `train`, too.
 
 
 def signed_percent(error: float) -> Cell:
