@@ -1,13 +1,7 @@
-"""Collective algorithms: which rank sends which elements to which rank in which step.
+"""Collective algorithms: which rank sends which elements to which rank in which step, for any number of both.
 
-A collective is a list of patterns of messages. `schedule` takes the messages of one rank out of them, for the node to
-execute; `dlbench.perfmodels.patterns` computes from them how they load a network. After a reduce-scatter the member at
-place i holds the sum of part i of the vector; before an all-gather it holds part i. Every algorithm takes any number of
-ranks and elements.
-
-Halving and doubling take log2 p steps; surplus ranks are folded onto a power of two first. With p = 2^k + r ranks,
-member 2j < 2r sends its vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur,
-Rabenseifner & Gropp 2005): 2 alpha + 2 n beta + n gamma on top.
+Halving and doubling fold surplus ranks onto a power of two first: with p = 2^k + r ranks, member 2j < 2r sends its
+vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur, Rabenseifner & Gropp 2005).
 """
 
 from __future__ import annotations
@@ -61,15 +55,11 @@ class Pattern:
         return replace(self, source=self.target, target=self.source, reduce=False)
 
     def runs(self, elements: int) -> Numbers:
-        """Returns the messages as runs of consecutive elements in a vector of `elements`, shape (6, runs).
-
-        The rows: source, target, first element at the source, first element at the target, elements, whether they are
-        added. A message around the end of the vector is two runs.
+        """Returns the messages as runs of consecutive elements; one around the end of the vector is two runs. Shape (6,
+        runs); rows: source, target, first element at the source and at the target, elements, whether they are added.
         """
         first = self.first % max(1, elements)
-        into = first
-        if self.into is not None:
-            into = self.into
+        into = first if self.into is None else self.into
         beyond_end = np.maximum(first + self.count - elements, 0)
         is_added = self.added > 0
         runs = np.stack([self.source, self.target, first, into, self.count, is_added])
@@ -92,11 +82,8 @@ def schedule(  # noqa: PLR0913  # A collective has this many properties.
     shards: int | None = None,
     chunks: int | None = None,
 ) -> Schedule:
-    """Returns the steps of one rank; () if it is the only one.
-
-    `group_size` is for hierarchical and leader: rank r is in group r // group_size. `shards` are the servers of
-    parameter-server, on the first ranks; None: every rank is one. `chunks` are for hierarchical, double-binary-tree and
-    chain; None: `pipeline_chunks` chooses.
+    """Returns the steps of one rank; () if it is the only one. `shards` are the servers of parameter-server, None: all
+    ranks; `chunks` are for pipelined algorithms, None: `pipeline_chunks`.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
@@ -168,10 +155,8 @@ def patterns(
     chunks: int = 1,
     lumped: bool = False,
 ) -> Iterator[Pattern]:
-    """Yields the messages of each step of a collective; none for one rank. Arguments and errors as for `schedule`.
-
-    With `lumped`, steps that load a network equally are one pattern with `repeat`, and equal messages are one with
-    `weight`: predictions for thousands of ranks need that.
+    """Yields the messages of each step of a collective; none for one rank. Arguments and errors as for `schedule`. With
+    `lumped`, steps and messages that load a network equally are one with `repeat` or `weight`, for thousands of ranks.
     """
     p, g = layout.ranks, layout.group_size
     problem = invalid(collective, algorithm, p, group_size=g, shards=shards)
@@ -187,9 +172,7 @@ def _patterns(
 ) -> Iterator[Pattern]:
     p, g = layout.ranks, layout.group_size
     n, ranks = elements, np.arange(p)[None]
-    groups = ranks
-    if p % g == 0:
-        groups = ranks.reshape(-1, g)
+    groups = ranks if p % g else ranks.reshape(-1, g)
 
     def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
         return _ring(teams, n, parts, phases, lumped)
@@ -246,10 +229,7 @@ def rank_leaves(layout: Layout) -> Numbers:
 
 
 def _outer_block(layout: Layout) -> int:
-    """Returns the ranks of the largest equal blocks that some messages leave.
-
-    That is 1 if all ranks are in one block, and the number of ranks if nodes are in any order.
-    """
+    """Returns the ranks of the largest equal blocks that some messages leave; all ranks if nodes are in any order."""
     if layout.leaves is not None:
         return layout.ranks
     if layout.leaf_size and layout.leaf_size < layout.ranks:
@@ -289,15 +269,11 @@ def _whole(source: Numbers, target: Numbers, elements: int, *, reduce: bool) -> 
 
 
 def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) -> Iterator[Pattern]:
-    """Yields the steps of simultaneous rings (Patarasuk & Yuan 2009), one for each row of `teams`.
-
-    Each ring is over all elements, or over one of `parts`. `phases` is scatter, gather or both, each of p - 1 steps in
-    which a rank sends 1 / p of the elements.
+    """Yields the steps of simultaneous rings (Patarasuk & Yuan 2009), one for each row of `teams`, each over one of
+    `parts`. `phases` is scatter, gather or both, each of p - 1 steps in which a rank sends 1 / p of the elements.
     """
     size = teams.shape[1]
-    part = np.zeros(len(teams), int)
-    if parts > 1:
-        part = np.arange(len(teams))
+    part = np.arange(len(teams)) % parts
     source, target = teams.ravel(), np.roll(teams, -1, axis=1).ravel()
     begins, lengths = _begin(elements, parts, part)[:, None], _cut(elements, parts, part)[:, None]
     num_steps, repeat = size - 1, 1
@@ -312,10 +288,8 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
 
 
 def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields reduce-scatter in groups, all-reduce across groups, all-gather in groups.
-
-    This is Horovod's hierarchical and torus all-reduce (2D ring, Mikami et al. 2018). Chunk c goes through the steps of
-    its three rings from step c on, so that messages inside groups and across them are sent at the same time.
+    """Yields reduce-scatter in groups, all-reduce across groups, all-gather in groups (2D ring, Mikami et al. 2018).
+    Chunk c goes through its three rings from step c on, so that messages inside and across groups overlap.
     """
     p = groups.size
     is_equal = lumped and elements % (chunks * p) == 0
@@ -413,19 +387,14 @@ def _recursive_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 
 def _halving_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
-    """Yields Rabenseifner's all-reduce: 2 log2 p steps, 2 (p - 1) / p of the vector sent.
-
-    Neighbours exchange the largest halves, so that these stay inside groups.
-    """
-    bits = range(len(members).bit_length() - 1)
-    bounds = np.arange(len(members) + 1)
-    return _there_and_back(_halving(members, elements, bounds, [1 << bit for bit in bits]))
+    """Yields Rabenseifner's all-reduce; neighbours exchange the largest halves, so that these stay inside groups."""
+    distances = [1 << bit for bit in range(len(members).bit_length() - 1)]
+    return _there_and_back(_halving(members, elements, np.arange(len(members) + 1), distances))
 
 
 def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequence[int]) -> Iterator[Pattern]:
-    """Yields steps in which a member gives one half of its elements to its partner.
-
-    `bounds` are the first part of each place; the last bound is the number of parts.
+    """Yields steps in which a member gives half of its elements to its partner; `bounds` are the first part of each
+    place.
     """
     begins = _begin(elements, int(bounds[-1]), bounds)
     place, low, high = np.arange(len(members)), np.zeros(len(members), int), np.full(len(members), len(members))
@@ -437,10 +406,8 @@ def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequen
 
 
 def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
-    """Yields reduce-scatter by halving, or all-gather by doubling, in log2 p steps.
-
-    A member that takes over a surplus one works for the parts of both. It sends the other's part back at the end of a
-    reduce-scatter, and all other parts at the end of an all-gather.
+    """Yields reduce-scatter by halving, or all-gather by doubling, in log2 p steps. A member that takes over a surplus
+    one works for the parts of both, and sends it back its own or all others.
     """
     members, resting = _core(p)
     surplus = len(resting)
@@ -464,10 +431,7 @@ def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
 
 
 def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
-    """Yields halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021).
-
-    Each step uses one length of shortcut of a distributed loop network, in one direction.
-    """
+    """Yields halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021)."""
     p = len(members)
     place = np.arange(p)
     scatter = []
@@ -480,11 +444,8 @@ def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
 
 
 def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields one step in which each server, on the first ranks, gets its part from all; direct if all are servers.
-
-    Partners take turns, so that not all send to one at the same time.
-    """
-    equal = _equal_messages(layout, elements) if lumped and servers == layout.ranks else None
+    """Yields one step in which each server, on the first ranks, gets its part from all, which take turns."""
+    equal = _equal_messages(layout, elements, lumped and servers == layout.ranks)
     if equal is not None:
         yield replace(equal, reduce=True)
         return
@@ -494,7 +455,7 @@ def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> It
 
 def _everything(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
     """Yields one step in which every rank sends its whole vector to all others, which add it."""
-    equal = _equal_messages(layout, elements * layout.ranks) if lumped else None
+    equal = _equal_messages(layout, elements * layout.ranks, lumped)
     if equal is not None:
         yield replace(equal, reduce=True)
         return
@@ -508,12 +469,12 @@ def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:
     return source[source != target], target[source != target]
 
 
-def _equal_messages(layout: Layout, elements: int) -> Pattern | None:
-    """Returns messages from every rank to all others, one of each level; None if the ranks are not all equal."""
+def _equal_messages(layout: Layout, elements: int, lumped: bool) -> Pattern | None:
+    """Returns messages from every rank to all others, one of each level; None unless lumped and all ranks are equal."""
     p, group = layout.ranks, min(layout.node_size, layout.ranks)
     by_leaf = rank_leaves(layout)
     leaf, *others = np.unique(by_leaf, return_counts=True)[1].tolist()
-    if elements % p or any(other != leaf for other in others) or leaf % group:
+    if not lumped or elements % p or any(other != leaf for other in others) or leaf % group:
         return None
     ranks = np.arange(p)
     targets, weights = [], []  # By level: the target of each rank, and the targets that it stands for.
@@ -532,7 +493,7 @@ def _equal_messages(layout: Layout, elements: int) -> Pattern | None:
 
 
 def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
-    equal = _equal_messages(layout, elements) if lumped else None
+    equal = _equal_messages(layout, elements, lumped)
     if equal is not None:
         yield equal
         return
@@ -542,9 +503,8 @@ def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern
 
 
 def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further.
-
-    Distances beyond the outermost block load a network equally, and so do distances d and p - d.
+    """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further. Distances beyond the outermost block
+    load a network equally, and so do distances d and p - d.
     """
     p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
     kinds: Counter[tuple[int, int]] = Counter()  # Steps by distance and elements of a message.
@@ -560,9 +520,8 @@ def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
 
 
 def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member.
-
-    A full window of chunks loads a network as one that is a block further.
+    """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member. A full window of chunks
+    loads a network as one that is a block further.
     """
     p, block = layout.ranks, _outer_block(layout)
     kinds: Counter[int] = Counter()
@@ -579,9 +538,8 @@ def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator
 
 @cache
 def in_order_tree(size: int) -> tuple[Numbers, Numbers]:
-    """Returns parents (-1 for the root) and depths of the binary tree whose in-order walk is the places 0, 1, ...
-
-    Even places are leaves, odd ones are not; the depth is floor(log2 p).
+    """Returns parents (-1: root) and depths of the binary tree whose in-order walk is 0, 1, ...; even places are
+    leaves.
     """
     parents, depths = np.full(size, -1), np.zeros(size, int)
     ranges = [(0, size, -1, 0)]
@@ -595,18 +553,14 @@ def in_order_tree(size: int) -> tuple[Numbers, Numbers]:
 
 
 def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
-    """Yields a reduction in two trees, each of one half of the vector, in depth + chunks - 1 steps.
+    """Yields a reduction in two trees, each of half the vector, in depth + chunks - 1 steps (Sanders, Speck & Träff
+    2009).
 
-    (Sanders, Speck & Träff 2009.) In a step a member receives from two children in one tree and sends to its parents
-    in both, so that both directions of its link are used. The second tree is the mirror image of the first for an even
-    number of members, and the first shifted by one for an odd number: then an inner member of one tree is a leaf of the
-    other. With an odd number of members one is a leaf of both.
+    The second tree is the first mirrored or shifted by one, so that an inner member of one is a leaf of the other.
     """
     parents, depths = in_order_tree(p)
     depth, places, ranks = int(depths.max()), np.flatnonzero(parents >= 0), np.arange(p)
-    second = (ranks + 1) % p
-    if p % 2 == 0:
-        second = p - 1 - ranks
+    second = (ranks + 1) % p if p % 2 else p - 1 - ranks
     members = (ranks, second)  # The rank at each place of the two trees.
     is_equal = lumped and elements % (2 * chunks) == 0
     kinds: Counter[tuple[int, int, int]] = Counter()  # Steps by first depth, last depth, and step unless all are equal.

@@ -1,8 +1,5 @@
-"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give.
-
-Sheets that only have figures with structured sparsity, which no training here uses, count half, as their footnotes
-say. fp32 is IEEE arithmetic (on AMD's cards that of the matrix cores); tf32 is NVIDIA's and AMD's TF32 in matrix
-products. Most figures come from copies of the documents: their source says so.
+"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give. Figures with
+structured sparsity count half. fp32 is IEEE arithmetic; tf32 is TF32 in matrix products.
 """
 
 from __future__ import annotations
@@ -61,10 +58,8 @@ class DataSheet:
 
 def _tensor(fp32: float, tf32: float | None, half: float) -> dict[str, float]:
     """Returns TFLOPS by precision, for products whose bf16 and fp16 are equal; tf32 may be missing."""
-    tflops = {"fp32": fp32}
-    if tf32 is not None:
-        tflops["tf32"] = tf32
-    return {**tflops, "bf16": half, "fp16": half}
+    tflops = {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
+    return {precision: value for precision, value in tflops.items() if value is not None}
 
 
 SHEETS: tuple[DataSheet, ...] = (
@@ -104,9 +99,8 @@ SHEETS: tuple[DataSheet, ...] = (
 
 
 def sheet_of(device: str) -> DataSheet | None:
-    """Returns the data sheet of a GPU by the name that NVML or torch gives; None if no sheet has that name.
-
-    Names are e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
+    """Returns the data sheet of a GPU by the name that NVML or torch gives, e.g. NVIDIA A100-SXM4-40GB; None: unknown
+    name.
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)

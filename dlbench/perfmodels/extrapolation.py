@@ -1,23 +1,11 @@
 """The error of a model beyond the points that it was fitted to, which grows with each doubling.
 
-It follows from errors at held-out points and of earlier projections. With e_i the logarithm of measured over
-predicted, d_i doublings beyond the points behind that prediction, the error after d doublings is
-
-    eps(d) = s sqrt(d) t_nu,   s^2 = (nu0 s0^2 + sum_i e_i^2 / d_i) / (nu0 + n),   nu = nu0 + n
-
-the posterior predictive of a normal error with a scaled inverse chi-squared prior of its variance (Gelman et al.,
-Bayesian Data Analysis, 3rd edition, 2013, section 2.6). Errors of successive doublings are assumed independent, so
-their variances add.
-
-Runs scatter: e_i ~ N(0, s^2 d_i + v_i) if the runs have the variance v_i. With w_i = s^2 d_i / (s^2 d_i + v_i), the
-share of the model in it, s is the root of
-
-    s^2 = (nu0 s0^2 + sum_i w_i^2 (e_i^2 - v_i) / d_i) / (nu0 + sum_i w_i^2),   nu = nu0 + sum_i w_i^2
-
-at which the posterior density of s is largest (w_i^2 is the Fisher information of an error about s, over that of one
-without scatter): an error within the scatter of its runs tells nothing about the model.
-
-`network_factors` applies it to fitted costs of a network, at rank counts beyond the fitted ones.
+With e_i the logarithm of measured over predicted at a held-out point, d_i doublings beyond the points behind that
+prediction, the error after d doublings is eps(d) = s sqrt(d) t_nu: the posterior predictive of a normal error with a
+scaled inverse chi-squared prior of its variance (Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section
+2.6). If the runs have the variance v_i, with w_i = s^2 d_i / (s^2 d_i + v_i), s is the root of s^2 = (nu0 s0^2 + sum_i
+w_i^2 (e_i^2 - v_i) / d_i) / (nu0 + sum_i w_i^2), nu = nu0 + sum_i w_i^2, at which its posterior density is largest: an
+error within the scatter of its runs tells nothing about the model.
 """
 
 from __future__ import annotations
@@ -32,17 +20,13 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
 from dlbench.stats.resampling import SEED
 
-PRIOR_SCALE = 0.03
-"""Error per square root of a doubling without any observation; `make bench AREA=truth.projection` measures its
-coverage."""
+PRIOR_SCALE = 0.03  # Without any observation, per square root of a doubling; see `make bench AREA=truth.projection`.
 PRIOR_POINTS = 2.0  # Observations that the prior is worth.
 _ROUNDS = 100  # Rounds of expectation-maximization.
 HALVING = ("recursive-doubling", "recursive-halving", "recursive-halving-doubling", "shifted-halving-doubling")
 FREE_RUNNING = (0.85, 1.3)
-"""Time of `HALVING` with ranks out of step over the predicted time in lockstep, for ranks that are no power of two:
-about the middle 80 % over 3 to 100 ranks, simulated with equal costs, with messages eight times faster inside nodes,
-and with messages that wait for one of their ranks or for both. All were within 0.78 to 1.6; rings and hierarchical are
-1."""
+"""Time of `HALVING` with ranks out of step over that in lockstep, for ranks that are no power of two: about the middle
+80 % over 3 to 100 simulated ranks, all within 0.78 to 1.6; rings and hierarchical are 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +47,7 @@ class ModelError:
 
     def drawn(self, doublings: float, draws: int, seed: Sequence[int]) -> Array:
         """Returns factors on a predicted time, shape (draws,); all 1 if nothing is extrapolated (`doublings` <= 0).
-
-        They are the quantiles of the distribution in random order, so that few draws represent its tails.
+        They are quantiles of the distribution in random order, so that few draws represent its tails.
         """
         from scipy.special import stdtrit
 
@@ -81,12 +64,10 @@ class ModelError:
 def model_error(
     misses: Sequence[Miss], *, prior_scale: float = PRIOR_SCALE, prior_points: float = PRIOR_POINTS
 ) -> ModelError:
-    """Returns the error of a model given its errors at other points.
-
-    `prior_scale` and `prior_points` are s0 and nu0; for ten earlier projections or more they are the root mean square
-    of their errors and their number.
+    """Returns the error of a model given its errors at other points; `prior_scale` and `prior_points` are s0 and nu0.
+    For ten earlier projections or more these are the root mean square of their errors and their number.
     """
-    variance, information = prior_scale**2, float(len(misses))
+    variance = prior_scale**2
     for _ in range(_ROUNDS):
         # Expected squares of the model's own errors, given what it missed (Dempster, Laird and Rubin, JRSS B 39, 1977).
         total, information = prior_points * prior_scale**2, 0.0
@@ -106,9 +87,8 @@ def doublings_beyond(network: NetworkModel, ranks: int) -> float:
 
 
 def network_error(network: NetworkModel, num_bytes: float) -> ModelError:
-    """Returns the error of fitted costs for messages of `num_bytes`.
-
-    It is that of a fit without the largest rank count, at the measured size that is nearest; without it, the prior.
+    """Returns the error of fitted costs for messages of `num_bytes`: of a fit without the largest rank count, at the
+    nearest size.
     """
     held_out = network.largest_held_out
     if held_out is None:
@@ -119,9 +99,8 @@ def network_error(network: NetworkModel, num_bytes: float) -> ModelError:
 
 
 def free_running(algorithm: str, ranks: int, draws: int) -> Array:
-    """Returns factors on a predicted time for ranks out of step, shape (draws,).
-
-    They are between the ends of `FREE_RUNNING`, uniform in logarithms; 1 for other algorithms and powers of two.
+    """Returns factors for ranks out of step, shape (draws,), log-uniform over `FREE_RUNNING`; 1 for other algorithms
+    and powers of two.
     """
     if algorithm not in HALVING or ranks == power_below(ranks):
         return np.ones(draws)
@@ -133,9 +112,8 @@ def free_running(algorithm: str, ranks: int, draws: int) -> Array:
 def network_factors(network: NetworkModel, collective: str, algorithm: str, num_bytes: float, ranks: int) -> Array:
     """Returns factors on a predicted time, one for each of the network's draws, shape (draws,).
 
-    Half of the draws are at either end of the residuals of the fit at the nearest fitted rank counts. Beyond the fitted
-    rank counts `network_error` is added, in a draw the same for all algorithms, and `free_running` unless the algorithm
-    was measured at this rank count.
+    Half of the draws are at either end of the residuals at the nearest fitted rank counts; beyond those with
+    `network_error`, the same in a draw for all algorithms, and `free_running` unless measured.
     """
     draws = len(network.draws)
     factors = network_error(network, num_bytes).drawn(doublings_beyond(network, ranks), draws, (SEED, 2))

@@ -1,8 +1,5 @@
-"""Fits of non-negative costs by relative errors, robust against outliers.
-
-Sizes of messages span five decades and so do times: plain least squares weighs a 100 MB message ten thousand times
-more than a 10 kB one and gives absurd or negative start-ups (as the published code of MG-WFBP does). Here the sum of
-absolute relative errors is minimized, so that a few slow points do not move the line.
+"""Fits of non-negative costs by least absolute relative errors, robust against outliers. Plain least squares weighs a
+100 MB message ten thousand times more than a 10 kB one, and gives absurd start-ups.
 """
 
 from __future__ import annotations
@@ -17,9 +14,8 @@ SMALLEST_RESIDUAL = 1e-4  # Relative errors below this weigh as if they were thi
 
 
 def non_negative(rows: Array, target: Array) -> Array:
-    """Returns the x >= 0 with the least |rows x - target|^2; 0 for columns of zeros.
-
-    `rows` has shape (points, costs), `target` (points,). Two columns need no scipy, because ranks fit them, too.
+    """Returns the x >= 0 with the least |rows x - target|^2; 0 for columns of zeros. `rows` has shape (points, costs),
+    `target` (points,). Two columns need no scipy, because ranks fit them, too.
     """
     norms = np.sqrt((rows * rows).sum(axis=0))
     used = norms > 0
@@ -41,17 +37,16 @@ def non_negative(rows: Array, target: Array) -> Array:
 def reweighted(rows: Array, errors: Array) -> Array:
     """Returns the costs after one step towards least absolute errors, with weights 1 / |error| of the fit before.
 
-    `rows` of shape (points, costs) are divided by the measured values, so that the target is 1. `errors` of shape
-    (points,) are relative errors of the fit before; at first they are all equal.
+    `rows`, shape (points, costs), are over the measured values; `errors`, shape (points,), are relative, at first all
+    equal.
     """
     weights = 1.0 / np.sqrt(np.maximum(np.abs(errors), SMALLEST_RESIDUAL))
     return non_negative(rows * weights[:, None], weights)
 
 
 def least_relative(rows: Array, measured: Array) -> Array:
-    """Returns the x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares.
-
-    `rows` has shape (points, costs), `measured` (points,), all positive.
+    """Returns the x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares. `rows`
+    has shape (points, costs), `measured` (points,), all positive.
     """
     relative = rows / measured[:, None]
     x = non_negative(relative, np.ones(len(measured)))
@@ -67,9 +62,8 @@ def least_relative(rows: Array, measured: Array) -> Array:
 
 
 def relative_pairs(rows: Array) -> Array:
-    """Returns the two x >= 0 with the least |rows x - 1|^2, by draw, shape (draws, 2).
-
-    `rows` of shape (draws, points, 2) are divided by the measured values.
+    """Returns the two x >= 0 with the least |rows x - 1|^2 by draw, shape (draws, 2); `rows` have shape (draws, points,
+    2).
     """
     squares, sums = rows.swapaxes(1, 2) @ rows, rows.sum(axis=1)
     unconstrained = np.linalg.solve(squares, sums[..., None])[..., 0]
@@ -79,9 +73,8 @@ def relative_pairs(rows: Array) -> Array:
 
 
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
-    """Returns the line seconds = startup + bytes x per byte of a collective, by least absolute relative errors.
-
-    Raises `UserError`: there are fewer than two sizes, or a time is not positive.
+    """Returns the line seconds = startup + bytes x per byte of a collective, by least absolute relative errors. Raises
+    `UserError`: there are fewer than two sizes, or a time is not positive.
     """
     if len(set(sizes)) < 2:
         raise UserError(f"costs of {name}: a line needs at least two sizes; got {len(set(sizes))}")

@@ -1,16 +1,12 @@
 """Costs of a network from measured collectives: alpha and beta of each level, gamma, breaks in size.
 
-Collectives are priced as in `dlbench.perfmodels.predictions`, by least absolute relative errors (see
-`dlbench.perfmodels.lines`).
-
 Another cost is added only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N) falls
 by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot separate
 from beta, and breaks in the size of messages, where a transport changes its protocol.
 
-Columns of costs: alpha and beta of each piece, by level from inside groups outwards, then gamma. Which port or link is
-the slowest of a step depends on the costs. So a fit alternates: the slowest of each step at the current costs gives one
-row per observation; one step towards least absolute relative errors over the rows gives new costs. The best round
-counts.
+Columns of costs: alpha and beta of each piece, by level from inside groups outwards, then gamma. A fit alternates: the
+slowest link of each step at the current costs gives one row per observation; one step towards least absolute relative
+errors over the rows gives new costs. The best round counts.
 """
 
 from __future__ import annotations
@@ -56,8 +52,7 @@ SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this larg
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
 ROUNDS = 60
 PATIENCE = 6  # Rounds without a better fit after which the rounds end.
-# Alpha and beta of each level from which fitting starts; the last start is only for networks with several leaf
-# switches.
+# Alpha and beta of each level from which fitting starts; the last start is for networks with several leaf switches.
 _FAST, _SLOW, _SLOWER = (1e-5, 1e-10), (1e-4, 1e-8), (1e-3, 1e-6)
 _STARTS = ((_FAST, _FAST, _FAST), (_FAST, _SLOW, _SLOW), (_FAST, _SLOW, _SLOWER))
 
@@ -75,19 +70,13 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
 ) -> NetworkModel:
     """Returns the network whose costs explain the measured collectives best.
 
-    A level without messages is None. A level whose messages never decided a step has alpha and beta 0 with an interval
-    up to those of the next level: the measurements only show that it is no slower. Intervals are the middle 95 % of
-    fits to resampled runs, each begun from the costs of the fit, with its breaks.
-
-    `fitted` is the time of the fit, UTC, ISO 8601; `resampled` the seconds of every observation in each resample of the
-    runs, shape (resamples, observations), None for single runs; `runs` the smallest number of runs of an observation.
+    A level whose messages never decided a step has costs 0 with an interval up to those of the next level. Intervals
+    are the middle 95 % of fits to `resampled` seconds, shape (resamples, observations). `fitted` is the time of the
+    fit, UTC, ISO 8601; `runs` the smallest number of runs of an observation.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     predictions = _held_out(table, observations, fit)
-    median_error = None
-    if predictions:
-        median_error = _median_error(predictions)
     intervals: Array | None = None
     draws: tuple[tuple[float, ...], ...] = ()
     if resampled is not None:
@@ -105,7 +94,7 @@ def fit_network(  # noqa: PLR0913  # Most are fields of the network model.
         across=_level(table, fit, intervals, "across", sharing.across),
         beyond=_level(table, fit, intervals, "beyond", sharing.beyond),
         gamma_s_per_byte=float(fit.costs[-1]),
-        median_error=median_error,
+        median_error=_median_error(predictions) if predictions else None,
         num_points=len(observations),
         fitted_over=_range(observations, runs),
         residuals=_residuals(observations, fit, predictions),
@@ -135,10 +124,9 @@ def _residuals(
 ) -> tuple[Residual, ...]:
     """Returns the extremes of measured over predicted time, by collective, algorithm and ranks.
 
-    Predictions are by fits without the point where there is one: the fit itself bends towards its points, and an
-    interval of its own residuals would contain too few new ones (cross-validated residuals: Barber, Candes, Ramdas &
-    Tibshirani 2021, "Predictive inference with the jackknife+"). The next of n points is between their extremes with a
-    probability of only (n - 1) / (n + 1), so the few of one algorithm are widened to the middle 95 % of all points.
+    Predictions are by fits without the point where there is one (cross-validated residuals: Barber, Candes, Ramdas &
+    Tibshirani 2021, "Predictive inference with the jackknife+"). The few of one algorithm are widened to the middle 95
+    % of all points.
     """
     ratios: dict[tuple[str, str, int], list[float]] = {}
     held_out_s = {id(observation): seconds for observation, seconds in predictions}
@@ -158,10 +146,8 @@ def _residuals(
 
 
 def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
-    """Returns how a fit to all smaller rank counts predicts the largest one, as a test of extrapolation.
-
-    That fit chooses breaks, gamma and shared links again. None if there is only one rank count, or if the other points
-    are too few or do not determine any point of the largest rank count.
+    """Returns how a fit to all smaller rank counts, with its own breaks, gamma and sharing, predicts the largest one.
+    None if there is only one rank count, or if the other points do not determine any point of the largest.
     """
     largest = max(observation.layout.ranks for observation in observations)
     others = [observation for observation in observations if observation.layout.ranks < largest]
@@ -199,12 +185,8 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
 
 
 def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
-    """Returns points with their seconds as predicted by a fit that does not contain them, in the order of the points.
-
-    For each combination of size and rank count, costs are fitted to the points of other sizes and other rank counts (if
-    there is only one rank count, of other sizes), and the points of the combination are predicted. Breaks and gamma are
-    those of the fit to all points. A point is left out if the other points do not determine a cost that it needs, e.g.
-    of messages across groups.
+    """Returns points with their seconds as predicted by a fit to other sizes and rank counts, in the order of the
+    points. A point is left out if the others do not determine a cost that it needs.
     """
     table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
@@ -213,9 +195,8 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
 def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
     """Returns the shared links that predict held-out points best, with these predictions.
 
-    Levels are tried from outside in, as the slower links decide most steps: one link for a block, or a port for each of
-    its ranks; for a node also numbers of adapters that divide its ranks. A choice is kept only if it predicts better by
-    more than rounding.
+    Levels are tried from outside in, as the slower links decide most steps: one link for a block, a port for each rank,
+    or for a node numbers of adapters that divide its ranks.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)
@@ -311,15 +292,12 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
     if fit.structure.gamma or not table.reduced.any():
         return fit
     new = descend(table, replace(fit.structure, gamma=True), points, fit)
-    if _clearly_better(table, new, fit):
-        return new
-    return fit
+    return new if _clearly_better(table, new, fit) else fit
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
-    """Returns the fit with another break at a level if that is clearly better, else the same fit.
-
-    Breaks are at sizes of messages: first one size per octave is tried, then sizes around the best of them.
+    """Returns the fit with another break at a level, at one size per octave, then around the best, if it is clearly
+    better.
     """
     sizes = table.sizes(level)[:-1].tolist()
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes}
@@ -334,9 +312,7 @@ def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags)
         new = _broken(table, fit, level, size, points)
         if new is not None and new.error < best.error:
             best = new
-    if _clearly_better(table, best, fit):
-        return best
-    return fit
+    return best if _clearly_better(table, best, fit) else fit
 
 
 def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Flags) -> CostFit | None:
@@ -371,24 +347,23 @@ def _level(
     if not len(table.sizes(level)):
         return None
     structure = fit.structure
-    next_level = structure.column("inside" if level == "across" else "across", 0)
+    next_alpha = structure.column("inside" if level == "across" else "across", 0)
+
+    def interval(column: int, next_column: int) -> tuple[float, float] | None:
+        if not fit.rows[:, column].any():  # It never decided a step.
+            return 0.0, float(fit.costs[next_column])
+        return None if intervals is None else (float(intervals[0, column]), float(intervals[1, column]))
+
     pieces = []
     for index, limit in enumerate((*structure.breaks(level), None)):
         alpha = structure.column(level, index)
-        ends: list[tuple[float, float] | None] = [None, None]  # Intervals of alpha and beta.
-        for i in (0, 1):
-            column = alpha + i
-            if not fit.rows[:, column].any():  # It never decided a step.
-                ends[i] = (0.0, float(fit.costs[next_level + i]))
-            elif intervals is not None:
-                ends[i] = (float(intervals[0, column]), float(intervals[1, column]))
         pieces.append(
             Piece(
                 up_to_bytes=limit,
                 alpha_s=float(fit.costs[alpha]),
                 beta_s_per_byte=float(fit.costs[alpha + 1]),
-                alpha_interval_s=ends[0],
-                beta_interval_s_per_byte=ends[1],
+                alpha_interval_s=interval(alpha, next_alpha),
+                beta_interval_s_per_byte=interval(alpha + 1, next_alpha + 1),
             )
         )
     return Level(pieces=tuple(pieces), links=links)
@@ -488,11 +463,7 @@ class LoadTable:
         return flat.reshape(-1, columns)
 
     def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
-        """Returns how often each cost counts in each observation at the given costs, shape (observations, columns).
-
-        The costs decide which load of a step takes longest; the prediction is rows x costs. Without gamma, bytes that
-        are added do not count.
-        """
+        """Returns how often each cost counts in each observation at these costs, shape (observations, columns)."""
         seconds = loads @ costs
         rows = np.zeros((len(self.seconds), loads.shape[1]))
         if len(seconds):
@@ -522,11 +493,8 @@ def descend(table: LoadTable, structure: Structure, points: Flags, old: CostFit 
     loads = table.loads(structure)
     if old is not None:
         return _rounds(table, loads, structure, points, _carry(old, structure))
-    num_starts = len(_STARTS)
-    if not len(table.sizes("beyond")):
-        num_starts -= 1
     fits = []
-    for by_level in _STARTS[:num_starts]:
+    for by_level in _STARTS if len(table.sizes("beyond")) else _STARTS[:-1]:
         costs: list[float] = []
         for level, alpha_beta in zip(LEVELS, by_level, strict=True):
             costs += alpha_beta * (len(structure.breaks(level)) + 1)

@@ -1,14 +1,8 @@
 """Communication during the backward pass: which gradients to send in one message.
 
-Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017).
-A message starts when it is ready and the message before has ended. Each costs startup + bytes x per byte: merging saves
-start-ups but waits for the later gradients. MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1) merges by a rule over
-two neighbours, which is not always the best: gradients of 10, 1 and 10 bytes ready at 0, 0.5 and 2.5 s, at 2 s + 0.1
-s/byte, end at 6.6 s by the rule and could at 6.1 s. `best_merge` finds the earliest end of all partitions in the same
-model.
-
-Gradients are in the order in which they become ready; times are seconds on one clock, usually from the start of the
-backward pass.
+Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017); a
+message starts when it is ready and the one before has ended. MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1) merges
+by a rule over two neighbours, which is not always the best. Gradients are in the order in which they become ready.
 """
 
 from __future__ import annotations
@@ -23,9 +17,8 @@ from dlbench.specs.comm import LineCost
 def merged(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the sizes of the merged messages and when each is ready: with the last of its gradients.
-
-    `groups` are the numbers of gradients of each message; their sum is the number of gradients.
+    """Returns the sizes of merged messages and when each is ready; `groups` are the numbers of gradients of each
+    message.
     """
     ends = list(accumulate(groups))
     spans = [slice(end - count, end) for end, count in zip(ends, groups, strict=True)]
@@ -35,10 +28,8 @@ def merged(
 def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[int, ...]:
     """Returns the gradients of each message so that the last exchange ends as early as any partition allows.
 
-    Exact: the end of a message grows with the end of the one before, so the best way to send the first j gradients
-    contains a best way to send the first i for some i < j: end(j) = min over i of max(end(i), ready(j)) + startup + per
-    byte x bytes of i + 1, ..., j. Of partitions with the same end, one with few messages is returned. Takes time
-    quadratic in the number of gradients. `ready_s` is ascending.
+    Exact, by dynamic programming: end(j) = min over i of max(end(i), ready(j)) + startup + per byte x bytes of i + 1,
+    ..., j. Takes time quadratic in the number of gradients; `ready_s` is ascending.
     """
     total = [0.0, *accumulate(float(size) for size in sizes)]
     # For the first j gradients: end, messages, and the number of gradients before the last message.
@@ -54,10 +45,7 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
 
 
 def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:
-    """Returns the message size in bytes from which on the flat exchange is no slower than the grouped one.
-
-    0 if it never is slower; None if there is no such size, so that the grouped one is faster for all large messages.
-    """
+    """Returns the bytes from which on the flat exchange is no slower than the grouped one; 0: always, None: never."""
     startup, per_byte = flat.startup_s - grouped.startup_s, flat.per_byte_s - grouped.per_byte_s
     if per_byte > 0 or (per_byte == 0 and startup > 0):
         return None

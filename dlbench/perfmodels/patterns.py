@@ -1,13 +1,9 @@
 """Loads of the ports and links of a network in each step of a collective.
 
-A port is a rank's way into a level or out of it, in one direction; messages of one step through it follow each other.
-If the ranks of a block share n links at a level (`Level.links`), all bytes that leave the block (or enter it) in a step
-are spread over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link (the
-contention coefficient phi of Kahira et al., HPDC 2021, section 4). Inside a group the same holds for the bytes that its
-ranks send through shared memory or processors.
-
-A message belongs to the innermost level that holds both of its ranks and has its start-up. Its bytes load every link on
-its way: a message between leaf switches loads the link of its node and the uplinks of its switch.
+A port is a rank's way into a level or out of it. If the ranks of a block share n links at a level (`Level.links`), all
+bytes that leave or enter the block are spread over these, while ranks pay for their start-ups in parallel: beta is
+multiplied by the flows of a link (the contention coefficient phi of Kahira et al., HPDC 2021, section 4). A message has
+the start-up of the innermost level that holds both of its ranks; its bytes load every link on its way.
 """
 
 from __future__ import annotations
@@ -28,9 +24,7 @@ from dlbench.specs.comm import LEVELS, Collective, LevelName
 Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, ascending, and how many messages.
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
 
-MOST_SHORT_RANKS = 512
-"""Up to this many ranks a vector shorter than one element per rank is cut as in schedules; beyond, where it is only a
-few kilobytes, ranks have equal fractions of an element."""
+MOST_SHORT_RANKS = 512  # Beyond, vectors shorter than one element per rank are cut into equal fractions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +84,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
     """Returns the distinct loads of a step."""
     is_sent = pattern.count > 0
     source, target, count = pattern.source[is_sent], pattern.target[is_sent], pattern.count[is_sent]
-    weight = np.ones(len(count), np.int64)
-    if pattern.weight is not None:
-        weight = pattern.weight[is_sent]
+    weight = np.ones(len(count), np.int64) if pattern.weight is None else pattern.weight[is_sent]
     node, leaf = np.arange(layout.ranks) // layout.node_size, rank_leaves(layout)
     level = np.where(node[source] == node[target], 0, np.where(leaf[source] == leaf[target], 1, 2))
     sizes, index = np.unique(count, return_inverse=True)
@@ -103,9 +95,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
         messages = np.bincount(flat, weight, int(np.prod(shape))).astype(np.int64).reshape(shape)
         for inner, name, block in ((0, "inside", node), (1, "across", node), (2, "beyond", leaf)):
             links: int | None = getattr(sharing, name)
-            through = messages[:, inner:]  # Messages that leave the group, or the leaf.
-            if name == "inside":
-                through = messages[:, :1]
+            through = messages[:, :1] if name == "inside" else messages[:, inner:]  # The latter leave group or leaf.
             busy = np.flatnonzero(through.any(axis=(1, 2)))
             if not len(busy):
                 continue
@@ -134,10 +124,8 @@ def summarise(
     chunks: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
-    """Returns the loads of a collective of a vector of `elements`; results are cached.
-
-    From one element per rank on, parts are exact fractions of the vector, so that one summary serves all such sizes;
-    below, empty parts matter (up to `MOST_SHORT_RANKS`).
+    """Returns the loads of a collective of a vector of `elements`; results are cached. From one element per rank on,
+    parts are exact fractions of the vector, so that one summary serves all sizes.
     """
     if chunks is None:
         chunks = pipeline_chunks(collective, algorithm, layout, elements)
@@ -168,9 +156,8 @@ def _summary(
 def _distinct(
     levels: Sequence[LevelName], sizes: Numbers, through: Numbers, flows: Numbers, links: int
 ) -> Iterator[Load]:
-    """Yields the distinct loads of ranks.
-
-    `through` are a rank's messages, shape (ranks, levels, sizes); `flows` those of its block, shape (ranks, sizes).
+    """Yields distinct loads; `through` are messages, shape (ranks, levels, sizes), `flows` those of a rank's block,
+    (ranks, sizes).
     """
     rows = np.concatenate([through.reshape(len(through), -1), flows], axis=1)
     radix = [1, *(rows.max(axis=0) + 1).tolist()]

@@ -1,10 +1,7 @@
-"""Predicted times of collectives on a fitted network.
+"""Predicted times of collectives on a fitted network, step by step, all ranks in step (bulk-synchronous).
 
-A collective is priced step by step, all ranks in step (bulk-synchronous): a step takes as long as its most loaded port
-or link (`dlbench.perfmodels.patterns`), priced by Hockney's alpha and beta for the size of each message, and gamma for
-every byte that its busiest rank adds. For messages of one size this is their time under max-min fair sharing: the flows
-through the busiest link get equal shares of it, and every other flow has a link on its way where its share is no
-smaller.
+A step takes as long as its most loaded port or link (`dlbench.perfmodels.patterns`), by Hockney's alpha and beta, plus
+gamma for every byte that its busiest rank adds: for messages of one size, their time under max-min fair sharing.
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ if TYPE_CHECKING:
 
 
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""Algorithms that a library may choose for its all-reduce: NCCL has rings and double binary trees, MPI rings and
-halving and doubling, both with a hierarchy on top."""
+"""Algorithms that a library may choose: NCCL rings and trees, MPI rings and halving, both with a hierarchy."""
 _WHERE: dict[LevelName, str] = {
     "inside": "inside a group",
     "across": "across groups",
@@ -33,9 +29,8 @@ _WHERE: dict[LevelName, str] = {
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Returns busbw over algbw (bytes / time), as nccl-tests defines them (its doc/PERFORMANCE.md).
-
-    Bytes are those of each rank's whole buffer: for all-gather the output, for reduce-scatter the input.
+    """Returns busbw over algbw as nccl-tests defines them (doc/PERFORMANCE.md); bytes are those of a rank's whole
+    buffer.
     """
     if collective in ("broadcast", "reduce", "p2p"):
         return 1.0
@@ -45,10 +40,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Returns the number of elements in `num_bytes`.
-
-    Raises `UserError`: an element would be cut.
-    """
+    """Returns the number of elements in `num_bytes`; raises `UserError` if an element would be cut."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -62,8 +54,7 @@ class Features:
     num_bytes: dict[tuple[LevelName, int], float]  # Bytes per link by level and number of the piece.
     reduced_bytes: float  # Bytes that the busiest rank adds.
     phi: dict[LevelName, float]
-    """Flows of the busiest rank's size that each link carries at once, by level, in the steps that this link decides:
-    the contention coefficient of Kahira et al. (HPDC 2021, section 4); 1 if no link is shared."""
+    """Flows of a link at once in the steps that it decides, the contention coefficient; 1: not shared."""
 
     def seconds(self, network: NetworkModel) -> float:
         by_level: dict[LevelName, float] = {}
@@ -74,9 +65,8 @@ class Features:
         return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
-        """Returns the seconds by the costs of each of the network's `draws`, shape (draws,).
-
-        The ports and links that decide a step are the same in all of them.
+        """Returns the seconds by the costs of each of the network's `draws`, shape (draws,); the slowest links are the
+        same in all.
         """
         if not network.draws:
             return np.zeros(0)
@@ -94,10 +84,7 @@ def _costs_drawn(draws: tuple[tuple[float, ...], ...]) -> npt.NDArray[np.float64
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
-    """Returns one level of a network.
-
-    Raises `UserError`: its messages were never measured.
-    """
+    """Returns one level of a network; raises `UserError` if its messages were never measured."""
     level = network.levels.get(name)
     if level is None:
         raise UserError(
@@ -125,10 +112,8 @@ def features(  # noqa: PLR0913  # A collective has this many properties.
     shards: int | None = None,
     chunks: int | None = None,
 ) -> Features:
-    """Returns how often each cost of the network counts in a prediction.
-
-    The network decides which port or link is the most loaded of a step, and which piece a message belongs to.
-    `num_bytes` is the size of each rank's whole buffer, a whole number of elements; other arguments as for `schedule`.
+    """Returns how often each cost of the network counts in a prediction, for its most loaded ports and links.
+    `num_bytes` is the size of each rank's whole buffer; other arguments as for `algorithms.schedule`.
     """
     from dlbench.perfmodels.patterns import Sharing, summarise
 
@@ -137,7 +122,7 @@ def features(  # noqa: PLR0913  # A collective has this many properties.
         return Features({}, {}, 0.0, {})
     sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
     summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
-    scale = num_bytes / summary.elements if summary.elements else 0.0
+    scale = num_bytes / summary.elements
     levels = {name: level_of(network, name) for name in summary.levels}
 
     def seconds(load: Load) -> float:

@@ -1,23 +1,12 @@
 """Steps of collectives, layouts of ranks and blocks of vectors; without numpy.
 
-A schedule is one rank's list of steps (`dlbench.perfmodels.algorithms.schedule`); `dlbench.node.comm` executes it.
+A schedule is one rank's list of steps; `dlbench.node.comm` executes it. In a step all sends read the buffer as it was
+when the step began, and received elements are applied when all messages have arrived. Every rank has the same number of
+steps; what one rank sends in a step the other receives in it, in the same order.
 
-In a step all sends read the buffer as it was when the step began. Received elements are applied when all messages of
-the step have arrived: added to those at their place, or put there (`Transfer.is_added`). Every rank has the same number
-of steps; what one rank sends in a step the other receives in the same step, in the same order. Runs without elements
-are not sent, and no rank sends to itself.
-
-Buffers:
-
-- allreduce and broadcast: the whole vector on each rank; broadcast from rank 0.
-- reduce: the whole vector in; afterwards rank 0 holds the sum, the others are undefined.
-- scatter: the whole vector on rank 0; afterwards each rank holds its block. gather: the inverse.
-- reduce-scatter: the whole vector in; afterwards `block(elements, ranks, rank)` holds the sum, other elements are
-  undefined.
-- all-gather: `block(elements, ranks, rank)` in; afterwards the whole vector.
-- all-to-all: an input and an output of `elements` elements each, with the pieces of `all_to_all_block`. Sends read the
-  input (`ScheduleStep.from_input`), received elements are put into the output; the executor copies a rank's piece to
-  itself.
+Broadcast, scatter, reduce and gather are from and to rank 0. Reduce-scatter ends, and all-gather begins, with
+`block(elements, ranks, rank)`; other elements are undefined. All-to-all sends read the input (`from_input`); the
+executor copies a rank's piece to itself.
 """
 
 from __future__ import annotations
@@ -64,9 +53,8 @@ def block(elements: int, parts: int, index: int) -> tuple[int, int]:
 def all_to_all_block(elements: int, ranks: int, source: Any, target: Any) -> tuple[Any, Any, Any]:
     """Returns a piece of an all-to-all: first element in the source's input, first in the target's output, elements.
 
-    `source` and `target` are ranks, or arrays of ranks. Every input and every output has `elements` elements. If the
-    ranks divide them, a piece is block `target` of the input and block `source` of the output. Otherwise rank i sends
-    one element more to itself and to the next elements % ranks - 1 ranks, so that outputs are as long as inputs.
+    `source` and `target` are ranks, or arrays of ranks. If the ranks do not divide the elements, rank i sends one
+    element more to the next elements % ranks ranks, itself the first, so that outputs are as long as inputs.
     """
     share, num_longer = divmod(elements, ranks)
     # In a row, pieces are longer where (target - source) mod ranks < num_longer; columns are mirrored.
@@ -107,12 +95,9 @@ def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: i
 def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elements: int) -> int:
     """Returns the number of chunks of a vector in hierarchical, double-binary-tree and chain; 1 for other algorithms.
 
-    The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
-    alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
-    rounded down to a power of two, and at most `MOST_CHUNKS`. It depends only on the arguments, so all ranks cut alike.
-    Hierarchical can only save the time inside groups of the first chunk and the last: half a message, if inside takes
-    half as long as between. Too few chunks cost more than too many, so there the number is rounded to the nearest
-    power, which is the power below sqrt(2) times as much: the half and the two cancel, and `elements` is used as it is.
+    The optimum of a pipeline is sqrt((links - 1) n beta / alpha) chunks of n bytes, with `CHUNK_ELEMENTS` elements
+    taken for a start-up, rounded down to a power of two. For hierarchical it is rounded to the nearest power, because
+    too few chunks cost more than too many: with half a message to save, the half and the rounding cancel.
     """
     ranks = layout.ranks
     if (collective, algorithm) == ("allreduce", "hierarchical") and 1 < layout.group_size < ranks:
@@ -128,10 +113,8 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
 
 
 def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> int:
-    """Returns the number of chunks in which training sends a message of the hierarchical exchange.
-
-    That is 1 over NCCL, whose communicators should not work at the same time, and with Horovod, where one thread serves
-    both levels; else that of `num_bytes` of fp32, whatever the type on the wire.
+    """Returns the number of chunks in which training sends a message of the hierarchical exchange, as for fp32. 1 over
+    NCCL, whose communicators should not work at the same time, and with Horovod, where one thread serves both levels.
     """
     if "nccl" in carrier or engine == "horovod":
         return 1
@@ -142,9 +125,13 @@ def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> i
 class Layout:
     """The division of ranks into groups, nodes and leaf switches.
 
-    Rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as launchers number ranks) and
-    below leaf switch r // leaf_size, or that of its node in `leaves`. A message belongs to the innermost level that
-    holds both of its ranks.
+    Rank r is in group r
+
+    group_size, on node r
+
+    node_size and below leaf switch r
+
+    leaf_size, or that of its node in `leaves`.
     """
 
     ranks: int
@@ -184,6 +171,4 @@ class Layout:
     def level(self, rank: int, other: int) -> LevelName:
         if rank // self.node_size == other // self.node_size:
             return "inside"
-        if self.leaf(rank) == self.leaf(other):
-            return "across"
-        return "beyond"
+        return "across" if self.leaf(rank) == self.leaf(other) else "beyond"

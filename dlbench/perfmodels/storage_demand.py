@@ -1,7 +1,5 @@
-"""The demand of an accelerator on storage: samples per second that it can train on, and the bytes of a sample.
-
-The published figures are those of MLPerf Storage, which replaces the computing of a step by a pause of the measured
-length (DLIO; Devarajan et al., CCGrid 2021).
+"""The demand of an accelerator on storage: samples per second that it can train on, and the bytes of a sample. Figures
+are those of MLPerf Storage, which replaces computing by a pause (DLIO; Devarajan et al., CCGrid 2021).
 """
 
 from __future__ import annotations

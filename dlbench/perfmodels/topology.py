@@ -1,10 +1,5 @@
-"""Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured.
-
-A topology is one function, `links`: the links that a message between two hosts passes. Each step of a schedule takes as
-long as its busiest link: the longest start-up of a message on it, then its bytes one after the other. For messages of
-one size, that is when max-min fair sharing ends: on the link with the largest load over capacity no flow is slower, and
-no flow elsewhere ends later. `tests/perfmodels/test_topology.py` compares it with SimGrid. Rank r is on host r, which
-has one link to its switch.
+"""Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured. A
+step takes as long as its busiest link: the longest start-up of a message on it, then its bytes one after the other.
 """
 
 from __future__ import annotations
@@ -82,9 +77,8 @@ class Loop(Cables):
 
     def between(self, source: int, target: int) -> Iterator[Link]:
         ahead = (target - source) % self.hosts
-        direction, distance = 1, ahead
-        if 2 * ahead > self.hosts:
-            direction, distance = -1, self.hosts - ahead
+        direction = -1 if 2 * ahead > self.hosts else 1
+        distance = direction * ahead % self.hosts
         while distance:
             length = max(length for length in (1, *self.shortcuts) if length <= distance)
             yield "loop", source, direction * length
@@ -95,9 +89,8 @@ KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
 
 
 def read_topology(path: Path) -> Cables:
-    """Reads a topology from a file that has `kind`, one of `KINDS`, and its values.
-
-    Raises `UserError`: the file is not valid.
+    """Reads a topology from a file that has `kind`, one of `KINDS`, and its values; raises `UserError` if it is not
+    valid.
     """
     content = read_yaml(path)
     kind = content.pop("kind", None)

@@ -1,8 +1,5 @@
-"""The time of a training, and whether a stated throughput, amount of training and time can all be true.
-
-time = samples / throughput holds for every data-parallel training, so a publication that states all three can be
-checked. The usual mistake is the throughput of one rank, node or machine stated as that of another. Time here is time
-in training steps; start, staging and evaluation are not included.
+"""The time of a training, and whether a stated throughput, amount of training and time can all be true. The usual
+mistake is the throughput of one rank, node or machine stated as that of another.
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ if TYPE_CHECKING:
 UNSTATED_SAMPLES = 1_000_000  # Samples of a training whose length is not stated.
 HOUR_S = 3_600
 
-GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
-"""Usual numbers of GPUs in a node: factors between the throughput of a node and that of a machine."""
+GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)  # Usual numbers of GPUs in a node.
 
 TOLERANCE = 0.05  # Share by which a training may be faster than its throughput allows before the numbers contradict.
 HINT_TOLERANCE = 0.15  # Largest relative distance of the speed factor to a group size; printed figures are rounded.
@@ -31,15 +27,12 @@ class TimeVerdict:
     """A stated time compared with the time that follows from a throughput and an amount of training."""
 
     status: Status
-    """fits; impossible: the time is too short for that throughput; unexplained: training at that throughput takes less
-    time (the difference may be evaluation, staging, restarts or another throughput)."""
+    """impossible: the time is too short for that throughput; unexplained: it is longer than training takes."""
     expected_s: float  # Seconds that the samples take at the throughput.
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
-    group: int | None
-    """Size of a group of ranks for which the throughput may have been stated; None unless the time is impossible and
-    the speed factor is near a usual size."""
+    group: int | None  # Size of a group of ranks for which the throughput may have been stated.
 
     @property
     def group_s(self) -> float | None:
@@ -52,10 +45,8 @@ class TimeVerdict:
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
-    """Returns whether a throughput, an amount of training and a time, all above zero, can be true together.
-
-    `throughput` is in samples per second, all ranks together; `seconds` is the stated time to train; `tolerance` is the
-    share by which the two times may differ, 0.05 for figures of two digits.
+    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time, all above zero, can be
+    true together. `tolerance` is the share by which the two times may differ, 0.05 for figures of two digits.
     """
     expected_s = samples * epochs / throughput
     factor = expected_s / seconds
@@ -89,19 +80,18 @@ class TrainingLength:
 
 def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
     """Returns the length of a full training: the schedule's, else the limit of the quality; None if neither is known.
-
-    Both are those in force at the plan's global batch. `epoch_samples` are the samples of an epoch, None if not known.
+    Both are those in force at the plan's global batch; an epoch has `epoch_samples`, None if not known.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:
-        epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
-    elif schedule.total_steps is not None:
+        epochs, samples = schedule.total_epochs, schedule.total_epochs * epoch_samples
+        return TrainingLength(epochs=epochs, samples=samples, key="train.schedule.total_epochs", is_limit=False)
+    if schedule.total_steps is not None:
         samples = float(schedule.total_steps * plan.global_batch)
         return TrainingLength(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
-    elif quality is not None and quality.max_epochs is not None and epoch_samples:
-        epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
-    elif quality is not None and quality.max_samples is not None:
+    if quality is not None and quality.max_epochs is not None and epoch_samples:
+        epochs, samples = quality.max_epochs, quality.max_epochs * epoch_samples
+        return TrainingLength(epochs=epochs, samples=samples, key="quality.max_epochs", is_limit=True)
+    if quality is not None and quality.max_samples is not None:
         return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
-    else:
-        return None
-    return TrainingLength(epochs=epochs, samples=epoch_samples * epochs, key=key, is_limit=limit)
+    return None

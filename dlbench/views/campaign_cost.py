@@ -53,8 +53,6 @@ def _energy_text(joules: float) -> str:
 
 @dataclass(frozen=True)
 class _JobRun:
-    """A run, and what Slurm accounted of it."""
-
     run: Run
     accounting: RunAccounting
 
@@ -64,10 +62,7 @@ class _JobRun:
 
     @property
     def node_s(self) -> float | None:
-        """Node-seconds of the job while the run was in it; None if Slurm does not report them.
-
-        A run that srun was to start and that has no step never began, and took nothing.
-        """
+        """Node-seconds of the job while the run was in it; None if Slurm does not report them, 0 if it never began."""
         has_steps = self.accounting.source == "sacct" and self.run.plan.system.launch.launcher.startswith("srun")
         never_began = self.accounting.never_started or (has_steps and self.run.record is None)
         if never_began and self.accounting.run_node_s is None:
@@ -87,13 +82,11 @@ class RunCost:
     source: str = field(metadata=column())
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
     elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
-    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
-    """Nodes of the job, while the run was in it."""
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))  # Over its time in the job.
     max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes"))
     energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
     node_list: str = field(metadata=column("Nodes", limit=80))
     switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
-    """Leaf switches of its nodes, by their paths from the root; empty where Slurm reports none."""
     not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))  # Why figures are missing, each a sentence.
 
 
@@ -106,16 +99,12 @@ class PointCost:
     nodes: int
     runs: int
     results: int  # Runs with figures.
-    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
-    """Nodes x hours of all its runs; None if one is not known."""
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))  # None if that of a run is not known.
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
-    """Median queue wait over its jobs, seconds."""
     max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes", is_brief=True))
     energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
-    node_sets: int = field(metadata=column("Node sets", is_brief=True))
-    """Different sets of nodes that its runs with figures had."""
+    node_sets: int = field(metadata=column("Node sets", is_brief=True))  # Sets of nodes of runs with figures.
     most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
-    """Leaf switches that a run spans at most; 0: not reported."""
 
     @property
     def results_text(self) -> str:
@@ -123,9 +112,7 @@ class PointCost:
 
     @property
     def node_hours_per_result(self) -> float | None:
-        if self.node_hours is None or not self.results:
-            return None
-        return self.node_hours / self.results
+        return self.node_hours / self.results if self.node_hours is not None and self.results else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +140,7 @@ class CampaignCost:
     points: tuple[PointCost, ...]
     runs: tuple[RunCost, ...]
     partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
-    recorded: tuple[CostPart, ...]
-    """Node-hours by the records of the runs with figures, from the start of rank 0 on: start, measured, rest."""
+    recorded: tuple[CostPart, ...]  # By the records of runs with figures: start, measured, rest.
     why_not_apart: str  # Why Slurm does not separate some runs from their job; empty if it separates all.
 
     @property
@@ -175,7 +161,6 @@ class _Job:
 
     @property
     def accounting(self) -> RunAccounting:
-        """The accounting of its first run: figures of the job are the same in all."""
         return self.runs[0].accounting
 
     @property
@@ -213,9 +198,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     waits = [job.accounting.waited_s for job in jobs if job.accounting.waited_s is not None]
     # Of all attempts: a job that is requeued asks for its nodes again.
     attempts = chain.from_iterable(job.accounting.attempts for job in jobs)
-    asked_node_hours = None
-    if not num_partial:
-        asked_node_hours = _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
+    asked_node_hours = None if num_partial else _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
@@ -242,9 +225,7 @@ def _configuration(job_run: _JobRun) -> tuple[str, int, int]:
 
 
 def _asked_node_hours(attempt: Attempt) -> float | None:
-    if attempt.time_limit_s is None:
-        return None
-    return attempt.nodes * attempt.time_limit_s / 3600
+    return None if attempt.time_limit_s is None else attempt.nodes * attempt.time_limit_s / 3600
 
 
 def recorded_parts(runs: Iterable[Run]) -> tuple[CostPart, ...]:
@@ -273,15 +254,11 @@ def recorded_text(parts: Sequence[CostPart]) -> str:
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    if not numbers or len(numbers) < len(values):
-        return None
-    return sum(numbers)
+    return sum(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def _median(values: Collection[float]) -> float | None:
-    if not values:
-        return None
-    return median(values)
+    return median(values) if values else None
 
 
 def _parts(jobs: Sequence[_Job]) -> dict[PartName, float]:
@@ -291,18 +268,12 @@ def _parts(jobs: Sequence[_Job]) -> dict[PartName, float]:
     for job in jobs:
         parts_of_runs = [_run_parts(job_run) for job_run in job.runs]
         in_runs_s = 0.0
-        for parts_of_run in parts_of_runs:
-            if parts_of_run is None:
-                continue
-            in_runs_s += sum(parts_of_run.values())
-            for name, node_s in parts_of_run.items():
-                parts[name] += node_s
+        for name, node_s in chain.from_iterable(parts.items() for parts in filter(None, parts_of_runs)):
+            in_runs_s += node_s
+            parts[name] += node_s
         if not job.is_partial:
-            outside_s = max(0.0, job.accounting.job_node_s - in_runs_s)
-            if None in parts_of_runs:
-                parts["unknown"] += outside_s
-            else:
-                parts["between"] += outside_s
+            outside: PartName = "unknown" if None in parts_of_runs else "between"
+            parts[outside] += max(0.0, job.accounting.job_node_s - in_runs_s)
     return parts
 
 
@@ -347,27 +318,22 @@ def _point(label: str, ranks: int, nodes: int, job_runs: Sequence[_JobRun]) -> P
 def _run_cost(job_run: _JobRun) -> RunCost:
     run, accounting = job_run.run, job_run.accounting
     last_attempt = accounting.attempts[-1]
-    exit_code, node_list = last_attempt.exit_code, last_attempt.node_list
-    if accounting.steps:
-        exit_code, node_list = accounting.steps[-1].exit_code, accounting.steps[-1].node_list
+    last = accounting.steps[-1] if accounting.steps else last_attempt
     ranks = run.record.ranks if run.record is not None else ()
     hosts = sorted({rank.host for rank in ranks})
-    node_hours = None
-    if job_run.node_s is not None:
-        node_hours = job_run.node_s / 3600
     return RunCost(
         run_id=run.plan.run_id,
         state=run.state,
         job_id=accounting.job_id,
         job_state=last_attempt.state,
-        exit_code=exit_code or "",
+        exit_code=last.exit_code or "",
         source=accounting.source,
         waited_s=accounting.waited_s,
         elapsed_s=accounting.run_s,
-        node_hours=node_hours,
+        node_hours=None if job_run.node_s is None else job_run.node_s / 3600,
         max_rss_bytes=accounting.max_rss_bytes,
         energy_j=accounting.energy_j,
-        node_list=",".join(hosts) or node_list,
+        node_list=",".join(hosts) or last.node_list,
         switches=tuple(sorted({rank.switch for rank in ranks if rank.switch})),
         not_measured=tuple(dict.fromkeys(accounting.not_measured.values())),
     )
@@ -454,14 +420,12 @@ def _words(cost: CampaignCost) -> Iterator[str]:
     elif cost.why_no_energy not in ("", cost.why_not_apart):
         yield f"Energy: not measured: {cost.why_no_energy}."
     most_node_sets = max(point.node_sets for point in cost.points)
-    if max(point.results for point in cost.points) > 1:
-        if most_node_sets == 1:
-            yield "All runs of a point used the same nodes, so a slow node slows all of them (submit --rotate-nodes)."
-        else:
-            yield (
-                f"Runs of a point used up to {most_node_sets} sets of nodes: differences between nodes are part of "
-                "their scatter."
-            )
+    has_repeats = max(point.results for point in cost.points) > 1
+    if has_repeats and most_node_sets == 1:
+        yield "All runs of a point used the same nodes, so a slow node slows all of them (submit --rotate-nodes)."
+    elif has_repeats:
+        sets = f"{most_node_sets} sets of nodes"
+        yield f"Runs of a point used up to {sets}: differences between nodes are part of their scatter."
     if cost.untold:
         yield f"{runs_text(cost.untold)} left out: not ended, or Slurm reports nothing of their jobs."
 
@@ -479,10 +443,8 @@ def _asked_text(cost: CampaignCost) -> str:
 
 
 def _results_text(cost: CampaignCost) -> str:
-    text = f"{runs_text(cost.results)} with figures"
-    if not cost.results:
-        return f"{text}."
-    return f"{text}, {_hours(cost.node_hours / cost.results)} node-hours each."
+    each = f", {_hours(cost.node_hours / cost.results)} node-hours each" if cost.results else ""
+    return f"{runs_text(cost.results)} with figures{each}."
 
 
 def _notes(cost: CampaignCost) -> Iterator[str]:
@@ -497,9 +459,7 @@ def _notes(cost: CampaignCost) -> Iterator[str]:
             f"Not all runs of {counted(cost.partial_jobs, 'job')} are in this report: these jobs count with what the "
             "runs in the report took."
         )
-    stated = {cost.why_not_apart}
-    if cost.energy_j is None:
-        stated.add(cost.why_no_energy)
+    stated = {cost.why_not_apart, cost.why_no_energy if cost.energy_j is None else ""}
     reasons = chain.from_iterable(run.not_measured for run in cost.runs)
     yield from (f"Not measured: {reason}." for reason in dict.fromkeys(reasons) if reason not in stated)
 
@@ -517,11 +477,7 @@ def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
             Column("", "Figures", "results_text", is_brief=True),
             "node_hours",
             Column(
-                "node_hours_per_result",
-                "Node-hours each",
-                "node_hours_per_result",
-                _hours_each_text,
-                is_brief=True,
+                "node_hours_per_result", "Node-hours each", "node_hours_per_result", _hours_each_text, is_brief=True
             ),
             *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),
         ),
@@ -538,6 +494,4 @@ def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
 
 
 def _hours_each_text(point: PointCost) -> str | None:
-    if point.node_hours_per_result is None:
-        return None
-    return _hours(point.node_hours_per_result)
+    return None if point.node_hours_per_result is None else _hours(point.node_hours_per_result)

@@ -27,8 +27,7 @@ class Controls:
     preset: str
     kinds: tuple[str, ...]  # Variants, or `side a` and `side b`.
     num_runs: int
-    beside: tuple[str, ...]
-    """Ids of the report's groups of the same series; if there are none, of the same workload and preset."""
+    beside: tuple[str, ...]  # Ids of groups of the same series; else of the same workload and preset.
     shown_by: str  # A clause that names the report that compares them.
 
     @property
@@ -44,10 +43,7 @@ def is_control(run: Run) -> bool:
 
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """Returns the control runs by series and workload, in the order of their first runs.
-
-    `results` are the id and the runs of each group that the report shows.
-    """
+    """Returns the control runs by series and workload; `results` are id and runs of each group of the report."""
     sets = alike(filter(is_control, runs), lambda run: (run.plan.series.id, *_subject(run)))
     groups = list(results)
     return tuple(_controls(members, groups) for members in sets.values())
@@ -67,22 +63,17 @@ def _controls(runs: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) 
             of_workload.append(group_id)
             if any(run.plan.series.id == plan.series.id for run in members):
                 of_series.append(group_id)
-    if plan.series.side:
-        shown_by = f"`dlbench compare RUNS --paired --where series={series}` compares them"
-    else:
+    shown_by = f"`dlbench compare RUNS --paired --where series={series}` compares them"
+    kinds = {f"side {run.plan.series.side}" for run in runs}
+    if not plan.series.side:
         shown_by = _SHOWN_BY[plan.series.variant]
+        kinds = {run.plan.series.variant for run in runs}
     return Controls(
         series=series,
         workload=clean(plan.workload.name),
         preset=clean(plan.workload.preset),
-        kinds=tuple(sorted({_kind(run) for run in runs})),
+        kinds=tuple(sorted(kinds)),
         num_runs=len({run.plan.run_id for run in runs}),
         beside=tuple(of_series or of_workload),
         shown_by=shown_by,
     )
-
-
-def _kind(run: Run) -> str:
-    if run.plan.series.side:
-        return f"side {run.plan.series.side}"
-    return run.plan.series.variant

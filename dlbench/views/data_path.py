@@ -54,15 +54,12 @@ def epoch_samples(run: Run) -> int | None:
     size, dropped = run.record.data.get("num_samples"), run.record.data.get("dropped_per_epoch")
     if not isinstance(size, int) or size <= 0:
         return None
-    if isinstance(dropped, int):
-        return max(1, size - dropped)
-    return size
+    return max(1, size - dropped) if isinstance(dropped, int) else size
 
 
 def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
-    """Returns the seconds of an epoch at the measured rate of each run.
-
-    Keys are made of series and repeat, because runs of one series and repeat ran interleaved, whatever their group.
+    """Returns the seconds of an epoch at the measured rate of each run. Runs of one series and repeat ran interleaved,
+    whatever their group, so keys are made of these.
     """
     epochs_s: dict[RunKey, float] = {}
     for run_id in point.run_ids:
@@ -81,14 +78,11 @@ class DataPoint:
 
     ranks: int
     nodes: int
-    wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s"))
-    """Mean wait for input, seconds per step."""
+    wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s"))  # Seconds, mean.
     copy: Estimate = field(metadata=column("Copy to the device", "copy_s"))
     wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))
     utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation"))
-    """1 - wait_share: accelerator utilisation as defined by MLPerf Storage."""
-    stalled: float | None
-    """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the median run; None: not read."""
+    stalled: float | None  # Share of steps (1) that stall, in the median run; None: not read.
     longest_wait_s: float | None = field(metadata=column("Longest wait", unit="s"))
     stall_steps: int  # Number of steps of ranks that were read.
     stall_ranks: int  # Number of ranks whose steps were read.
@@ -129,9 +123,7 @@ def _point(point: Point, table: RunTable, median_run: Run, *, with_steps: bool) 
     shares = [row["input"] / sum(row.values()) for row in rows]
     share = mean_estimate(dict(zip(keys, shares, strict=True)), "fraction")
     by_key = dict(zip(keys, about_means(rows), strict=True))
-    stalls = _Stalls()
-    if with_steps:
-        stalls = _stalls(median_run)
+    stalls = _stalls(median_run) if with_steps else _Stalls()
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -183,9 +175,7 @@ def _verdict(points: Sequence[DataPoint], *, is_synthetic: bool) -> str:
     if is_synthetic:
         return f"synthetic data, no storage involved; {text}"
     stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
-    if stalled <= 0:
-        return text
-    return f"{text}; {percent(stalled)} of the steps stall"
+    return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
 
 
 def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:

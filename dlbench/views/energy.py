@@ -21,14 +21,7 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import place_text, value_text
-from dlbench.stats.estimates import (
-    Estimate,
-    by_definition,
-    median_estimate,
-    of_known,
-    ratio_estimate,
-    typical_estimate,
-)
+from dlbench.stats.estimates import Estimate, by_definition, median_estimate, of_known, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import ReportGroup
 from dlbench.views.telemetry import not_sampled
@@ -44,32 +37,23 @@ def _sources_text(counts: tuple[int, ...]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """The energy of GPUs, or of processors, at one rank count, over the runs whose samples have it.
-
-    Energy per sample is a geometric mean over runs, efficiency a ratio of these; other figures are medians.
+    """The energy of GPUs, or of processors, at one rank count, over the runs whose samples have it. Energy per sample
+    is a geometric mean over runs, efficiency a ratio of these; other figures are medians.
     """
 
     ranks: int = field(metadata={HIDDEN: False})
     nodes: int = field(metadata={HIDDEN: False})
     kind: Kind
-    energy_per_sample: Estimate | None = None
-    """Joules of the measured window over its samples, all nodes together; None if too little was sampled."""
+    energy_per_sample: Estimate | None = None  # Joules of the measured window, all nodes; None: too little sampled.
     efficiency: Estimate | None = field(
         default=None, metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
-    """Energy per sample of the baseline over that of this point (ratio); None if one of them is not known."""
     mean_power: Estimate | None = field(default=None, metadata=column("Mean power, W", "mean_power_w"))
-    """Mean power in the measured window, all sources of all nodes together, watts."""
-    whole: Estimate | None = None
-    """Sampled joules from the start of the processes to their end; None in a row whose `methods` say why the kind was
-    not measured."""
-    stages: tuple[tuple[str, Estimate], ...] = ()
-    """Sampled joules by stage, in the order of `STAGES`, without stages that no run had."""
+    whole: Estimate | None = None  # Joules sampled from start to end of the processes; None: not measured.
+    stages: tuple[tuple[str, Estimate], ...] = ()  # Joules in the order of `STAGES`.
     num_sources: tuple[int, ...] = field(default=(), metadata=column("Sources", "sources", value=_sources_text))
-    """GPUs or processor packages per run, each number once."""
     methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # Methods of measurement, each once.
     sampled_share: float | None = field(default=None, metadata=column("Sampled", unit="fraction", is_brief=True))
-    """Sampled share of the measured window (1), the lowest of any run."""
 
     @property
     def is_measured(self) -> bool:
@@ -197,16 +181,6 @@ def _kind(
     )
 
 
-def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
-    reasons = tuple(reason for name, reason in point.why if name == kind)
-    return KindEnergy(
-        ranks=point.ranks,
-        nodes=point.nodes,
-        kind=kind,
-        methods=reasons or ("no sample holds it",),
-    )
-
-
 def _joules_cell(row: KindEnergy) -> Estimate | str:
     if row.whole is None:
         return "not measured"
@@ -223,24 +197,18 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
         for kind in KINDS:
             # A kind that no rank count measured is one line.
             if kind not in kinds and (kind in measured or point is points[0]):
-                rows.append(_not_measured(kind, point))
+                why = tuple(reason for name, reason in point.why if name == kind) or ("no sample holds it",)
+                rows.append(KindEnergy(ranks=point.ranks, nodes=point.nodes, kind=kind, methods=why))
 
-    def name(row: KindEnergy) -> str:
-        if row.kind in measured:
-            return f"{row.kind}, {place_of(row)}"
-        return row.kind
+    def title(row: KindEnergy) -> str:
+        return f"{row.kind}, {place_of(row)}" if row.kind in measured else row.kind
 
     columns = columns_of(
         KindEnergy,
-        Column("", "Energy of", name, is_brief=True),
+        Column("", "Energy of", title, is_brief=True),
         *("ranks", "nodes", "kind"),
         Column(
-            "energy_per_sample_j",
-            "J per sample",
-            "energy_per_sample",
-            _joules_cell,
-            has_interval=True,
-            is_brief=True,
+            "energy_per_sample_j", "J per sample", "energy_per_sample", _joules_cell, has_interval=True, is_brief=True
         ),
         *("efficiency", "mean_power", "runs=whole.n", "num_sources", "methods", "sampled_share"),
     )
@@ -281,20 +249,13 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     for kind in _kinds(points):
         rows += [StageRow(kind, stage, joules) for stage, joules in kind.stages]
     rows += [StageRow(kind, "", kind.whole) for kind in _kinds(points) if kind.whole is not None]
+    picks = ("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n")
     return Sheet(
         name="energy-stages",
         title="Energy by stage",
-        columns=columns_of(
-            StageRow,
-            *("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n"),
-        ),
+        columns=columns_of(StageRow, *picks),
         rows=rows,
-        pivot=Pivot(
-            corner="Energy of",
-            down="title",
-            across="stage_title",
-            cell="joules",
-        ),
+        pivot=Pivot(corner="Energy of", down="title", across="stage_title", cell="joules"),
         is_data=attrgetter("is_stage"),
     )
 

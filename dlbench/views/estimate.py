@@ -21,10 +21,7 @@ def views_of(question: TrainingQuestion | None = None) -> Views:
 
 
 def estimate(scan: Scan, question: TrainingQuestion) -> tuple[Report, Document]:
-    """Returns how many GPUs (or ranks) the training of each group is worth, as data and as a document.
-
-    Raises UserError: as `estimated`.
-    """
+    """Returns how many GPUs (or ranks) the training of each group is worth, as data and as a document."""
     views = views_of(question)
     report = assemble(scan, views=views, with_digests=False, samples="none")
     report = dataclasses.replace(report, format=FORMAT, title="dlbench estimate", methods=(), missing=())

@@ -1,15 +1,13 @@
 """The view `exchange`: the messages of the gradient exchange of each scaling point, and a lower bound of their time.
-
-The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in a window of
-steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all ranks between
-the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
+The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in some steps.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -24,7 +22,7 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
+from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
@@ -92,34 +90,24 @@ class ExchangePoint:
     nodes: int
     ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
-    """Messages of gradients per step; None if none was recorded."""
     num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
-    """Messages of parameters or activations per step; None if there are none."""
     message_bytes: Estimate | None = field(metadata=_count_column("Gradients per step", "gradient_bytes"))
-    """Bytes of gradients of all messages per step."""
     bytes_inside: Estimate | None = field(metadata=_count_column("Sent per rank, intra-group"))
-    """Bytes sent per rank and step inside its group."""
     bytes_across: Estimate | None = field(metadata=_count_column("Sent per rank, inter-group"))
-    """Bytes sent per rank and step to other groups."""
-    communication: Estimate | None = field(metadata=column(name="communication_s"))
-    """Seconds per step in which messages were under way."""
-    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))
-    """Seconds per step in which messages were under way after the backward pass."""
-    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))
-    """Seconds per step in which messages were under way during the backward pass."""
+    communication: Estimate | None = field(metadata=column(name="communication_s"))  # Seconds under way.
+    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # After the backward pass.
+    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # During the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))  # Seconds of the backward pass per step.
     hidden_share: Estimate | None  # `hidden` of the median step over the mean step of each run (1).
     exposed_share: Estimate | None  # `exposed` of the median step over the mean step of each run (1).
-    is_in_passes: bool
-    """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` is in them."""
+    is_in_passes: bool  # Whether passes wait for collectives (FSDP, tensor parallel): `exposed` is in them.
     wire_overflows: int  # Sum over all runs.
     density: Estimate | None  # Density of sums of sparse gradients (1).
     dense_switches: int  # Times that sparse sums were sent dense, over all runs.
     evidence: tuple[str, ...]  # Sources of the times, each once.
     window: str  # Steps whose messages were timed, in words.
     efficiency: Estimate  # Measured scaling efficiency of the point.
-    least: Estimate | None
-    """Least seconds after the backward pass by the model; it may be known if the model's efficiency is not."""
+    least: Estimate | None  # Least seconds after the backward pass by the model.
     prediction: ExchangeBound | None
     why: str  # Why there is no prediction, in a phrase; empty if there is one.
     timeline: tuple[Message, ...]  # Messages of the run with the median communication time.
@@ -147,16 +135,13 @@ class ConfigRow:
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
     """Returns the exchange of every point with more than one rank whose runs record it, by rank count."""
     points = []
+    with_record = [(run, run.record.exchange) for run in group.runs if run.record is not None]
+    with_exchange = [(run, result) for run, result in with_record if result is not None]
     for point in group.points:
-        recorded = _recorded(group, point)
+        recorded = [(run, result) for run, result in with_exchange if run.plan.run_id in point.run_ids]
         if point.ranks > 1 and recorded:
             points.append(_point(point, group.baseline, recorded, table))
     return tuple(points)
-
-
-def _recorded(group: Runs, point: Point) -> Recorded:
-    runs = [run for run in group.runs if run.plan.run_id in point.run_ids]
-    return [(run, run.record.exchange) for run in runs if run.record is not None and run.record.exchange is not None]
 
 
 def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
@@ -251,9 +236,7 @@ def _config(run: Run, result: ExchangeResult) -> ExchangeConfig:
 
 def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
     """Returns the table of exchanges that ran: for people a line for each, for programs a row for each point."""
-    titles = {}
-    if not any(point.num_others for point in points):
-        titles["other_messages"] = ""
+    titles = {} if any(point.num_others for point in points) else {"other_messages": ""}
     if any(point.density or point.dense_switches for point in points):
         titles |= {"density": "Density of sums", "dense_switches": "Sent dense"}
     if any(point.wire_overflows for point in points):
@@ -261,19 +244,18 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
 
     def of_config(name: str, title: str) -> Column[ConfigRow]:
         """Returns a column of the exchange; programs get all exchanges of the point."""
-        return Column(
-            name,
-            title,
-            lambda row: " | ".join(dict.fromkeys(getattr(config, name) for config in row.point.ways)),
-            lambda row: str(getattr(row.config, name)),
-        )
+
+        def of_all(row: ConfigRow) -> str:
+            return " | ".join(dict.fromkeys(getattr(config, name) for config in row.point.ways))
+
+        return Column(name, title, of_all, f"config.{name}")
 
     of_point = functools.partial(columns_of, ExchangePoint, of="point")
     of_model = functools.partial(columns_of, ExchangeBound, of="point.prediction")
+    configs = {"carrier": "Carried by", "by": "Grouped by", "exchange": "Exchange", "fusion": "Fusion", "wire": "Wire"}
     columns: tuple[Column[ConfigRow], ...] = (
         *of_point(*place_columns()),
-        *(of_config("carrier", "Carried by"), of_config("by", "Grouped by"), of_config("exchange", "Exchange")),
-        *(of_config("fusion", "Fusion"), of_config("wire", "Wire")),
+        *itertools.starmap(of_config, configs.items()),
         Column("", "Groups", "config.groups"),
         *of_point("num_messages", "num_others", "message_bytes", "bytes_inside", "bytes_across"),
         *of_point("communication", "exposed", "hidden", "backward", "hidden_share", "exposed_share"),
@@ -300,8 +282,13 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
 def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = None) -> Sheet[ExchangePoint]:
     """Returns the table of message time per step during and after the backward pass, and of its least by the model."""
 
-    def time(title: str, name: str) -> Column[ExchangePoint]:
-        return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED)
+    def time(title: str, path: str, missing: str = NOT_MEASURED) -> Column[ExchangePoint]:
+        read = reader(path)
+
+        def figure(point: ExchangePoint) -> Value:
+            return read(point) or missing
+
+        return Column("", title, figure)
 
     under_way: Column[ExchangePoint] = time("Messages under way", "communication")
     columns = [at or Column("", "At", place_of), under_way]
@@ -315,18 +302,14 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
     if any(point.least for point in points):
         caption = f"{caption} {LEAST_CAPTION}"
         columns += [
-            Column("", "Least after backward", lambda point: point.least or NO_BOUND),
-            Column("", "Efficiency with it", _bound_efficiency),
+            time("Least after backward", "least", NO_BOUND),
+            time("Efficiency with it", "prediction.efficiency", NO_BOUND),
             Column("", "Cost of a message", "prediction.line"),
         ]
     columns += [Column("", "Interval", _interval_text), Column("", "Source", evidence_text)]
     return Sheet(
         name="exchange-times", title="Messages of a step", columns=tuple(columns), rows=points, caption=caption
     )
-
-
-def _bound_efficiency(point: ExchangePoint) -> Value:
-    return NO_BOUND if point.prediction is None else point.prediction.efficiency
 
 
 def _interval_text(point: ExchangePoint) -> str | None:
@@ -347,39 +330,31 @@ def evidence_text(point: ExchangePoint) -> str:
 
 @dataclass(frozen=True)
 class MessageRow:
-    """A message, or several that are one line."""
+    """A message, or the sums of several."""
 
     number: str  # The number in the order of sending, from 1, or a range.
-    messages: Sequence[Message]
-
-    @property
-    def num_tensors(self) -> int:
-        return sum(message.num_tensors for message in self.messages)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(message.num_bytes for message in self.messages)
-
-    @property
-    def method(self) -> str | None:
-        return self.messages[0].method if len(self.messages) == 1 else None
+    num_tensors: int
+    num_bytes: int
+    message: Message | None = None  # None: several messages.
 
 
 def messages(point: ExchangePoint) -> Sheet[MessageRow]:
     """Returns the messages of a step of the median run in the order of sending; the first of many are one line."""
-    first = max(0, len(point.timeline) - MAX_MESSAGES)
     rows = [
-        MessageRow(str(number), (message,)) for number, message in enumerate(point.timeline[first:], start=first + 1)
+        MessageRow(str(number), message.num_tensors, message.num_bytes, message)
+        for number, message in enumerate(point.timeline, start=1)
     ]
+    first = rows[:-MAX_MESSAGES]
     if first:
-        rows.insert(0, MessageRow(f"1 to {first}", point.timeline[:first]))
+        sums = sum(row.num_tensors for row in first), sum(row.num_bytes for row in first)
+        rows = [MessageRow(f"1 to {len(first)}", *sums), *rows[-MAX_MESSAGES:]]
 
     def time(title: str, name: str) -> Column[MessageRow]:
         def seconds(row: MessageRow) -> float | str | None:
-            if len(row.messages) > 1:
-                return None
-            value: float | None = getattr(row.messages[0], name)
-            return NOT_MEASURED if value is None else value
+            value: float | None = getattr(row.message, name, None)
+            if row.message is not None and value is None:
+                return NOT_MEASURED
+            return value
 
         return Column("", title, seconds, unit="s")
 
@@ -387,7 +362,7 @@ def messages(point: ExchangePoint) -> Sheet[MessageRow]:
         Column("", "Message", "number"),
         Column("", "Gradients", "num_tensors"),
         Column("", "Bytes", "num_bytes", unit="bytes"),
-        Column("", "Method", "method", limit=80),
+        Column("", "Method", "message.method", limit=80),
         *(time("Ready", "ready_s"), time("Start", "start_s"), time("Time", "exchange_s")),
     )
     return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
@@ -441,9 +416,8 @@ def span(name: str, kind: str, first: float, last: float, text: str = "") -> dic
 def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     """Returns bars over the time since the start of the backward pass, on lines from above; kinds have colours."""
     lines = list(dict.fromkeys(row["name"] for row in rows))
-    has_labels = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines)
-    if has_labels:
+    if len(lines) <= 360 // _ROW:
         y = y.scale(paddingInner=0.25).axis(labels=True, labelLimit=260, ticks=False, domain=False, title=None)
     else:
         title = f"{len(lines) - 1} messages"
@@ -452,12 +426,12 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
     kinds = {row["kind"] for row in rows}
     present = [kind for kind in colours if kind in kinds]
-    colour = alt.Color("kind:N", title=None, sort=list(colours)).scale(
-        domain=present, range=[colours[kind] for kind in present]
-    )
+    scale = alt.Scale(domain=present, range=[colours[kind] for kind in present])
+    legend = alt.Legend(orient="bottom", columns=len(colours))
+    colour = alt.Color("kind:N", title=None, sort=list(colours), scale=scale, legend=legend)
     tooltip = tooltips({"name:N": "line", "kind:N": "kind", "shown:N": "time", "what:N": "message"})
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
-    return bars.encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=len(colours)), tooltip=tooltip)
+    return bars.encode(y=y, x=x, x2="to:Q", color=colour, tooltip=tooltip)
 
 
 class ExchangeView(GroupView):
@@ -476,17 +450,16 @@ class ExchangeView(GroupView):
         last = points[-1]
         if last.communication is None or last.hidden is None:
             headline = f"{len(last.run_ids)} runs record the exchange that ran, but no times"
-        elif last.is_in_passes and last.exposed is not None:
-            headline = f"Collectives take {value_text(last.communication)} per step at {place_of(last)}, "
-            headline += f"{value_text(last.exposed)} of it waited for"
         else:
-            headline = f"Messages take {value_text(last.communication)} per step at {place_of(last)}, "
-            headline += f"{value_text(last.hidden)} of it during backward"
+            kind, part = "Messages", f"{value_text(last.hidden)} of it during backward"
+            if last.is_in_passes and last.exposed is not None:
+                kind, part = "Collectives", f"{value_text(last.exposed)} of it waited for"
+            headline = f"{kind} take {value_text(last.communication)} per step at {place_of(last)}, {part}"
         return Section(
             headline=headline,
             notes=tuple(reasons),
             caption="In brackets: the interval.",
-            charts=lambda: exchange_charts(group, points),
+            charts=functools.partial(exchange_charts, group, points),
             charts_per_row=1,
             sheets=(times(points), what_ran(points)),
         )

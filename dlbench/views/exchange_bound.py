@@ -1,10 +1,8 @@
 """A lower bound of the exposed exchange after the backward pass, by the overlap model.
 
-Inputs are the measured times at which gradients were ready, and a line for the time of a message (measured or fitted).
-In `dlbench.perfmodels.overlap` one message is sent at a time, as soon as its gradients are ready and the message before
-has ended; the bound is that of the best way to merge neighbouring gradients into messages. A line fitted to a run's own
-messages excludes their waits for stragglers. The model has no other orders, no further channels, and no cores that
-messages take from computing. If a run did better than the best of the model, the model is contradicted: no bound.
+Inputs are the measured times at which gradients were ready, and a line for the time of a message. The bound is that of
+the best way to merge neighbouring gradients (`dlbench.perfmodels.overlap`). If a run did better, the model is
+contradicted: no bound.
 """
 
 from __future__ import annotations
@@ -48,15 +46,13 @@ class ExchangeBound:
     startup_s: float
     per_byte_s: float
     is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured separately.
-    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
-    """The least message time after the backward pass of any merging, seconds per step; at most the measured one."""
+    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))  # Seconds, of any merging.
     num_messages: Estimate = field(metadata=column(name="least_messages"))  # Messages of that merging.
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
     """The model's time after the backward pass for the messages that ran, seconds per step; None if it was not measured
     when they were ready."""
     compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
-    efficiency: Estimate = field(metadata=column(name="least_efficiency"))
-    """Scaling efficiency if only this exposed exchange cost time (1); between the measured one and 1."""
+    efficiency: Estimate = field(metadata=column(name="least_efficiency"))  # If nothing else cost time (1).
     waiting: Estimate  # Waits of rank 0 for stragglers, which a fitted line excludes, seconds per step.
 
 
@@ -75,10 +71,7 @@ class RunBound:
 def exchange_bound(
     point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
 ) -> tuple[ExchangeBound | None, str, Estimate | None]:
-    """Returns the bound of a point, why there is none, and the least after the backward pass, seconds per step.
-
-    `sample` is the result of the median run.
-    """
+    """Returns the bound of a point, why there is none, and the least after the backward pass, seconds per step."""
     bounds: dict[RunKey, RunBound] = {}
     waited_s: dict[RunKey, float] = {}
     sample_bound: RunBound | None = None
@@ -136,10 +129,7 @@ def exchange_bound(
 def _efficiency(
     point: Point, baseline: Point, exposed_s: Mapping[RunKey, float], table: RunTable
 ) -> tuple[Estimate, float]:
-    """Returns the model's efficiency, paired with the baseline's runs if possible, and the seconds of computing.
-
-    If the baseline has several ranks, its exchange is not computing; one rank has no exchange.
-    """
+    """Returns the model's efficiency, paired with the baseline's runs if possible, and the seconds of computing."""
     work = point.batch_per_rank / baseline.batch_per_rank
     ideal_s: dict[RunKey, float] = {}
     compute_s: dict[RunKey, float] = {}
@@ -197,11 +187,8 @@ def _run_bound(point: Point, result: ExchangeResult, waiting_s: float) -> RunBou
 
 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
-    """Returns the line through the times of a run's own messages; None if they do not determine one.
-
-    `messages` are those of a step in the order of sending; `waiting_s` is the wait of this rank for stragglers in a
-    step. It is part of the time of a message that began as soon as it was ready; a message that waited for the one
-    before it does not contain it, because that one waited already.
+    """Returns the line through the times of a run's own messages; None if they do not determine one. The wait of this
+    rank for stragglers (`waiting_s`) is in the time of messages that began as soon as they were ready.
     """
     sizes, times_s = [], []
     free_s = -math.inf  # Time at which the message before ended.

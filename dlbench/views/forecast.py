@@ -1,7 +1,5 @@
 """The view `forecast`: projections to two and four times the ranks, and published figures (`reports/anchors.yaml`).
-
-None of them is measured here, so they never share a line style, a column or a headline with measurements. A published
-figure is only shown if runs do the same work.
+None of them is measured here, so they never share a line style, a column or a headline with measurements.
 """
 
 from __future__ import annotations
@@ -165,14 +163,11 @@ def _why_no_anchor(figures: Sequence[tuple[PublishedFigure, dict[str, tuple[str,
 
 
 def _targets_sheet(targets: Sequence[Target], sample_unit: str) -> Sheet[Target]:
-    columns = []
-    for target_column in target_columns(targets, sample_unit):
-        name = target_column.name and f"projected_{target_column.name}"
-        columns.append(replace(target_column, name=name))
+    columns = target_columns(targets, sample_unit)
     return Sheet(
         name="forecast",
         title="Projected, not measured",
-        columns=tuple(columns),
+        columns=tuple(replace(column, name=column.name and f"projected_{column.name}") for column in columns),
         rows=targets,
         caption="dlbench project runs RUNS --to 64,256 projects further, with the account of the time.",
     )
@@ -213,9 +208,8 @@ class ForecastView(GroupView):
         sheets: list[Sheet[Any]] = []
         headline = ""
         if same_work:
-            headline = (
-                f"published for the same work: {percent(same_work[0].efficiency)} at {ranks_text(same_work[0].ranks)}"
-            )
+            published_share = f"{percent(same_work[0].efficiency)} at {ranks_text(same_work[0].ranks)}"
+            headline = f"published for the same work: {published_share}"
             sheets.append(
                 Sheet(
                     name="anchors",
@@ -236,7 +230,7 @@ class ForecastView(GroupView):
         return Section(
             headline=headline,
             words=(held_out_line(projection.held_out), *flag_lines(projection), *refusals(projection.refused)),
-            charts=lambda: _charts(group, forecast),
+            charts=functools.partial(_charts, group, forecast),
             sheets=tuple(sheets),
         )
 

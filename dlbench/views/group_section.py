@@ -16,10 +16,8 @@ from dlbench.units import plural
 from dlbench.views.model import ReportGroup
 
 GROUP_COLUMNS = ("group", "label")  # Columns for programs in front of each row of a group's tables.
-_FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")
-"""Conditions that are in a group's short name if groups of its workload differ in them."""
-_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
-"""Conditions that are in a short name only if groups would otherwise have the same name."""
+_FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")  # In a short name if groups differ in them.
+_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # If names are equal.
 
 
 def group_section(group: ReportGroup, name: str, views: Views) -> Section:

@@ -53,13 +53,9 @@ def group_numbers(
     ]
     groups = []
     for group, label in zip(numbers, unique_labels(numbers), strict=True):
-        group_controls = tuple(controls for controls in control_runs if group.id in controls.beside)
-        missing = views.missing_of_group(group)
-        groups.append(
-            dataclasses.replace(
-                group, label=label, next_step=next_step(group), missing=missing, controls=group_controls
-            )
-        )
+        own = tuple(controls for controls in control_runs if group.id in controls.beside)
+        missing, step = views.missing_of_group(group), next_step(group)
+        groups.append(dataclasses.replace(group, label=label, next_step=step, missing=missing, controls=own))
     return tuple(groups)
 
 
@@ -114,11 +110,8 @@ def _local_sgd_note(group: scaling.Group, unit: str) -> Iterator[str]:
     losses = [loss for loss in map(last_loss, runs) if loss is not None]
     samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
     if losses:
-        reached = f"{statistics.median(losses):.5g} after {max(samples):,} {unit}"
-        yield (
-            f"Its ranks train separately between averages: loss {reached}, to be compared with the loss of averaged "
-            "gradients."
-        )
+        loss = f"loss {statistics.median(losses):.5g} after {max(samples):,} {unit}"
+        yield f"Its ranks train separately between averages: {loss}, to be compared with that of averaged gradients."
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
@@ -165,9 +158,7 @@ def _conditions_line(group: scaling.Group, averages: str) -> str:
 
 def _with_notice(conditions_line: str, group: scaling.Group) -> str:
     notice = clean(group.sample.plan.workload.notice)
-    if not notice:
-        return conditions_line
-    return f"{conditions_line}; {notice}"
+    return "; ".join(filter(None, (conditions_line, notice)))
 
 
 def _conditions(run: Run) -> tuple[Condition, ...]:

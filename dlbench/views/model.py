@@ -1,6 +1,5 @@
-"""The scaling report as plain data: runs, comparable groups, scaling points, and the numbers of each view.
-
-Views put their numbers under their own keys into `views`, of a group or of the report.
+"""The scaling report as plain data; views put their numbers under their own keys into `views`, of a group or the
+report.
 """
 
 from __future__ import annotations
@@ -40,11 +39,9 @@ class ReportGroup(HasViews):
     baseline_note: str  # A handicap of the baseline, in a sentence; empty without one.
     is_sufficient: bool  # Whether every point has enough runs for a comparison.
     points: tuple[Point, ...]
-    most_ranks: int | None
-    """Ranks that the machine of these runs holds, one per GPU or else per core; None: not one machine, or not known."""
+    most_ranks: int | None  # Ranks that one machine of these runs holds, per GPU or else per core; None: not known.
     doubts: tuple[Doubt, ...]
-    views: Mapping[str, object] = field(metadata={INLINE: True})
-    """The numbers of each view, by its key; None if these runs give it none."""
+    views: Mapping[str, object] = field(metadata={INLINE: True})  # By key of the view.
     next_step: str = ""  # The suggested next step, in a sentence; empty without one.
     missing: tuple[Missing, ...] = ()  # Views without numbers of these runs.
     controls: tuple[Controls, ...] = ()
@@ -89,7 +86,6 @@ class TrainingRun(ListedRun):
     step_p95_s: float | None = field(metadata=column("Step, p95", unit="s"))
     step_cv: float | None = field(metadata=column("Scatter", unit="fraction"))
     epoch_s: float | None = field(metadata=column("Epoch", unit="s"))
-    """Seconds of an epoch of its data at its throughput; None for synthetic data."""
     goal: str  # `throughput`, or `target` and its value.
     reached: bool | None  # Whether it met its target; None for a run without target, or if it is not recorded.
     time_to_quality_s: float | None
@@ -118,8 +114,7 @@ class Report(BaseReport, HasViews):
     notices: tuple[str, ...]
     groups: tuple[ReportGroup, ...]  # Results: of control runs only where there are no others.
     controls: tuple[Controls, ...]
-    views: Mapping[str, object] = field(metadata={INLINE: True})
-    """Numbers of the views of the whole report, by their keys."""
+    views: Mapping[str, object] = field(metadata={INLINE: True})  # By key of the view.
     runs: tuple[TrainingRun, ...]
     damaged: tuple[str, ...]
     environment: Environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -15,7 +15,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.side_by_side import trains_apart
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.readings import MachineReading
-from dlbench.records.record import HeldMemory, RankResult
+from dlbench.records.record import HeldMemory
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of, constant, drop_empty_columns
@@ -26,7 +26,7 @@ from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of, ranks_of
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4
@@ -40,9 +40,7 @@ _NO_MEMORY = re.compile(
 
 def runs_or_none(count: int) -> str:
     """Returns ``3 runs``, or ``none``."""
-    if not count:
-        return "none"
-    return runs_text(count)
+    return runs_text(count) if count else "none"
 
 
 def ended_without_memory(why: str) -> bool:
@@ -57,23 +55,17 @@ class MemoryPoint:
     ranks: int
     nodes: int
     peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
-    """Bytes of the rank with the highest peak, median over runs: allocated on its GPU, or resident on a CPU."""
     reserved: Estimate | None = field(
         metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
     )
-    """Highest bytes of a GPU's memory that torch held, with its cache; None on CPUs."""
     resident: Estimate | None = field(
         metadata=column("Resident in its process", "resident_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak resident bytes of a rank's process; None on CPUs, or if records do not have it."""
     startup: Estimate | None = field(
         metadata=column("Before measured steps", "startup_peak_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak bytes before the measured steps, with cuDNN's search and compiling; None on CPUs."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
-    """Highest sample of a GPU's used memory in the measured window, by all processes."""
     host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
-    """Highest sample of a node's used memory, by all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +83,7 @@ class HeldPoint:
     copies: Mapping[str, int] | None = field(
         metadata=column("Redundant copies", "redundant_bytes", value=lambda kinds: sum(kinds.values()), unit="bytes")
     )
-    """Bytes of weights, gradients and optimizer state beyond this rank's share of one copy, by kind; None if not every
-    rank was watched, or ranks train separately."""
+    """Bytes beyond this rank's share of one copy, by kind; None: not all were watched, or they train separately."""
     host: int | None = field(metadata=column("On the host", "held_on_host_bytes", unit="bytes"))
     retries: int | None = field(metadata=column("Allocator retries", "allocator_retries"))  # The most of any rank.
 
@@ -102,14 +93,11 @@ class BatchMemory:
     """The memory of all runs of one workload, preset and device with one batch and precision, at any rank count."""
 
     batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
-    """Samples per rank and step."""
     parts: int = field(metadata=column("Parts"))  # Parts in which a batch is computed.
     precision: str = field(metadata=column("Precision"))
-    peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
-    """Highest peak of any rank over all runs with figures; None without such runs."""
+    peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))  # Of all runs with figures.
     num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
     num_without_memory: int = field(metadata=column("Out of memory", "runs_without_memory", text=runs_or_none))
-    """Runs that ended because memory was used up, by their error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +121,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     if record is None:
         return None
     runs = {run.plan.run_id: run for run in group.runs}
-    on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
+    on_gpu = any(rank.device.startswith("cuda") for rank in ranks_of(runs[group.points[0].run_ids[0]]))
     points, kinds = [], []
     for point in group.points:
         by_key = {table.keys[run_id]: runs[run_id] for run_id in point.run_ids}
@@ -141,10 +129,8 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
         held_point = _held_point(point, list(by_key.values()))
         if held_point is not None:
             kinds.append(held_point)
-    host_bytes = None
     recorded = record.environment.get("memory.bytes", "")
-    if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20:
-        host_bytes = int(recorded)
+    is_number = recorded.isascii() and recorded.isdecimal() and len(recorded) < 20
     batches = batch_memory(group, table)
     return Memory(
         on_gpu=on_gpu,
@@ -152,7 +138,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
         kinds=tuple(kinds),
         model_bytes=record.num_parameters * _FP32_BYTES,
         gradient_bytes=record.gradient_bytes,
-        host_bytes=host_bytes,
+        host_bytes=int(recorded) if is_number else None,
         batches=batches[:MAX_BATCHES],
         limit=_limit(group, batches),
         notes=tuple(_notes(group.sample, kinds)),
@@ -204,32 +190,26 @@ def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTa
 def _held_point(point: Point, runs: Sequence[Run]) -> HeldPoint | None:
     held_by_ranks: list[tuple[HeldMemory, Run]] = []
     for run in runs:
-        held_by_ranks += [(rank.held, run) for rank in _ranks(run) if rank.held is not None]
+        held_by_ranks += [(rank.held, run) for rank in ranks_of(run) if rank.held is not None]
     if not held_by_ranks:
         return None
     tensors, run = max(held_by_ranks, key=lambda pair: pair[0].peak)
     retries = max((of_rank.retries for of_rank, _ in held_by_ranks if of_rank.retries is not None), default=None)
+    names = ("weights", "gradients", "optimizer", "buffers", "activations", "peak", "host")
     return HeldPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        weights=tensors.weights,
-        gradients=tensors.gradients,
-        optimizer=tensors.optimizer,
-        buffers=tensors.buffers,
-        activations=tensors.activations,
-        peak=tensors.peak,
-        host=tensors.host,
         copies=_copies(run, tensors),
         retries=retries,
+        **{name: getattr(tensors, name) for name in names},
     )
 
 
 def _copies(run: Run, tensors: HeldMemory) -> Mapping[str, int] | None:
-    """Returns the redundant bytes of a rank by kind, from the bytes that all ranks hold beyond one copy.
-
-    In ZeRO-1 each rank has the optimizer state of its share of the weights, so none of it is redundant.
+    """Returns the redundant bytes of a rank by kind, from the bytes that all ranks hold beyond one copy. In ZeRO-1 each
+    rank has the optimizer state of its share of the weights, so none of it is redundant.
     """
-    record, of_ranks = run.record, [rank.held for rank in _ranks(run) if rank.held is not None]
+    record, of_ranks = run.record, [rank.held for rank in ranks_of(run) if rank.held is not None]
     if record is None or len(of_ranks) < len(record.ranks) or trains_apart(run.plan):
         return None
     weights = _redundant_share(record.num_parameters * _FP32_BYTES, sum(rank.weights for rank in of_ranks))
@@ -246,13 +226,8 @@ def _redundant_share(copy_bytes: int, all_ranks_bytes: int) -> float:
     return max(0.0, 1 - copy_bytes / (all_ranks_bytes or copy_bytes))
 
 
-def _ranks(run: Run) -> Sequence[RankResult]:
-    assert run.record is not None
-    return run.record.ranks
-
-
 def _highest_of_ranks(run: Run, name: str) -> int | None:
-    values = [getattr(rank, name) for rank in _ranks(run)]
+    values = [getattr(rank, name) for rank in ranks_of(run)]
     return max((value for value in values if value is not None), default=None)
 
 
@@ -268,11 +243,11 @@ def _highest_sample(reading: MachineReading | None, pattern: str) -> float | Non
 def batch_memory(group: scaling.Group, table: RunTable) -> tuple[BatchMemory, ...]:
     """Returns the batches and precisions of all runs of the group's network, preset and engine, ascending."""
     subject = _subject(group.sample)
-    peaks: dict[tuple[str, int, int], list[int]] = {}
+    peaks: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     num_failed: Counter[tuple[str, int, int]] = Counter()
     for run in table.runs.values():
         if _subject(run) == subject:
-            peaks.setdefault(_batch_key(run), []).append(_highest_of_ranks(run, "peak_memory_bytes") or 0)
+            peaks[_batch_key(run)].append(_highest_of_ranks(run, "peak_memory_bytes") or 0)
     for item in table.without:
         if ended_without_memory(item.why) and _subject(item.run) == subject:
             num_failed[_batch_key(item.run)] += 1
@@ -281,8 +256,8 @@ def batch_memory(group: scaling.Group, table: RunTable) -> tuple[BatchMemory, ..
             batch=batch,
             parts=parts,
             precision=precision,
-            peak_bytes=max(peaks.get((precision, batch, parts), ()), default=None),
-            num_runs=len(peaks.get((precision, batch, parts), ())),
+            peak_bytes=max(peaks[precision, batch, parts], default=None),
+            num_runs=len(peaks[precision, batch, parts]),
             num_without_memory=num_failed[precision, batch, parts],
         )
         for precision, batch, parts in sorted(peaks.keys() | num_failed.keys())
@@ -309,11 +284,9 @@ def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
     clauses = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
         clauses[0] += f" ({format_bytes(largest.peak_bytes)})"
-    failed_above = []
+    failed_above = [row.batch for row in candidates if row.num_without_memory and row.batch > largest.batch]
     for row in candidates:
-        if row.num_without_memory and row.batch > largest.batch:
-            failed_above.append(row.batch)
-        elif row.num_without_memory:
+        if row.num_without_memory and row.batch <= largest.batch:
             fitted = f" and fitted in {row.num_runs}" if row.num_runs else ", though larger batches fitted"
             clauses.append(f"{row.batch} samples ran out of memory in {runs_text(row.num_without_memory)}{fitted}")
     if failed_above:

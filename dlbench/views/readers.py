@@ -21,9 +21,7 @@ from dlbench.units import format_bytes
 from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
-COLD_SHARE = 0.9
-"""An epoch is cold if at least this share of the data set was not in the page cache when it began, or, if that is not
-known, if at least this share of its bytes came from storage."""
+COLD_SHARE = 0.9  # Cold: at least this share of the data set was not cached, or else of its bytes came from storage.
 WARM_SHARE = 0.1  # An epoch is warm if that share is at most this.
 
 MAX_EPOCHS = 50  # Epochs of a table.
@@ -51,12 +49,11 @@ def _several(values: Sequence[int]) -> str:
 
 
 def _loader_workers_text(counts: tuple[int, ...]) -> str:
-    if counts == (0,):
-        return "none (training process)"
-    return _several(counts)
+    return "none (training process)" if counts == (0,) else _several(counts)
 
 
-def _rate_cell(bytes_per_s: float) -> Cell:
+def rate_cell(bytes_per_s: float) -> Cell:
+    """Returns a rate, e.g. ``1.2 GiB/s``."""
     return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
 
 
@@ -75,16 +72,14 @@ class EpochReading:
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
     storage_bytes: float | None = field(metadata=column("Of it from storage", unit="bytes", missing=NOT_COUNTED))
-    """Bytes from devices or the network, with read-ahead; None: not counted."""
     cached_bytes: float | None = field(
         metadata=column("From the page cache", "page_cache_bytes", unit="bytes", missing=NOT_COUNTED)
     )
-    """Bytes of samples that did not come from storage; None: not counted."""
     fetch_s: Estimate = field(metadata=column("Fetching"))  # Seconds of all readers together.
     prepare_s: Estimate = field(metadata=column("Preparing"))  # Seconds of all readers together.
     wait_s: Estimate = field(metadata=column("Wait per rank"))  # Seconds of waiting for batches, mean over ranks.
     seconds: Estimate = field(metadata=column("Length", "epoch_s"))  # Length of the epoch's steps.
-    bytes_per_s: float | None = field(metadata=column("Rate", text=_rate_cell))  # Bytes of samples over the length.
+    bytes_per_s: float | None = field(metadata=column("Rate", text=rate_cell))  # Bytes of samples over the length.
 
     @property
     def sample_bytes(self) -> float:
@@ -101,24 +96,18 @@ class ReadingPoint:
     loader_workers: tuple[int, ...] = field(
         metadata=column("Readers per rank", value=_several, text=_loader_workers_text)
     )
-    """Reader processes per rank; several if runs differ."""
     prefetch_batches: tuple[int, ...]  # Batches that each reader reads ahead; several if runs differ.
-    fetch_share: Estimate | None = field(metadata=column("Fetching"))
-    """Fetching over fetching and preparing (1); None if readers did neither."""
+    fetch_share: Estimate | None = field(metadata=column("Fetching"))  # Of fetching and preparing (1).
     storage_share: float | None = field(metadata=column("From storage", text=storage_cell, missing=NOT_COUNTED))
-    """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # State of the page cache by data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as set"))  # Whether data.cache was in force in all runs.
     cached_share: float | None = field(
         metadata=column("Data set cached at the start", text=storage_cell, missing="unknown")
     )
-    """Cached share of the data set's pages when training began, mean over runs."""
 
     @property
     def prepare_share(self) -> Estimate | None:
-        if self.fetch_share is None:
-            return None
-        return complement(self.fetch_share)
+        return None if self.fetch_share is None else complement(self.fetch_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +234,7 @@ def _temperature(epochs: Sequence[ReadEpoch]) -> Temperature:
         return "not known"
     if uncached_share >= COLD_SHARE:
         return "cold"
-    if uncached_share <= WARM_SHARE:
-        return "warm"
-    return "mixed"
+    return "warm" if uncached_share <= WARM_SHARE else "mixed"
 
 
 class ReadingView(GroupView):
@@ -324,9 +311,7 @@ def _prefetch_value(point: ReadingPoint) -> str:
 
 
 def _prefetch_text(point: ReadingPoint) -> str:
-    if point.loader_workers == (0,):
-        return "none"
-    return _several(point.prefetch_batches)
+    return "none" if point.loader_workers == (0,) else _several(point.prefetch_batches)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
@@ -355,6 +340,5 @@ def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
 
 
 def _epoch_cell(epoch: EpochReading) -> Cell:
-    if epoch.is_whole:
-        return Cell(str(epoch.epoch), number=epoch.epoch)
-    return Cell(f"{epoch.epoch} (a part)", number=epoch.epoch)
+    part = "" if epoch.is_whole else " (a part)"
+    return Cell(f"{epoch.epoch}{part}", number=epoch.epoch)

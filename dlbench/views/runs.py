@@ -89,13 +89,8 @@ def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[st
         samples = epoch_samples(run)
         if samples:
             epoch_s = samples / rate
-    finished, quality = "", None
-    if record is not None:
-        finished, quality = clean(record.finished), record.quality
-    reached = time_to_quality_s = samples_to_quality = epochs_to_quality = None
-    if quality is not None:
-        reached, time_to_quality_s = quality.reached, quality.time_to_quality_s
-        samples_to_quality, epochs_to_quality = quality.samples_to_quality, quality.epochs_to_quality
+    names = ("reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality")
+    quality = {name: getattr(record and record.quality, name, None) for name in names}
     return TrainingRun(
         run_id=plan.run_id,
         group=figures.get("group", ""),
@@ -116,18 +111,12 @@ def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[st
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),
         throughput=rate,
-        steps=figures.get("steps"),
-        step_median_s=figures.get("step_median_s"),
-        step_p95_s=figures.get("step_p95_s"),
-        step_cv=figures.get("step_cv"),
         epoch_s=epoch_s,
-        finished=finished,
+        finished=clean(record.finished) if record else "",
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),
-        reached=reached,
-        time_to_quality_s=time_to_quality_s,
-        samples_to_quality=samples_to_quality,
-        epochs_to_quality=epochs_to_quality,
+        **{name: figures.get(name) for name in ("steps", "step_median_s", "step_p95_s", "step_cv")},
+        **quality,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
@@ -74,9 +74,7 @@ def _cores(group: scaling.Group) -> str:
 def _is_same_work(group: scaling.Group, candidate: scaling.Group, point: Point) -> bool:
     """Returns whether a point of another group is one rank that trains the same, with any cores and engine."""
     plan, other_plan = group.sample.plan, candidate.sample.plan
-    batch = group.baseline.batch_per_rank
-    if group.scaling == "strong":
-        batch = plan.global_batch
+    batch = plan.global_batch if group.scaling == "strong" else group.baseline.batch_per_rank
     return (
         point.ranks == 1
         and point.batch_per_rank == batch
@@ -89,9 +87,7 @@ def _is_same_work(group: scaling.Group, candidate: scaling.Group, point: Point) 
 
 def _work(run: Run) -> dict[str, Any]:
     """Returns the workload and the kind of device, without the batch per rank and the settings of readers."""
-    device = ""
-    if run.record is not None:
-        device = run.record.ranks[0].device.split(":")[0]
+    device = "" if run.record is None else run.record.ranks[0].device.split(":")[0]
     workload = run.plan.workload.model_dump(
         exclude={"train": {"batch_per_rank"}, "data": {"loader_workers", "prefetch_batches"}}
     )
@@ -101,11 +97,7 @@ def _work(run: Run) -> dict[str, Any]:
 def verdict(
     unit: str, all_points: tuple[Point, ...], *, is_oversubscribed: bool, causes: LostPercent | None = None
 ) -> str:
-    """Returns two sentences on the largest scaling point: its efficiency with the interval, and its losses.
-
-    `unit` names samples; `all_points` begin with the baseline; `is_oversubscribed` says that ranks shared cores, which
-    makes a scaling figure meaningless.
-    """
+    """Returns two sentences on the largest point: its efficiency and losses, but no losses if ranks shared cores."""
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
         rate = f"{figure_text(base.throughput)} {unit}/s at {place_of(last)} ({basis_text(base.throughput)})"
@@ -147,15 +139,15 @@ class _Quantity(NamedTuple):
     axis: str  # Title of the vertical axis.
     ideal: float | None  # Ideal value; None: in proportion to the ideal speed-up.
     base: float = 1.0  # Value at the baseline.
+    number_format: str = ",.4~r"
+    axes: Literal["", "xy"] = "xy"  # Axes that a page may switch to logarithms.
 
     def figure(self, point: Point) -> Estimate:
         figure: Estimate = getattr(point, self.name)
         return figure
 
     def ideal_of(self, point: Point) -> float:
-        if self.ideal is None:
-            return self.base * point.ideal_speedup
-        return self.ideal
+        return self.base * point.ideal_speedup if self.ideal is None else self.ideal
 
 
 def _charts(group: ReportGroup) -> list[Chart]:
@@ -163,7 +155,7 @@ def _charts(group: ReportGroup) -> list[Chart]:
         return []
     base, unit = group.baseline, f"{group.sample_unit}/s"
     quantities = (
-        _Quantity("efficiency", "Efficiency", "scaling efficiency", ideal=1.0),
+        _Quantity("efficiency", "Efficiency", "scaling efficiency", ideal=1.0, number_format=".0%", axes=""),
         _Quantity("throughput", "Throughput", unit, ideal=None, base=base.throughput.value),
         _Quantity("speedup", "Speed-up", f"over {place_of(base)}", ideal=None),
     )
@@ -195,7 +187,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
         alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
         table=Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points),
         size=(NARROW, HEIGHT),
-        axes="" if quantity.name == "efficiency" else "xy",
+        axes=quantity.axes,
     )
 
 
@@ -208,7 +200,7 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
         scale = {"type": "log", "base": 2, "domain": [counts[0] / 1.2, counts[-1] * 4], "nice": False}
     axis = {"values": counts, "grid": False, "labelOverlap": "greedy"}
     x = Axis("ranks", field="ranks", format="d", scale=scale, axis=axis)
-    y = _y_axis(quantity, rows, is_long=is_long and quantity.name != "efficiency")
+    y = _y_axis(quantity, rows, is_long=is_long and bool(quantity.axes))
     tooltip = {"place": "at", "shown": quantity.title, "basis": "interval"}
     drawn = lines(rows, y, MEASURED, tooltip, x_axis=x, ideal="ideal")
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
@@ -221,9 +213,8 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
 
 
 def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
-    """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align.
-
-    Over more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
+    """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align. Over
+    more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
     """
     values: list[float] = []
     for row in rows:
@@ -231,11 +222,8 @@ def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
     scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}
-    number_format = ",.4~r"
-    if quantity.name == "efficiency":
-        number_format = ".0%"
     axis = {"tickCount": 6, "minExtent": _EXTENT, "maxExtent": _EXTENT}
-    return Axis(quantity.axis, format=number_format, scale=scale, axis=axis)
+    return Axis(quantity.axis, format=quantity.number_format, scale=scale, axis=axis)
 
 
 class ScalingView(GroupView):
@@ -297,14 +285,8 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         Column("paired_with_baseline", "", "paired_with_baseline"),
         Column("serial_fraction", fraction, "serial_fraction", has_interval=True),
     )
-    return Sheet(
-        name="points",
-        title="Scaling points",
-        columns=columns,
-        rows=points,
-        in_terminal=True,
-        caption=_intervals_caption(points),
-    )
+    caption = _intervals_caption(points)
+    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)
 
 
 def _efficiency_cell(point: Point) -> Cell | Estimate:
@@ -315,18 +297,15 @@ def _efficiency_cell(point: Point) -> Cell | Estimate:
 
 def _intervals_caption(points: Sequence[Point]) -> str:
     """Returns the kinds of the intervals, each once: of throughputs, and of ratios and steps if they differ."""
-    throughputs, ratios, steps = [], [], []
+    if not points:
+        return ""
+    kinds: dict[str, dict[str, None]] = {"": {}, "ratios ": {}, "steps ": {}}
     for point in points:
         throughput = basis_text(point.throughput)
-        throughputs.append(throughput)
+        kinds[""][throughput] = None
         if not point.is_baseline and basis_text(point.efficiency) != throughput:
-            ratios.append(basis_text(point.efficiency))
+            kinds["ratios "][basis_text(point.efficiency)] = None
         if basis_text(point.step) != throughput:
-            steps.append(basis_text(point.step))
-    texts = []
-    for prefix, kinds in (("", throughputs), ("ratios ", ratios), ("steps ", steps)):
-        if kinds:
-            texts.append(f"{prefix}{', '.join(dict.fromkeys(kinds))}")
-    if not texts:
-        return ""
+            kinds["steps "][basis_text(point.step)] = None
+    texts = [f"{prefix}{', '.join(texts)}" for prefix, texts in kinds.items() if texts]
     return f"Intervals: {'; '.join(texts)}."

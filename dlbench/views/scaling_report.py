@@ -38,10 +38,8 @@ def assemble(
     samples: Samples = "some",
     network: NetworkModel | None = None,
 ) -> Report:
-    """Returns the report of all runs of one folder; equal folders give equal reports.
-
-    `views` are by default those of the scaling report. Without digests no view may read single steps. `samples` says of
-    how many nodes the samples are read.
+    """Returns the report of all runs of one folder, by default with the views of the scaling report. Without digests no
+    view may read single steps; `samples` says of how many nodes the samples are read.
     """
     if views is None:
         views = scaling_views()

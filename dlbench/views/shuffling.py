@@ -34,7 +34,16 @@ from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.time_to_train import times_over
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, optional_text, place_columns, place_of
+from dlbench.views.view import (
+    GroupSource,
+    GroupView,
+    ReportSource,
+    ReportView,
+    known_mean,
+    optional_text,
+    place_columns,
+    place_of,
+)
 
 MAX_ERRORS = 20  # Number of errors that are listed.
 POINTS_CAPTION = (
@@ -63,15 +72,12 @@ class AuditPoint:
     sent: int = field(metadata=column("Sent"))  # Samples sent to other ranks, over all runs.
     received: int = field(metadata=column("Received"))  # Samples received from other ranks, over all runs.
     exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
-    """Share of a rank's samples that is exchanged in an epoch, mean over runs."""
     novelty: float | None = field(metadata=column("Novelty", text=_three_decimals))
     label_distance: float | None = field(metadata=column("Label distance", text=_three_decimals, missing="no classes"))
     held_samples_peak: int | None = field(metadata=column("Held per rank at most"))
     exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))
     audit_s: Estimate = field(metadata=column())  # Seconds that the audit took, mean over ranks.
-    audit_share: float | None
-    """Time of the audit over that of the measured steps, the largest of any run; None: not known. An upper limit, as
-    the audit also covers warm-up steps."""
+    audit_share: float | None  # Of the measured steps (1), the largest of any run; None: not known.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,25 +138,15 @@ def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: Ru
         num_runs=len(results),
         num_bad=sum(bool(result.errors) for result in results),
         whole_epochs=sum(epoch.is_whole for epoch in epochs),
-        twice=sum(epoch.twice for epoch in epochs),
-        never=sum(epoch.never for epoch in epochs),
-        sent=sum(epoch.sent for epoch in epochs),
-        received=sum(epoch.received for epoch in epochs),
         exchanged_share=sum(result.exchanged_share for result in results) / len(results),
-        novelty=_mean([epoch.novelty for epoch in epochs if epoch.is_whole]),
-        label_distance=_mean([epoch.label_distance for epoch in epochs if epoch.is_whole]),
+        novelty=known_mean(epoch.novelty for epoch in epochs if epoch.is_whole),
+        label_distance=known_mean(epoch.label_distance for epoch in epochs if epoch.is_whole),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
         audit_s=median_estimate({table.keys[run.plan.run_id]: result.audit_s for run, result in audited}, "s"),
         audit_share=max(shares, default=None),
+        **{name: sum(getattr(epoch, name) for epoch in epochs) for name in ("twice", "never", "sent", "received")},
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return None
-    return sum(numbers) / len(numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +157,12 @@ class ShuffleRow:
     ranks: int
     nodes: int
     shuffle: str = field(metadata=column("Shuffling"))
-    partition: str = field(metadata=column("First parts", text=optional_text))
-    """Partition of the data set before the first epoch; empty with global shuffling."""
+    partition: str = field(metadata=column("First parts", text=optional_text))  # Before the first epoch.
     staging: str = field(metadata=column("Staging"))
     staging_tier: str  # Empty without staging.
     is_reference: bool  # Whether it is global shuffling, with which others are compared.
-    epoch_s: Estimate | None = field(metadata=column("Epoch"))
-    """Seconds of an epoch; None if the record does not have the size of the data set."""
-    factor: Estimate | None = field(metadata=column("Against global", text=times_cell))
-    """Epoch time of global shuffling over that of this shuffling: above 1, this is faster."""
+    epoch_s: Estimate | None = field(metadata=column("Epoch"))  # None: size not recorded.
+    factor: Estimate | None = field(metadata=column("Against global", text=times_cell))  # Above 1: faster.
     is_paired: bool
     novelty: float | None = field(metadata=column("Novelty", text=_three_decimals))
     label_distance: float | None = field(metadata=column("Label distance", text=_three_decimals))
@@ -179,9 +172,7 @@ class ShuffleRow:
     @property
     def title(self) -> str:
         """The shuffling in words, e.g. ``local, contiguous parts``."""
-        if not self.partition:
-            return self.shuffle
-        return f"{self.shuffle}, {self.partition} parts"
+        return f"{self.shuffle}, {self.partition} parts" if self.partition else self.shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +211,7 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
 
 def _shuffling(group: scaling.Group) -> tuple[str, str]:
     data = group.sample.plan.workload.data
-    if data.shuffle == "global":
-        return data.shuffle, ""
-    return data.shuffle, data.partition
+    return data.shuffle, "" if data.shuffle == "global" else data.partition
 
 
 def _is_global(group: scaling.Group) -> bool:
@@ -310,14 +299,16 @@ def points_sheet(audit: Audit) -> Sheet[AuditPoint]:
 
 def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
     """Returns the table of kinds of shuffling side by side."""
-    titles = {}
-    if all(row.final is None for row in comparison.rows):
-        titles["final_value"] = ""
+    titles = {"final_value": ""} if all(row.final is None for row in comparison.rows) else {}
+
+    def paired(row: ShuffleRow) -> bool | None:
+        return None if row.is_reference else row.is_paired
+
     columns = columns_of(
         ShuffleRow,
         *place_columns(),
         *("group", "shuffle", "partition", "staging", "epoch_s", "factor", "novelty", "label_distance", "metric"),
-        *("final", Column("is_paired", "In pairs", "is_paired", _paired_text)),
+        *("final", Column("is_paired", "In pairs", "is_paired", paired)),
         titles=titles,
     )
     return Sheet(
@@ -327,14 +318,6 @@ def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
         rows=comparison.rows,
         caption="Runs that differ only in shuffling and its staging. Above 1: faster than with global shuffling.",
     )
-
-
-def _paired_text(row: ShuffleRow) -> str | None:
-    if row.is_reference:
-        return None
-    if row.is_paired:
-        return "yes"
-    return "no"
 
 
 def samples_text(count: int) -> str:
@@ -357,19 +340,15 @@ def _audit_headline(points: Sequence[AuditPoint]) -> str:
     num_runs, num_bad = sum(point.num_runs for point in points), sum(point.num_bad for point in points)
     if num_bad:
         twice, never = sum(point.twice for point in points), sum(point.never for point in points)
-        return (
-            f"errors in {num_bad} of {num_runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} "
-            "never"
-        )
+        samples = f"{samples_text(twice)} read more than once, {samples_text(never)} never"
+        return f"errors in {num_bad} of {num_runs} runs: {samples}"
     if any(point.whole_epochs for point in points):
         return f"no sample read twice or missed in an epoch ({runs_text(num_runs)})"
     return f"no sample read twice ({runs_text(num_runs)}); no complete epoch was read"
 
 
 def _factor_over_global(row: ShuffleRow) -> Estimate | None:
-    if row.shuffle == "global":
-        return None
-    return row.factor
+    return None if row.shuffle == "global" else row.factor
 
 
 class ShuffleAuditView(GroupView):
@@ -387,14 +366,12 @@ class ShuffleAuditView(GroupView):
         errors = list(audit.errors)
         if audit.num_errors > len(errors):
             errors.append(f"{audit.num_errors - len(errors)} more errors; the records have all of them")
-        notes = []
         audit_share = max(point.audit_share or 0.0 for point in audit.points)
-        if audit_share >= MIN_AUDIT_SHARE:
-            notes.append(f"The audit costs {percent(audit_share)} of the steps.")
+        note = f"The audit costs {percent(audit_share)} of the steps."
         return Section(
             headline=_audit_headline(audit.points),
             marks=tuple(Mark(severity="serious", label="Error", text=error) for error in errors),
-            notes=tuple(notes),
+            notes=(note,) if audit_share >= MIN_AUDIT_SHARE else (),
             sheets=(points_sheet(audit),),
         )
 
@@ -418,16 +395,15 @@ class ShufflingView(ReportView):
             headline = (
                 f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.title} as with global shuffling"
             )
-        incomplete = [
+        without_global = [
             comparison.label
             for comparison in comparisons
             if not any(row.is_reference for row in at_last_place(comparison.rows))
         ]
+        why = "no runs with global shuffling, so there is nothing to compare with."
         return Section(
             headline=headline,
-            words=tuple(
-                f"{label}: no runs with global shuffling, so there is nothing to compare with." for label in incomplete
-            ),
+            words=tuple(f"{label}: {why}" for label in without_global),
             charts=lambda: list(_charts(comparisons)),
             sheets=tuple(map(compared_sheet, comparisons)),
         )

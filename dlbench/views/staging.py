@@ -1,8 +1,5 @@
-"""The time of staging on each node, and the number of epochs after which it has paid off.
-
-Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ only in the settings of staging.
-Its interval goes from the shortest staging over the largest gain to the longest over the smallest; without an upper end
-if the smallest gain is not above 0.
+"""The time of staging on each node, and the number of epochs after which it has paid off. Break-even epochs = T_stage /
+(epoch in place - epoch staged), of groups that differ only in the settings of staging.
 """
 
 from __future__ import annotations
@@ -49,13 +46,11 @@ class StagingPoint:
     tier: str = field(metadata=column("To"))
     method: str = field(metadata=column("Copied by"))
     streams: int = field(metadata=column("Streams"))
-    seconds: Estimate = field(metadata=column("Until all were ready", "staging_s"))
-    """Seconds until all nodes were ready, over runs that copied everything; without such runs, over all."""
+    seconds: Estimate = field(metadata=column("Until all were ready", "staging_s"))  # See `_seconds`.
     num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that reused samples of an earlier run.
     num_runs: int
     needed_bytes: int = field(metadata=column("Needed per node", unit="bytes"))
-    free_bytes: int = field(metadata=column("Free per node", unit="bytes"))
-    """Bytes on the node that had least, before the first byte was copied."""
+    free_bytes: int = field(metadata=column("Free per node", unit="bytes"))  # Least of any node.
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
     slowest_bytes_per_s: float | None  # Lowest rate of a node in any run; None if nothing was copied before training.
     fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
@@ -74,9 +69,7 @@ class Staged:
 def staged(group: scaling.Group, table: RunTable) -> Staged | None:
     """Returns the staging at each rank count; None if no run staged."""
     points = [_point(point, results) for point in group.points if (results := _results(point, table))]
-    if not points:
-        return None
-    return Staged(points=tuple(points))
+    return Staged(points=tuple(points)) if points else None
 
 
 def _results(point: Point, table: RunTable) -> dict[RunKey, StagingResult]:
@@ -101,17 +94,13 @@ def _point(point: Point, by_run: Mapping[RunKey, StagingResult]) -> StagingPoint
         num_runs=len(results),
         needed_bytes=max((node.needed_bytes for node in nodes), default=0),
         free_bytes=min((node.free_bytes for node in nodes), default=0),
-        copied_bytes=max(map(_copied_bytes, results)),
+        copied_bytes=max(sum(node.copied_bytes for node in result.nodes) for result in results),
         slowest_bytes_per_s=min(rates, default=None),
         fastest_bytes_per_s=max(rates, default=None),
         kept=any(result.kept for result in results),
         paths=tuple(dict.fromkeys(node.path for node in nodes)),
         verified=" | ".join(dict.fromkeys(result.verified for result in results)),
     )
-
-
-def _copied_bytes(result: StagingResult) -> int:
-    return sum(node.copied_bytes for node in result.nodes)
 
 
 def _has_reused(result: StagingResult) -> bool:
@@ -137,11 +126,9 @@ class BreakEven:
     tier: str = field(metadata=column("To"))
     staging: Estimate = field(metadata=column("Staging", "staging_s"))
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
-    """Seconds of an epoch that reads in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))  # Seconds of a staged epoch.
     gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))  # Seconds in place less seconds staged.
-    factor: Estimate = field(metadata=column("Factor", text=times_cell))
-    """Epoch in place over epoch staged: above 1, staged epochs are faster."""
+    factor: Estimate = field(metadata=column("Factor", text=times_cell))  # Above 1: staged is faster.
     is_paired: bool
     epochs: float | None  # Break-even epochs; None: staged epochs are not faster, or staging is lazy.
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))
@@ -193,13 +180,9 @@ def _about_mean(epochs_s: Mapping[RunKey, float]) -> dict[RunKey, float]:
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
-    """Returns low end, value and high end of the epochs after which staging has paid off; None where there is none.
-
-    `staging` is in seconds, `gain` in seconds per epoch.
-    """
-    low = value = high = None
-    if gain.value > 0:
-        value = staging.value / gain.value
+    """Returns low end, value and high end of the epochs after which staging has paid off; None where there is none."""
+    low = high = None
+    value = staging.value / gain.value if gain.value > 0 else None
     if gain.high is not None and gain.high > 0:
         low = (staging.value if staging.low is None else staging.low) / gain.high
     if gain.low is not None and gain.low > 0:
@@ -233,10 +216,8 @@ class StagingView(GroupView):
 def _notes(points: Sequence[StagingPoint]) -> Iterator[str]:
     for point in points:
         if point.num_reused:
-            note = (
-                f"{place_text(point.ranks, point.nodes)}: {point.num_reused} of {point.num_runs} runs reused samples "
-            )
-            note += "of an earlier run"
+            num_runs = f"{point.num_reused} of {point.num_runs} runs"
+            note = f"{place_text(point.ranks, point.nodes)}: {num_runs} reused samples of an earlier run"
             if point.num_reused == point.num_runs:
                 note += ": the time above is not that of copying everything"
             yield f"{note}."
@@ -285,13 +266,11 @@ class BreakEvenView(ReportView):
             reference=lambda group: group.sample.plan.workload.data.staging == "none",
             figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, source.table), is_time=True)},
         )
-        rows = []
+        rows: list[BreakEven | None] = []
         for compared in comparison.of(with_real_data(source.groups)):
-            for compared_row in sorted(compared.rows, key=lambda row: compared.groups.index(row.side.group)):
-                row = _row(compared_row, source.table)
-                if row is not None:
-                    rows.append(row)
-        return tuple(rows)
+            ordered = sorted(compared.rows, key=lambda row: compared.groups.index(row.side.group))
+            rows += [_row(row, source.table) for row in ordered]
+        return tuple(row for row in rows if row is not None)
 
     def shown(self, report: Report, rows: tuple[BreakEven, ...]) -> Section:
         last = rows[-1]

@@ -24,14 +24,15 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
 from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
-from dlbench.views.view import ReportSource, ReportView, optional_text, place_of
+from dlbench.views.view import ReportSource, ReportView, known_mean, optional_text, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
 
 WARM_ENOUGH = 0.05  # Largest share of bytes from storage in a run with a warm page cache.
 
-PART_TITLES = {
+PartName = Literal["ingestion", "preparation", "fetch"]
+PART_TITLES: dict[PartName, str] = {
     "ingestion": "step without input (synthetic data)",
     "preparation": "preparation stall (decode, augment)",
     "fetch": "fetch stall (storage)",
@@ -48,33 +49,22 @@ _SHORT_NAMES = {"preparation": "preparing", "fetch": "fetching"}
 class StallPart:
     """One part of the step with a cold page cache, or with a warm one if cold was not possible."""
 
-    name: Literal["ingestion", "preparation", "fetch"] = field(metadata=column(name="part"))
+    name: PartName = field(metadata=column("Part of the step", "part", text=PART_TITLES.__getitem__, is_brief=True))
     seconds: Estimate | None = field(metadata=column("Per step", missing=NOT_MEASURED, is_brief=True))
-    """Seconds per step, of geometric means over repeats; None: not measured."""
-    share: Estimate | None = field(metadata=column("Share", is_brief=True))
-    """Share of the step; shares of the measured parts sum to 1."""
+    share: Estimate | None = field(metadata=column("Share", is_brief=True))  # Sum: 1.
     why: str = field(metadata=column(name="why_not_measured"))
-
-    @property
-    def title(self) -> str:
-        return PART_TITLES[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierRuns:
     """The runs of one kind at a scaling point."""
 
-    tier: Tier
+    tier: Tier = field(metadata=column("Runs with", text=TIER_TITLES.__getitem__, is_brief=True))
     rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
     step_s: Estimate = field(metadata=column("Step", is_brief=True))  # Mean step, geometric mean over runs.
-    storage_share: float | None
-    """Share of the bytes read that came from storage and not from the page cache, mean over runs; None: not known."""
+    storage_share: float | None  # Of the bytes read (1), mean over runs; None: not known.
     epochs: float | None  # Most epochs that a run read; None: not known.
     cache: str = field(metadata=column("Page cache", value=optional_text))
-
-    @property
-    def title(self) -> str:
-        return TIER_TITLES[self.tier]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +73,7 @@ class Stalls(SeriesPoint):
 
     sample_unit: str
     tiers: tuple[TierRuns, ...]  # Kinds of runs with figures, in the order synthetic, cached, cold.
-    ceiling: Estimate | None
-    """Samples per second of the ranks without waiting for input; None: no run with synthetic data."""
+    ceiling: Estimate | None  # Samples per second without waiting for input; None: no run with synthetic data.
     parts: tuple[StallPart, ...]
     whole_s: Estimate | None  # Seconds of the step that the parts sum to; None without measured parts.
     whole_is: Tier  # The kind of runs of this step.
@@ -103,10 +92,7 @@ class IoTiers:
 
 
 def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
-    """Returns every scaling point whose series has the variants of `dlbench io --tiers`, by series, ranks and nodes.
-
-    Only repeats count in which all kinds of runs that are subtracted have figures.
-    """
+    """Returns every scaling point with the variants of `dlbench io --tiers`, over repeats in which all have figures."""
     return tuple(map(_point, twins(runs, VARIANTS.values(), lambda planned: "cached-input" in planned)))
 
 
@@ -117,15 +103,15 @@ def _point(series_point: Twins) -> Stalls:
     plan = series_point.plan
     rate_unit = f"{plan.workload.sample_unit}/s"
     parts, whole_is = _parts(kinds, repeats, reasons)
-    tiers = {tier: _tier(tier, by_repeat, rate_unit) for tier, by_repeat in kinds.items() if by_repeat}
+    tiers = [_tier(tier, by_repeat, rate_unit) for tier, by_repeat in kinds.items() if by_repeat]
     steps_s: dict[RunKey, float] = {}
     if any(part.seconds is not None for part in parts):
         steps_s = {key: _step_s(kinds[whole_is][key]) for key in repeats}
     return Stalls(
         **series_facts(plan),
         sample_unit=plan.workload.sample_unit,
-        tiers=tuple(tiers.values()),
-        ceiling=tiers["synthetic"].rate if "synthetic" in tiers else None,
+        tiers=tuple(tiers),
+        ceiling=next((tier_runs.rate for tier_runs in tiers if tier_runs.tier == "synthetic"), None),
         parts=parts,
         whole_s=of_known(geometric_mean_estimate, steps_s, "s"),
         whole_is=whole_is,
@@ -153,7 +139,7 @@ def _parts(kinds: Kinds, repeats: Sequence[RunKey], reasons: Mapping[Tier, str])
         rows = about_means([{"step": _step_s(kinds[tier][key])} for key in repeats])
         return [row["step"] for row in rows]
 
-    def part(name: Literal["ingestion", "preparation", "fetch"], tier: Tier, less: Tier | None) -> StallPart:
+    def part(name: PartName, tier: Tier, less: Tier | None) -> StallPart:
         why = reasons[tier] or reasons[less or tier] or reasons["synthetic"] or no_pair
         if not why and whole_is == "cached":
             why = reasons["cached"]
@@ -191,20 +177,14 @@ def _why_not(tier: Tier, readings: Sequence[ReadingResult | None]) -> str:
 
 def _tier(tier: Tier, by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]], rate_unit: str) -> TierRuns:
     readings = [reading for reading in _readings(by_repeat) if reading is not None]
-    shares = _storage_shares(readings)
     return TierRuns(
         tier=tier,
         rate=geometric_mean_estimate({key: measures.throughput for key, (_, measures) in by_repeat.items()}, rate_unit),
         step_s=geometric_mean_estimate({key: _step_s(run) for key, run in by_repeat.items()}, "s"),
-        storage_share=sum(shares) / len(shares) if shares else None,
+        storage_share=known_mean(storage_share(reading.epochs) for reading in readings),
         epochs=max((float(len(reading.epochs)) for reading in readings if reading.epochs), default=None),
-        cache="" if tier == "synthetic" or not readings else readings[0].cache,
+        cache=next((reading.cache for reading in readings if tier != "synthetic"), ""),
     )
-
-
-def _storage_shares(readings: Sequence[ReadingResult]) -> list[float]:
-    shares = [storage_share(reading.epochs) for reading in readings]
-    return [share for share in shares if share is not None]
 
 
 def _notes(kinds: Kinds) -> Iterator[str]:
@@ -221,14 +201,10 @@ def _notes(kinds: Kinds) -> Iterator[str]:
             "within one"
         )
     # If all samples were cached, the kernel read other files, e.g. programs.
-    warm_shares = _storage_shares(
-        [
-            reading
-            for reading in readings["cached"]
-            if reading.cached_share is None or reading.cached_share <= 1 - WARM_ENOUGH
-        ]
-    )
-    highest = max(warm_shares, default=0.0)
+    highest = 0.0
+    for reading in readings["cached"]:
+        if reading.cached_share is None or reading.cached_share <= 1 - WARM_ENOUGH:
+            highest = max(highest, storage_share(reading.epochs) or 0.0)
     if highest > WARM_ENOUGH:
         yield (
             f"Up to {highest:.0%} of the bytes read in runs with a warm page cache came from storage: the preparation "
@@ -248,7 +224,6 @@ def _of_point(*picks: str) -> tuple[Column[Any], ...]:
 
 
 def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
-    title: Column[Any] = Column("", "Part of the step", "title", is_brief=True)
     rows: list[tuple[Stalls, StallPart]] = []
     for point in points:
         rows += [(point, part) for part in point.parts]
@@ -257,7 +232,7 @@ def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
         title="Input wait of a step",
         columns=(
             *_of_point("series=series", "workload=workload"),
-            *columns_of(StallPart, "name", title, "seconds", "share", of=itemgetter(1)),
+            *columns_of(StallPart, "name", "seconds", "share", of=itemgetter(1)),
             *columns_of(Stalls, "share_of=whole_is", "pairs", of=itemgetter(0)),
             *columns_of(StallPart, "why", of=itemgetter(1)),
         ),
@@ -269,10 +244,9 @@ def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
 
 
 def _runs_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
-    title: Column[Any] = Column("", "Runs with", "title", is_brief=True)
     from_storage: Column[Any] = Column("storage_share", "From storage", "storage_share", _storage_cell)
     runs: Column[Any] = Column("runs", "Runs", "step_s.n")
-    picks = ("tier", title, "rate", "step_s", from_storage, "epochs", runs, "cache")
+    picks = ("tier", "rate", "step_s", from_storage, "epochs", runs, "cache")
     rows: list[tuple[Stalls, TierRuns]] = []
     for point in points:
         rows += [(point, tier) for tier in point.tiers]

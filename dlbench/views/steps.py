@@ -1,7 +1,5 @@
-"""The views `steps` and `ranks`: quantiles and outliers of step times by rank count.
-
-The time of a step is that of its slowest rank. Figures are means over runs of their digests
-(`dlbench.analysis.digest`), because the experimental unit is the run.
+"""The views `steps` and `ranks`: quantiles and outliers of step times (of the slowest rank) by rank count. Figures are
+means over runs of their digests (`dlbench.analysis.digest`), because the experimental unit is the run.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from dlbench.views.rank_map import RankMap, map_text, rank_charts, rank_map, ran
 from dlbench.views.view import GroupSource, GroupView, place_of
 
 CORRELATED = 0.2  # Lowest autocorrelation of successive steps with a warning that they are not independent.
-DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
-"""Percents of the quantiles that are drawn."""
-LISTED = (0, 5, 25, 50, 75, 95, 100)
-"""Percents of the quantiles in tables for people, if the runs have enough steps for them."""
+DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)  # Percents.
+LISTED = (0, 5, 25, 50, 75, 95, 100)  # Percents of the quantiles in tables, if the runs have enough steps.
 MAX_OUTLIERS = 20  # Steps in a table for people: those with the largest ratio.
 NO_STEPS = "this report was made without the single steps of its runs."
 
@@ -43,8 +39,7 @@ NO_STEPS = "this report was made without the single steps of its runs."
 class StepQuantile:
     """One quantile of the step times at a rank count."""
 
-    share: float = field(metadata=column(name="share_of_steps_fraction"))
-    """Share of steps that take no longer (fraction): 0, 0.01, ..., 1."""
+    share: float = field(metadata=column(name="share_of_steps_fraction"))  # 0, 0.01, ..., 1.
     seconds: Estimate  # Median over runs with their range, whatever their number: 101 quantiles are no 101 claims.
 
 
@@ -64,13 +59,10 @@ class StepPoint:
     p99: Estimate = field(metadata=column("p99", "p99_s"))
     longest: Estimate = field(metadata=column("Longest", "longest_s"))
     num_outliers: int  # Steps beyond their run's fence, of all runs together.
-    outlier_share: Estimate = field(metadata=column(name="outlier_share_fraction"))
-    """Share of a run's steps that are outliers (fraction), median over runs."""
-    fence: Estimate = field(metadata=column("Outlier limit", "fence_s"))
-    """Third quartile + 3 x the interquartile range (Tukey's far-out fence), median over runs."""
+    outlier_share: Estimate = field(metadata=column(name="outlier_share_fraction"))  # Median over runs.
+    fence: Estimate = field(metadata=column("Outlier limit", "fence_s"))  # Tukey's far-out fence, median.
     outliers: tuple[OutlierStep, ...]  # The longest steps of each run, the largest ratio first.
-    autocorrelation: Estimate | None
-    """Correlation of successive step times (ratio), median over the runs that have it; None: no run has it."""
+    autocorrelation: Estimate | None  # Of successive steps, median over runs; None: no run has it.
 
     @property
     def place(self) -> str:
@@ -242,12 +234,7 @@ def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
             *columns_of(StepQuantile, *picks, of="quantile"),
         ),
         rows=rows,
-        pivot=Pivot(
-            corner="Share of steps",
-            down="share_text",
-            across="point.place",
-            cell="quantile.seconds",
-        ),
+        pivot=Pivot(corner="Share of steps", down="share_text", across="point.place", cell="quantile.seconds"),
         is_shown=lambda row: row.percent in LISTED and supports(row.point, row.percent),
         is_drawn=True,
         caption="Geometric means over runs; in parentheses the range of runs.",

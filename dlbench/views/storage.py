@@ -1,8 +1,4 @@
-"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed.
-
-A sample is fetched (storage) and prepared (CPU). R readers that fetched n samples in f seconds, summed over readers,
-would read n R / f samples per second without preparing. That is not the rate of more readers.
-"""
+"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed."""
 
 from __future__ import annotations
 
@@ -68,11 +64,8 @@ class Supply:
     fetch_share: Estimate | None  # Fetching over fetching and preparing (1).
     prepare_share: Estimate | None  # Preparing over fetching and preparing (1).
     fetching: Estimate | None = field(metadata=column("Fetching", "fetch_time_share", is_brief=True))
-    """Share of all time of the readers (1)."""
     preparing: Estimate | None = field(metadata=column("Preparing", "prepare_time_share", is_brief=True))
-    """Share of all time of the readers (1)."""
     neither: Estimate | None = field(metadata=column("Other", "other_time_share", is_brief=True))
-    """Share of all time of the readers that is neither fetching nor preparing (1)."""
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
     fetch_samples_per_s: Estimate | None  # Rate of as many readers if preparing took no time.
     limit: Limit | None  # The larger of fetching and preparing.
@@ -93,7 +86,6 @@ class Fed:
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
     accelerators: Estimate = field(metadata=column("How many", text=_count_cell, is_brief=True))
     by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count_cell, is_brief=True))
-    """Number of accelerators if preparing took no time."""
     limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
 
 
@@ -124,15 +116,10 @@ class Io:
 
 
 def supply_of(answer: ReadingRate) -> Supply:
-    """Returns the rates of a reader benchmark with a cold or warm page cache.
-
-    Raises ValueError: the benchmark left the page cache as it was.
-    """
+    """Returns the rates of a reader benchmark; raises ValueError if it left the page cache as it was."""
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
-    repeats = []
-    if answer.cache_in_force:
-        repeats = [repeat.together for repeat in answer.repeats if repeat.together.samples]
+    repeats = [repeat.together for repeat in answer.repeats if answer.cache_in_force and repeat.together.samples]
     readers = answer.processes * max(1, answer.loader_workers)
     shares, fetching, preparing, neither, fetched_per_s = [], [], [], [], []
     for rates in repeats:
@@ -177,10 +164,7 @@ def supply_of(answer: ReadingRate) -> Supply:
         opens_per_s=_median([rates.opens_per_s for rates in repeats if rates.opens_per_s], "opens/s"),
         stats_per_s=_median([rates.stats_per_s for rates in repeats if rates.stats_per_s], "stats/s"),
         names_per_s=_median([rates.names_per_s for rates in repeats if rates.names_per_s], "names/s"),
-        num_files=answer.num_files,
-        names_from=answer.names_from,
-        open_s=answer.open_s,
-        warnings=answer.warnings,
+        **{name: getattr(answer, name) for name in ("num_files", "names_from", "open_s", "warnings")},
     )
 
 
@@ -211,10 +195,8 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
                 limit=supply.limit,
             )
         )
-    bytes_per_s = None
     sample_bytes = _sample_bytes(supplies)
-    if sample_bytes is not None:
-        bytes_per_s = demand.samples_per_s * sample_bytes
+    bytes_per_s = None if sample_bytes is None else demand.samples_per_s * sample_bytes
     return Need(demand=demand, bytes_per_s=bytes_per_s, fed=tuple(fed))
 
 

@@ -12,7 +12,6 @@ from dlbench.analysis.side_by_side import alike
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
-from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Pivot, Sheet, column, columns_of
@@ -20,7 +19,7 @@ from dlbench.report.wording import runs_text
 from dlbench.specs.container import ContainerSpec
 from dlbench.units import counted, format_seconds, plural
 from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, ranks_of
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6  # Different texts of a field that are listed; further ones are counted.
@@ -46,7 +45,6 @@ _TITLES = {  # Fields of a system description that are shown, in order.
 }
 
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
-"""Environment variables that change how the system is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
     descriptions = [system_fields(run, Statement()) for run in described]
     hosts: dict[str, None] = {}
     for run in described:
-        hosts |= dict.fromkeys(rank.host for rank in _ranks(run))
+        hosts |= dict.fromkeys(rank.host for rank in ranks_of(run))
     fields, unknown = [], []
     for key, title in _TITLES.items():
         texts = [description[key] for description in descriptions]
@@ -97,10 +95,6 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
         fields=tuple(fields),
         unknown=tuple(unknown),
     )
-
-
-def _ranks(run: Run) -> Sequence[RankResult]:
-    return () if run.record is None else run.record.ranks
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -173,7 +167,7 @@ def _range(seconds: Sequence[float]) -> str:
 
 def _placement(run: Run) -> str:
     """Returns the placement of ranks on GPUs and NUMA nodes; empty without GPUs."""
-    ranks = [rank for rank in _ranks(run) if rank.gpu is not None]
+    ranks = [rank for rank in ranks_of(run) if rank.gpu is not None]
     if not ranks:
         return ""
     text = "a whole GPU for each rank"
@@ -197,23 +191,20 @@ def _nccl(run: Run) -> str:
     nccl = run.record.nccl if run.record is not None else None
     if nccl is None:
         return ""
+    adapters = sorted(Counter(nccl.adapters.values()).items())
+    channels = sorted(nccl.channels.items(), key=itemgetter(1), reverse=True)
     parts = [nccl.version or "version not known"]
-    if nccl.network:
-        parts.append(f"network {nccl.network}")
-    if nccl.plugin:
-        parts.append(f"plugin {nccl.plugin}")
-    if nccl.adapters:
-        adapters = sorted(Counter(nccl.adapters.values()).items())
-        parts.append(f"adapters {', '.join(f'{kind} ({count})' for kind, count in adapters)}")
-    if nccl.channels:
-        channels = sorted(nccl.channels.items(), key=itemgetter(1), reverse=True)
-        parts.append(f"connections {', '.join(f'{kind} ({count})' for kind, count in channels)}")
-    if nccl.collective_channels:
-        parts.append(f"{nccl.collective_channels} channels")
-    if nccl.nvls_channels:
-        parts.append(f"{nccl.nvls_channels} channels of NVLink SHARP")
-    if nccl.rings or nccl.trees:
-        parts.append(f"{nccl.rings} rings, {nccl.trees} trees")
+    for value, text in (
+        (nccl.network, f"network {nccl.network}"),
+        (nccl.plugin, f"plugin {nccl.plugin}"),
+        (adapters, f"adapters {', '.join(f'{kind} ({count})' for kind, count in adapters)}"),
+        (channels, f"connections {', '.join(f'{kind} ({count})' for kind, count in channels)}"),
+        (nccl.collective_channels, f"{nccl.collective_channels} channels"),
+        (nccl.nvls_channels, f"{nccl.nvls_channels} channels of NVLink SHARP"),
+        (nccl.rings or nccl.trees, f"{nccl.rings} rings, {nccl.trees} trees"),
+    ):
+        if value:
+            parts.append(text)
     return "; ".join(parts)
 
 
@@ -264,12 +255,7 @@ def _sheet(systems: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
         title="Systems",
         columns=(*system_columns, *columns_of(SystemProperty)),
         rows=list(chain.from_iterable(map(_rows, systems))),
-        pivot=Pivot(
-            corner="Property",
-            down="what",
-            across="system_title",
-            cell="text",
-        ),
+        pivot=Pivot(corner="Property", down="what", across="system_title", cell="text"),
         is_data=attrgetter("is_data"),
         is_shown=lambda row: row.what in lines,
         order=lambda row: lines.index(row.what),

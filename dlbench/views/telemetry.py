@@ -22,10 +22,11 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
-from dlbench.units import format_bytes, format_number
+from dlbench.units import format_number
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import rerun
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.readers import rate_cell
+from dlbench.views.view import GroupSource, GroupView, known_mean, place_of
 
 MAX_UNAVAILABLE = 40
 MAX_HOST = 64  # Characters of a host name.
@@ -40,10 +41,6 @@ _ABOUT = (
     "node, with other programs."
 )
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
-
-
-def _rate_cell(bytes_per_s: float) -> Cell:
-    return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
 
 
 def _clock_cell(hertz: float) -> Cell:
@@ -68,31 +65,22 @@ class NodeMeans:
     num_power: int  # GPUs that report their power.
     sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
-    """Share of the time in which a kernel ran (1), mean over its GPUs."""
-    sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))
-    """Busy share of multiprocessors (1) by GPM, mean over its GPUs."""
+    sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))  # By GPM, as the next two.
     tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
-    """Share of the time in which tensor cores worked (1) by GPM, mean over its GPUs."""
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
-    """Bandwidth of GPU memory over the highest (1) by GPM, mean over its GPUs."""
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
     gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
-    """Highest sample of any of its GPUs."""
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
-    """Share of the time (1) in which the commonest reason throttled its most throttled GPU."""
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
     host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean over time.
-    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate_cell))
-    """Bytes per second, all interfaces together."""
-    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate_cell))
-    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate_cell))
-    """Bytes per second, all disks together."""
+    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=rate_cell))
+    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=rate_cell))
+    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=rate_cell))
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
     missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
-    is_shown: bool = field(default=False, metadata={HIDDEN: False})
-    """Whether it is a row for people; programs get other nodes, in another order."""
+    is_shown: bool = field(default=False, metadata={HIDDEN: False})  # Whether it is a row for people.
 
     @property
     def place(self) -> tuple[int, int]:
@@ -186,8 +174,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         return [summary for summary in summaries if summary is not None]
 
     def mean_of_gpus(name: str) -> float | None:
-        means = [summary.mean for summary in of_gpus(name)]
-        return sum(means) / len(means) if means else None
+        return known_mean(summary.mean for summary in of_gpus(name))
 
     def highest_of_gpus(name: str) -> float | None:
         return max((summary.highest for summary in of_gpus(name)), default=None)
@@ -259,9 +246,10 @@ def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, in
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
     """Returns the node's GPUs on which ranks computed, which are those with energy; else all sampled ones."""
     gpus = set()
-    for source in reading.energy.sources if reading.energy is not None else ():
-        if source.kind == "GPUs" and source.node_rank == node.node_rank:
-            gpus.add(int(source.name.removeprefix("gpu.")))
+    if reading.energy is not None:
+        for source in reading.energy.sources:
+            if source.kind == "GPUs" and source.node_rank == node.node_rank:
+                gpus.add(int(source.name.removeprefix("gpu.")))
     return tuple(sorted(gpus)) or gpu_numbers(node.fields)
 
 
@@ -316,9 +304,8 @@ def _is_empty(candidate: Column[NodeMeans], nodes: Sequence[NodeMeans]) -> bool:
 
 
 def _shown(telemetry: Telemetry) -> tuple[list[NodeMeans], list[str]]:
-    """Returns the nodes that people see, and remarks on those left out.
-
-    They are the nodes of each point's median run, else of the first that was read, the most throttled first.
+    """Returns the nodes that people see, those of each point's median run, most throttled first, and remarks on those
+    left out.
     """
     shown_nodes: list[NodeMeans] = []
     left_out: list[str] = []

@@ -1,15 +1,14 @@
 """The view `utilisation`: model FLOPs utilisation (MFU), and published rates of the same network.
 
-MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank), Chowdhery et al., "PaLM" (2022),
-appendix B. Only FLOPs that the model needs are counted, without recomputing (`dlbench.node.models.build`). The peak is
-`node.peak_tflops` of the system, else that of a data sheet by the GPU's name (`dlbench.perfmodels.data_sheets`).
+MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank), without recomputing (Chowdhery et
+al., "PaLM", 2022, appendix B).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from dlbench import bundled
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.perfmodels.data_sheets import TERA, sheet_of, why_no_peak
-from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
@@ -31,7 +29,7 @@ from dlbench.specs.workload import TextData
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
 from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of, ranks_of
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
@@ -42,12 +40,8 @@ def _differences_text(differences: tuple[str, ...]) -> str:
 
 def gpu_names(run: Run) -> set[str]:
     """Returns the names of the GPUs of a run's ranks, as torch reports them; empty on CPUs."""
-    matches = [_GPU.match(rank.device) for rank in _ranks(run)]
+    matches = [_GPU.match(rank.device) for rank in ranks_of(run)]
     return {match[1] for match in matches if match}
-
-
-def _ranks(run: Run) -> Sequence[RankResult]:
-    return () if run.record is None else run.record.ranks
 
 
 def gpus_per_rank(run: Run) -> float:
@@ -100,22 +94,17 @@ class Utilisation:
     peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
     padding: str = ""  # A clause on FLOPs of padding that was not computed.
-    published: tuple[PublishedRate, ...] = ()
-    """Published rates of the same network in the same precision on as many of the same cards."""
+    published: tuple[PublishedRate, ...] = ()  # Of the same network, precision, cards and GPU count.
 
 
 def utilisation(group: scaling.Group) -> Utilisation | None:
     """Returns the MFU of every point; None if neither FLOPs nor a published rate are known."""
     flops, published = training_flops(group), rates_beside(group)
+    if flops is None and not published:
+        return None
     if flops is None:
-        if not published:
-            return None
-        return Utilisation(
-            training_flops_per_sample=None,
-            peak="",
-            points=tuple(_point(point, None, None) for point in group.points),
-            published=published,
-        )
+        points_without_flops = tuple(_point(point, None, None) for point in group.points)
+        return Utilisation(training_flops_per_sample=None, peak="", points=points_without_flops, published=published)
     precision = group.sample.plan.workload.train.precision
     points: list[UtilisationPoint] = []
     peaks: list[str] = []
@@ -183,7 +172,7 @@ def peak_of(run: Run) -> RankPeak | None:
     """Returns the peak of one rank of a run at its precision; None if it is not declared and no data sheet has it."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
-    on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(run))
+    on_gpu = any(rank.device.startswith("cuda") for rank in ranks_of(run))
     # Ranks that share a GPU share its peak.
     per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
     # A declared peak is that of a GPU exactly if the node has some.
@@ -256,10 +245,8 @@ class PublishedRate:
     device: str
     published: float  # Published samples per second and GPU.
     measured: Estimate = field(metadata=column("Measured per GPU", "measured_per_gpu_s"))
-    """Measured samples per second and GPU."""
     ratio: Estimate = field(metadata=column("Measured / published"))
     differences: tuple[str, ...] = field(metadata=column("Differences", value=_differences_text))
-    """Differences of the settings, each in words."""
     source: str
     address: str
 
@@ -325,12 +312,11 @@ def _differences(run: Run, rate: Rate) -> Iterator[str]:
     workload = run.plan.workload
     parts = workload.train.gradient_accumulation
     data = "synthetic" if workload.data.is_synthetic else "real"
-    settings: tuple[tuple[str, object, object], ...] = (
+    for name, published, measured in (
         ("batch at a time", rate.batch, workload.train.batch_per_rank // parts),
         ("parts of an update", rate.parts, parts),
         ("data", rate.data, data),
-    )
-    for name, published, measured in settings:
+    ):
         if published != measured:
             yield f"{name} ({published} published, {measured} here)"
     if len(rate.precision) > 1 and workload.train.precision != "fp16":
@@ -431,6 +417,4 @@ def _sheet(utilisation: Utilisation) -> Sheet[UtilisationPoint]:
 
 def _unit(utilisation: Utilisation) -> tuple[str, float]:
     largest = max((point.achieved.value for point in utilisation.points if point.achieved), default=1.0)
-    if largest >= 1:
-        return "TFLOP/s", 1.0
-    return "GFLOP/s", 1000.0
+    return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.doubts import Doubt
 from dlbench.analysis.table import RunTable
-from dlbench.records.scan import Scan
+from dlbench.records.record import RankResult
+from dlbench.records.scan import Run, Scan
 from dlbench.report.document import BaseReport
 from dlbench.report.table import Column
 from dlbench.report.views import GroupView, HasViews, ReportView, Views
@@ -51,6 +52,17 @@ class ReportSource:
 def place_of(row: Any) -> str:
     """Returns ranks and nodes of a row that has both, e.g. ``4 ranks on 2 nodes``."""
     return place_text(row.ranks, row.nodes)
+
+
+def ranks_of(run: Run) -> Sequence[RankResult]:
+    """Returns the results of a run's ranks; empty without a record."""
+    return () if run.record is None else run.record.ranks
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are not None; None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def optional_text(text: str) -> str | None:

@@ -1,18 +1,12 @@
 """Seconds and bytes of the blocks of a chain, and the schedule of a pass over blocks.
 
-A unit's boundary is its input, which the unit before computes. **Owner rule**: the boundary at which a block begins
-belongs to that block, whichever unit saved it: the block's decision says whether it stays or moves. It is released
-after the block's backward pass; if the unit before saved it as well, it is part of the workspace of that unit's
-backward pass. Two exceptions:
+The boundary at which a block begins (the input of its first unit) belongs to that block, whichever unit saved it. A
+boundary that other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it; one
+that no unit saves (`input_saved` is False) is freed after the forward pass, unless the block is recomputed from it or
+other modules use it.
 
-- a boundary that other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it;
-- a boundary that no unit saves (`input_saved` is False) is freed after the block's forward pass, unless the block is
-  recomputed from it or other modules use it.
-
-Inner boundaries that are not saved are held while the two units next to them run.
-
-Temporary memory of a unit (workspace, gradients) counts while its own pass runs. So a block needs the most that any of
-its units needs, each with the bytes that the others hold at that time.
+Temporary memory of a unit counts while its own pass runs, so a block needs the most that any of its units needs with
+the bytes that the others hold at that time.
 """
 
 from __future__ import annotations
@@ -34,12 +28,8 @@ class BlockCost:
     backward_s: float
     recomputes: bool
     input_bytes: int  # Bytes of the boundary at which it begins; held while its forward pass runs.
-    kept_bytes: int
-    """Bytes of `input_bytes` that are held from the forward pass until their swap-out ends, if they move, and again
-    until the backward pass has ended."""
-    own_bytes: int
-    """Bytes that its forward pass saves without its boundaries, held until their swap-out or its backward pass has
-    ended; 0 if it is recomputed."""
+    kept_bytes: int  # Of `input_bytes`, held until their swap-out ends, and again until the backward pass ends.
+    own_bytes: int  # Saved by its forward pass, without boundaries; 0 if it is recomputed.
     forward_bytes: int  # Bytes that its forward pass needs without its input, including its output.
     moved_bytes: int  # Bytes that leave the device after its forward pass and come back; 0: nothing moves.
     moved_count: int  # Storages of these bytes; each has a transfer's latency.
@@ -50,10 +40,8 @@ class BlockCost:
 
 
 class BlockCosts:
-    """The costs of all blocks that a chain can be cut into; each is computed once.
-
-    With `blocking`, tensors leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block
-    only holds the bytes of one unit at a time.
+    """The costs of all blocks that a chain can be cut into, each computed once. With `blocking`, tensors leave one by
+    one (torch's save_on_cpu), and a swapped block holds the bytes of one unit at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
@@ -75,10 +63,7 @@ class BlockCosts:
         return [cache.get(block) or self.of(*block) for block in blocks]
 
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
-        """Returns the costs of the blocks of a plan.
-
-        Raises `ValueError`: they are not all units in order, or a block spans a boundary that others use.
-        """
+        """Returns the costs of the blocks of a plan; raises as `check_blocks`."""
         check_blocks(self.chain, blocks)
         return [self.of(block.first, block.last, block.decision) for block in blocks]
 
@@ -91,14 +76,11 @@ class BlockCosts:
         recomputes = decision in ("recompute", "recompute-swap")
         blocking = decision == "swap" and self._blocking
         held_by_others = begin.input_shared and not begin.joins
-        input_kept = moving = 0
-        if begin.input_saved or recomputes or held_by_others:
-            input_kept = begin.input_bytes
-        if not held_by_others:
-            moving = input_kept
+        is_kept = begin.input_saved or recomputes or held_by_others
+        input_kept = begin.input_bytes if is_kept else 0
+        moving = 0 if held_by_others else input_kept
 
-        # Bytes include those that units before it in the block have saved; in backward also gradients of those behind
-        # it.
+        # Bytes include those saved by earlier units of the block; in backward also gradients of those behind.
         saved = count = forward = passing = recomputing = 0
         saved_up_to = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
@@ -157,21 +139,17 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
                 f"blocks must be all {len(chain.units)} units in order; "
                 f"units {block.first} to {block.last} follow unit {expected - 1}"
             )
-        for number in range(block.first + 1, block.last + 1):
-            if not chain.units[number].joins:
-                raise ValueError(
-                    f"a block spans the input of {chain.units[number].name}, which other modules use as well"
-                )
+        for unit in chain.units[block.first + 1 : block.last + 1]:
+            if not unit.joins:
+                raise ValueError(f"a block spans the input of {unit.name}, which other modules use as well")
         expected = block.last + 1
     if expected != len(chain.units):
         raise ValueError(f"blocks hold units 0 to {expected - 1} of {len(chain.units)}")
 
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
-    """Returns first and last unit of each block.
-
-    `starts` are the units with which blocks begin; None: every unit is a block. Unit 0 and units whose input other
-    modules use as well always begin one.
+    """Returns first and last unit of each block that begins with one of `starts`; None: every unit is a block. Unit 0
+    and units whose input other modules use as well always begin one.
     """
     count = len(chain.units)
     if starts is None:

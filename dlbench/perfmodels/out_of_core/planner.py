@@ -1,8 +1,5 @@
-"""Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
-
-Other batches are not measured: `scaled` assumes times and activations in proportion to the samples. Times per sample
-often fall with the batch, so larger batches may be faster than predicted and smaller ones slower; bytes are exact if
-every activation has the batch as one of its dimensions.
+"""Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch. Other
+batches are not measured: `scaled` assumes times and activations in proportion to the samples.
 """
 
 from __future__ import annotations
@@ -13,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dlbench.perfmodels.out_of_core.blocks import cut, predicted
-from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError, allowed, best_found, fits, smallest_capacity
-from dlbench.perfmodels.out_of_core.simulator import Prefetch, simulate
+from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError, Search, allowed, fits, smallest_capacity
+from dlbench.perfmodels.out_of_core.simulator import PassSetting, Prefetch, simulate
 from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
-"""Prefetch of swapped blocks, by `train.swap`."""
 PLANNER = "dynamic programming and local search"
 Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
 METHODS: tuple[Method, ...] = (
@@ -58,21 +54,18 @@ def fixed_plan(
     swap: Swap,
     *,
     starts: Sequence[int] | None = None,
-    capacity_bytes: int | None = None,
 ) -> BlockPlan:
     """Returns the plan of a method that treats all blocks equally; its peak may exceed the capacity.
 
-    `recompute` and `swap` are values of train.recompute and train.swap. `starts` are the units with which blocks begin;
-    None: every unit is a block.
-
-    Raises `ValueError`: the method decides block by block, or moves bytes without rates.
+    `starts` are the units with which blocks begin; None: every unit. Raises `ValueError`: the method decides block by
+    block, or moves bytes without rates.
     """
     decision = _DECISION.get((recompute, swap))
     if decision is None:
         raise ValueError(f"train.recompute {recompute} with train.swap {swap} treats blocks one by one")
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last in cut(chain, starts))
-    schedule = simulate(chain, blocks, rates, capacity_bytes, prefetch=PREFETCH[swap])
-    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="fixed")
+    schedule = simulate(chain, blocks, rates, None, prefetch=PREFETCH[swap])
+    return BlockPlan(blocks=blocks, capacity_bytes=None, predicted=predicted(schedule), planner="fixed")
 
 
 def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where the search starts and ends.
@@ -86,26 +79,15 @@ def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = EFFORT,
 ) -> BlockPlan:
-    """Returns the plan with the shortest pass that the search found; equal arguments give equal plans.
-
-    `starts` are the units with which blocks begin; None: the planner chooses. `known` are plans from which the search
-    begins in addition to its own.
-
-    Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would suffice.
+    """Returns the plan with the shortest pass that the search, also from `known` plans, found; the same each time.
+    `starts` are the units with which blocks begin; None: the planner chooses. Raises `DoesNotFitError`: no plan fits.
     """
-    plan = best_found(
-        chain,
-        rates,
-        capacity_bytes,
-        decisions=allowed(recompute=recompute, swap=swap),
-        starts=starts,
-        known=[tuple((block.first, block.last, block.decision) for block in blocks) for blocks in known],
-        effort=effort,
-    )
+    decisions = allowed(recompute=recompute, swap=swap)
+    search = Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort)
+    plan = search.run(tuple((block.first, block.last, block.decision) for block in blocks) for blocks in known)
     if plan is None:
-        raise DoesNotFitError(
-            chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
-        )
+        smallest_bytes = smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
+        raise DoesNotFitError(chain, capacity_bytes, smallest_bytes)
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in plan)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
@@ -169,36 +151,28 @@ def point(
     *,
     starts: Sequence[int] | None = None,
     known: Iterable[Sequence[PlannedBlock]] = (),
-    effort: int = CURVE_EFFORT,
 ) -> CapacityPoint:
-    """Returns the plan of a method for the chain's batch, if it fits the capacity.
-
-    Without `rates`, methods that swap do not fit. `starts` are the units with which blocks begin; None: every unit, or
-    those that the planner chooses.
+    """Returns the plan of a method for the chain's batch, if it fits; without `rates`, methods that swap do not.
+    `starts` are the units with which blocks begin; None: every unit, or those that the planner chooses.
     """
     recompute, swap = method
     plan: BlockPlan | None = None
-    if swap == "none":
-        rates = None
-    if swap != "none" and rates is None:
-        pass
-    elif "planned" in method:
-        may_recompute, may_swap = recompute == "planned", swap == "planned"
+    can_run = swap == "none" or rates is not None
+    if can_run and "planned" in method:
         with suppress(DoesNotFitError):
             plan = plan_blocks(
                 chain,
-                rates if may_swap else None,
+                rates,
                 capacity_bytes,
-                recompute=may_recompute,
-                swap=may_swap,
+                recompute=recompute == "planned",
+                swap=swap == "planned",
                 starts=starts,
                 known=known,
-                effort=effort,
+                effort=CURVE_EFFORT,
             )
-    else:
+    elif can_run:
         fixed = fixed_plan(chain, rates, recompute, swap, starts=starts)
-        if fixed.predicted.peak_bytes <= capacity_bytes:
-            plan = fixed
+        plan = fixed if fixed.predicted.peak_bytes <= capacity_bytes else None
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
@@ -231,9 +205,7 @@ def largest_batch(
 ) -> int:
     """Returns the largest batch that fits, at most `LARGEST_BATCH`; 0 if none does."""
     recompute, swap = method
-    if swap == "none":
-        rates = None
-    elif rates is None:
+    if swap != "none" and rates is None:
         return 0
 
     def fits_batch(batch: int) -> bool:
@@ -241,8 +213,7 @@ def largest_batch(
         if "planned" in method:
             may_recompute, may_swap = recompute == "planned", swap == "planned"
             return fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
-        plan = fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts)
-        return plan.predicted.peak_bytes <= capacity_bytes
+        return fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts).predicted.peak_bytes <= capacity_bytes
 
     low, high = 0, 1
     while high < LARGEST_BATCH and fits_batch(high):

@@ -1,31 +1,25 @@
 """Plans that fit, by dynamic programming over the chain, and a local search among them.
 
-When all swap-outs have ended, the bytes on the device when a block runs are those that earlier blocks leave there,
-whatever the order of events (`dlbench.perfmodels.out_of_core.simulator`). So a plan fits if each block fits in addition
-to that sum, and of two partial plans for the first units the one that leaves less is never worse. The price of a
-partial plan is the time of recomputing plus `price` times the time of its transfers.
+Each block must fit in addition to the bytes that earlier blocks leave, so of two partial plans for the first units the
+one that leaves less is never worse. Its price is the time of recomputing plus `price` times that of its transfers.
 
-The search begins with every method that treats all blocks equally, with plans that treat only as many of the first,
-the largest or the cheapest blocks so as are needed to fit, and with the cheapest plans that fit at some prices of
-moving, which also choose where blocks begin; the result is never worse than any of these. Offloading is not among
-them: it waits for each transfer, and may fit when no plan that swaps does.
-
-A descent changes one block, or two, or where a block begins, as long as the simulated pass gets shorter. Then some
-blocks are changed at random (with a fixed seed) for the next descent. The search ends when its simulations are used up,
-so it takes a bounded time and always gives the same result.
+The search begins with the methods that treat all blocks equally (but offloading), plans that treat only as many blocks
+so as are needed to fit, and the cheapest plans at some prices; its result is never worse. A descent changes one block,
+or two, or where a block begins, as long as the pass gets shorter; then some blocks are changed at random, with a fixed
+seed, until the simulations are used up.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts, cut, spans_of
 from dlbench.perfmodels.out_of_core.simulator import PassSetting, backward, begin, forward, last_bytes
-from dlbench.specs.out_of_core import Chain, Decision, TransferRates
+from dlbench.specs.out_of_core import Chain, Decision
 from dlbench.units import format_bytes
 
 Blocks = tuple[tuple[int, int, Decision], ...]  # First unit, last unit and decision of each block.
@@ -54,11 +48,10 @@ def cheapest_fitting(
     *,
     front: int = FRONT,
 ) -> tuple[Blocks, int] | None:
-    """Returns the plan of the lowest price and its peak in bytes of activations; None if no plan fits.
+    """Returns the plan of the lowest price and its peak in bytes of activations; None (exact) if no plan fits.
 
-    None is exact; the price is the lowest one only if `front` partial plans are enough. The budget of `setting` must
-    hold the peak. `spans` are the first and last units of possible blocks. `price` is the cost of a second of moving in
-    seconds of computing. `front` is the number of partial plans that are continued at a time.
+    `front` partial plans are continued at a time; `spans` are first and last units of possible blocks; `price` is the
+    cost of a second of moving in seconds of computing.
     """
     units = costs.chain.units
     price_per_byte, price_per_storage = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
@@ -127,29 +120,25 @@ class DoesNotFitError(EnvironmentLacksError):
 
 def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
     """Returns the decisions that a plan may take."""
-    decisions: list[Decision] = ["keep"]
-    if swap:
-        decisions.append("swap")
-    if recompute:
-        decisions.append("recompute")
-    if recompute and swap:
-        decisions.append("recompute-swap")
-    return tuple(decisions)
+    may: dict[Decision, bool] = {
+        "keep": True,
+        "swap": swap,
+        "recompute": recompute,
+        "recompute-swap": recompute and swap,
+    }
+    return tuple(decision for decision, is_allowed in may.items() if is_allowed)
 
 
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
-    """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less.
-
-    If blocks may be swapped, single units as blocks need the least: no other activations have to be held, and a block
-    needs no less than each of its units alone. Otherwise all ways to cut the chain are tried, unless `starts` are
-    given, the units with which blocks begin.
+    """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less. Blocks begin with the
+    units `starts`. Without, all ways to cut the chain are tried, or single units if they may be swapped.
     """
     high = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
     assert high is not None, "without a limit everything fits"
     low = 0
     while low < high:
         middle = (low + high) // 2
-        peak = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
+        peak = _least_peak(chain, chain.fixed_bytes + middle, recompute=recompute, swap=swap, starts=starts)
         if peak is None:
             low = middle + 1
         else:
@@ -161,25 +150,20 @@ def fits(
     chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
 ) -> bool:
     """Returns whether some plan fits the capacity."""
-    budget = capacity_bytes - chain.fixed_bytes
-    return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
+    if capacity_bytes < chain.fixed_bytes:
+        return False
+    return _least_peak(chain, capacity_bytes, recompute=recompute, swap=swap, starts=starts) is not None
 
 
 def _least_peak(
-    chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+    chain: Chain, capacity_bytes: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
 ) -> int | None:
-    """Returns the peak of activations of some plan within the budget, in bytes; None if there is no such plan."""
-    if starts is None and recompute and not swap:
-        spans = spans_of(chain)
-    else:
-        spans = cut(chain, starts)
-    capacity = None if budget is None else chain.fixed_bytes + budget
-    setting = PassSetting.of(chain, None, capacity)
+    """Returns the peak of activations of some plan within a capacity, in bytes; None if there is no such plan."""
+    is_free = starts is None and recompute and not swap
+    spans = spans_of(chain) if is_free else cut(chain, starts)
+    setting = PassSetting.of(chain, None, capacity_bytes)
     plan = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
-    if plan is None:
-        return None
-    _, peak = plan
-    return peak
+    return None if plan is None else plan[1]
 
 
 def largest_items(chain: Chain, smallest_bytes: int) -> str:
@@ -210,21 +194,9 @@ def exact_bytes(count: int) -> str:
     return f"{count} B ({format_bytes(count)})"
 
 
-def best_found(
-    chain: Chain,
-    rates: TransferRates | None,
-    capacity_bytes: int,
-    *,
-    decisions: Sequence[Decision],
-    starts: Sequence[int] | None = None,
-    known: Sequence[Blocks] = (),
-    effort: int = EFFORT,
-) -> Blocks | None:
-    """Returns the best plan of the search; None if no plan fits."""
-    return _Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
+class Search:
+    """A search for the plan with the shortest pass, within a number of simulated blocks (`effort`)."""
 
-
-class _Search:
     def __init__(
         self,
         chain: Chain,
@@ -246,7 +218,8 @@ class _Search:
         self.best: Blocks | None = None
         self.least = math.inf
 
-    def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
+    def run(self, known: Iterable[Blocks]) -> Blocks | None:
+        """Returns the best plan of the search, which begins with its own and the known plans; None if no plan fits."""
         keep = self._plan(["keep"] * len(self._spans))
         if self.rate(keep) < math.inf:
             return keep
@@ -303,28 +276,27 @@ class _Search:
 
     def _first_plans(self) -> Iterator[Blocks]:
         keep: list[Decision] = ["keep"] * len(self._spans)
+        costs = [self._costs.of(*span, "keep") for span in self._spans]
+        sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
+        by_time = sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
+        by_size = sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
         yield self._plan(keep)
         for decision in self._decisions[1:]:
             yield self._plan([decision] * len(keep))
-            for order in ([*range(len(keep))], *self._orders()):
+            for order in (range(len(keep)), by_time, by_size):
                 yield self._shortest(order, decision)
-        if self._pinned:
-            spans = self._spans
-        elif len(self._chain.units) <= FEW:
-            spans = spans_of(self._chain)
-        else:
-            spans = spans_of(self._chain, LONGEST)
+        spans = self._spans
+        if not self._pinned:
+            spans = spans_of(self._chain, FEW if len(self._chain.units) <= FEW else LONGEST)
         without_swap = [decision for decision in self._decisions if decision in ("keep", "recompute")]
         for decisions, price in ((without_swap, 0.0), *((self._decisions, price) for price in PRICES)):
             plan = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
             if plan is not None:
-                blocks, _ = plan
-                yield blocks
+                yield plan[0]
 
     def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
-        """Returns the plan with the decision for as many of the first blocks in this order as are needed to fit.
-
-        If all are not enough, all have it.
+        """Returns the plan with the decision for as many blocks in this order as are needed to fit; for all if none
+        fits.
         """
 
         def plan(count: int) -> Blocks:
@@ -341,12 +313,6 @@ class _Search:
             else:
                 low = middle
         return plan(high)
-
-    def _orders(self) -> Iterator[list[int]]:
-        costs = [self._costs.of(*span, "keep") for span in self._spans]
-        sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
-        yield sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
-        yield sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))
@@ -405,9 +371,7 @@ class _Search:
     def _pairs(self, plan: Blocks, block: int) -> Iterator[Blocks]:
         """Yields plans in which a block and one near it have other decisions."""
         first, last, decision = plan[block]
-        end = len(plan)
-        if len(plan) > FEW:
-            end = min(end, block + NEAR + 1)
+        end = len(plan) if len(plan) <= FEW else min(len(plan), block + NEAR + 1)
         for second in range(block + 1, end):
             second_first, second_last, second_decision = plan[second]
             for new in self._decisions:

@@ -1,51 +1,15 @@
-"""A simulated pass over a chain of blocks on three resources: computing, swap-outs and swap-ins.
+"""A simulated pass over a chain of blocks on three resources: computing, swap-outs and swap-ins (docs/out-of-core.md);
+the executor (`dlbench.node.out_of_core`) follows the same rules.
 
-The executor (`dlbench.node.out_of_core`) follows the same rules. Bytes of a block are those of
-`dlbench.perfmodels.out_of_core.blocks`; budget = capacity - `Chain.fixed_bytes`, which no plan can move; *held* is the
-sum of all activations and gradients that are on the device, or have memory reserved there.
+*Held* bytes are those of activations and gradients on the device or reserved there; the budget is capacity -
+`Chain.fixed_bytes`. Computing starts when its bytes fit, and until then waits for the oldest swap-out that has not
+ended. In the backward pass blocks are *issued* last to first, as early as the next one can be (if only after other
+blocks, the first could wait for ever): `freed_bytes` are reserved and the swap-in is queued; a block whose swap-out has
+not ended stays instead. Issued blocks must leave each block that has not started its memory, so whether a plan fits
+does not depend on times. If it does not fit, the simulator continues as if the memory were free.
 
-**Forward pass of block b**, first to last:
-
-1. It starts when held + `forward_bytes` <= budget. Until then it waits for the swap-outs that have not ended, the
-   oldest first.
-2. It holds `forward_bytes` more while it runs; afterwards its `own_bytes`, its output and its `kept_bytes` of its input
-   stay.
-3. A block that moves bytes appends its `moved_bytes` to the swap-outs, which run in order, one storage at a time, each
-   latency + bytes / rate. When its `moved_count` storages have left, `freed_bytes` are freed.
-
-**Turn**: head and loss (`turn_s`) start when held + `turn_bytes` <= budget, and wait in the same way; then the chain's
-output is freed, and the gradients of the head's parameters stay.
-
-**Backward pass of block b**, last to first:
-
-1. *Issuing*, at the start of the backward pass and after each block: blocks are issued in backward order as long as the
-   next one can be; none overtakes another.
-
-   - keep and recompute: nothing is reserved.
-   - swap and recompute-swap: `freed_bytes` must be free; they are reserved, and `moved_bytes` are appended to the
-     swap-ins, which run like the swap-outs.
-   - A block whose swap-out has not ended needs no transfer and no more memory: its tensors stay. It is not in
-     `Schedule.leaving`: training does not send it. The slowdown of computing by such a swap-out until then remains.
-   - Blocks that are issued before a block has started must leave it the memory that it will need: their `freed_bytes`,
-     also of tensors that stayed, may be at most its `spare` = budget - held when it starts if no block behind it is
-     issued - `backward_bytes`.
-2. A block that has not been issued when its turn comes waits for the oldest swap-out that has not ended, then issuing
-is tried again, and so on. (If blocks were only issued after other blocks, the first one of the backward pass could wait
-for ever.) In the same way it waits until held + `backward_bytes` <= budget. If all swap-outs have ended, no memory will
-become free: the plan does not fit. 3. It starts when its transfer has ended; recomputing comes first. 4. At its end all
-of that, its `own_bytes` and its `kept_bytes` are freed, except the `gradient_bytes` of its parameters.
-
-Modules before the chain take `after_bytes`, and the optimizer's update `update_bytes`, in addition to all gradients.
-
-Whether a plan fits does not depend on times: every swap-out ends while a block waits, and issued blocks leave it its
-memory. If a plan does not fit, the simulator continues as if the memory were free.
-
-**Prefetch**: `room` is the above. `one-block` (streamed) issues block b when block b + 1 is next to run its backward
-pass, not earlier, and starts a forward pass only when at most one swap-out has not ended: buffers of two blocks are
-enough. `blocking` (offload) computes nothing during a transfer, in both directions.
-
-**Computing during transfers** takes `drag` seconds longer for each second in which any transfer runs; from 1 on it
-stalls during transfers. A pass ends when computing and all transfers have ended.
+`one-block` (streamed) issues a block when the one behind it is next, and starts a forward pass only when at most one
+swap-out has not ended; `blocking` (offload) computes nothing during a transfer.
 """
 
 from __future__ import annotations
@@ -71,10 +35,7 @@ def simulate(
     *,
     prefetch: Prefetch = "room",
 ) -> Schedule:
-    """Returns a simulated pass with these blocks, which are all units of the chain in order.
-
-    `rates` may be None if no block moves bytes; without `capacity_bytes` there is no limit.
-
+    """Returns a simulated pass with these blocks, which are all units of the chain in order; no capacity is no limit.
     Raises `ValueError`: blocks are not those of the chain, or move bytes without rates.
     """
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
@@ -83,9 +44,6 @@ def simulate(
     setting = PassSetting.of(chain, rates, capacity_bytes, prefetch)
     trace = Trace()
     state = run(costs, setting, trace)
-    over_bytes = 0
-    if math.isfinite(setting.budget):
-        over_bytes = max(0, math.ceil(state.peak - setting.budget))
     return Schedule(
         operations=tuple(sorted(trace.operations, key=attrgetter("start_s", "end_s"))),
         makespan=state.clock,
@@ -96,7 +54,7 @@ def simulate(
         peak_bytes=chain.fixed_bytes + state.peak,
         swapped_bytes=sum(costs[out.block].moved_bytes for out in state.outs),
         leaving=frozenset(out.block for out in state.outs),
-        over_bytes=over_bytes,
+        over_bytes=math.ceil(max(0, state.peak - setting.budget)),
         held=trace.curve(chain.fixed_bytes),
     )
 
@@ -125,9 +83,7 @@ class PassSetting:
         cls, chain: Chain, rates: TransferRates | None, capacity_bytes: int | None, prefetch: Prefetch = "room"
     ) -> PassSetting:
         """Returns the setting of a chain within a capacity; None: no limit. Without rates nothing moves."""
-        budget = math.inf
-        if capacity_bytes is not None:
-            budget = capacity_bytes - chain.fixed_bytes
+        budget = math.inf if capacity_bytes is None else capacity_bytes - chain.fixed_bytes
         out_s = in_s = latency_s = drag = 0.0
         if rates is not None:
             out_s, in_s = 1 / rates.out_bytes_per_s, 1 / rates.in_bytes_per_s
@@ -151,9 +107,8 @@ class PassSetting:
 
 
 def last_bytes(chain: Chain) -> int:
-    """Returns the most bytes that are held after the chain's backward pass: by the modules before it or in the update.
-
-    They include all gradients.
+    """Returns the most bytes held after the backward pass, with all gradients: by modules before the chain or in the
+    update.
     """
     gradients = chain.turn_gradient_bytes + sum(unit.gradient_bytes for unit in chain.units)
     return gradients + max(chain.after_bytes, chain.after_gradient_bytes + chain.update_bytes)
@@ -196,9 +151,7 @@ class Trace:
             self.operations.append(Operation(lane=lane, kind=kind, block=block, start_s=start, end_s=end))
 
     def curve(self, fixed_bytes: int) -> tuple[tuple[float, int], ...]:
-        """Returns times and the bytes that are held from then on; at equal times memory is freed before it is
-        allocated.
-        """
+        """Returns times and the bytes held from then on; at equal times memory is freed before it is allocated."""
         points: list[tuple[float, int]] = [(0.0, fixed_bytes)]
         held_bytes = fixed_bytes
         for when, change in sorted(self.changes):
@@ -272,9 +225,8 @@ def forward(
 def backward(
     state: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None, cutoff: float = math.inf
 ) -> None:
-    """Simulates the rest of a pass after all forward passes, from head and loss on.
-
-    If the pass cannot end before `cutoff`, it stops early, with the clock there or beyond.
+    """Simulates the rest of a pass from head and loss on; if it cannot end before `cutoff`, it stops early with the
+    clock there or beyond.
     """
     steps = _BackwardSteps(state, costs, setting, trace)
     ready = state.clock

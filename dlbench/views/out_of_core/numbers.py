@@ -1,12 +1,4 @@
-"""Runs that differ only in the method for activations, and in their batch, side by side.
-
-Measured throughput, memory and bytes are compared with predictions:
-
-* peak: the simulator's prediction for a rank, with the highest measured peak of any rank, and with the capacity of the
-  plan;
-* step: predicted pass x passes per step + the time of the run's warm-up steps outside forward and backward passes
-  (input, exchange, optimizer), with the median measured step.
-"""
+"""Runs that differ only in the method for activations, and in their batch, side by side, with predictions."""
 
 from __future__ import annotations
 
@@ -50,7 +42,6 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
     ("none", "planned"): "planned swap",
     ("planned", "planned"): "planned (KARMA)",
 }
-"""Titles of methods by `train.recompute` and `train.swap`, in the order of tables."""
 
 COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
     "in core": "#1f2328",
@@ -64,8 +55,7 @@ COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
 }
 OTHER_COLOUR = "#6b5bb5"
 
-METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
-"""Settings of `train` that belong to a method, in addition to `memory`."""
+METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")  # Settings of `train`, too.
 
 
 def signed_percent(error: float) -> Cell:
@@ -94,31 +84,23 @@ class MethodPoint:
     throughput: Estimate | None = None  # Samples per second, all ranks; None if no run has figures.
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
-    """Highest bytes of any rank: allocated on its GPU, or resident in its process with libraries."""
     device_peak: Estimate | None = field(default=None, metadata=column("Peak", "peak_bytes", is_brief=True))
     """Highest bytes of training alone, as `RankMemory.device_peak_bytes`; None in core."""
     predicted_peak_bytes: int | None = field(
         default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
     )
-    in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
-    """Bytes per rank in core, by the measured chain."""
+    in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))  # By the measured chain.
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
         default=None, metadata=column("Over the plan", text=_bytes_or_no, unit="bytes")
     )
-    """Bytes of activations above those of the plan, the most of any rank and run."""
     swapped_bytes: Estimate | None = field(default=None, metadata=column("Moved out"))
-    """Bytes that left the device, per rank and step, mean over ranks."""
     recompute_share: Estimate | None = field(default=None, metadata=column("Recomputing", "recompute_fraction"))
-    """Recomputing over the mean step (1), mean over ranks."""
     room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for memory"))
-    """Seconds per step in which forward passes waited for free memory, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    """Seconds per step in which backward passes waited for swapped tensors, mean over ranks."""
     predicted_step: Estimate | None = field(
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
-    """Seconds; None without a prediction or a warm-up of two steps."""
     step_error: float | None = field(
         default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
     )
@@ -127,15 +109,11 @@ class MethodPoint:
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
     )
-    """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
     host_update_bytes: Estimate | None = field(default=None, metadata=column("Copied for the host's update"))
-    """Bytes of gradients and parameters copied for the host's update, per step."""
     checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
-    """Verified share of the swapped bytes (1), the lowest of any run; None without verification."""
     tier: str = field(default="", metadata=column("To", text=optional_text))  # The memory or disk of swapped tensors.
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
     num_without_memory: int = field(default=0, metadata=column("Did not fit", "runs_without_memory", text=runs_or_none))
-    """Runs that ended because memory was used up, or because no plan fits."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -203,7 +181,6 @@ class AtLimit:
     ratio: Estimate | None = field(
         metadata=column("Over best", "over_fastest_that_fits", text=times_cell, is_brief=True)
     )
-    """Throughput over that of the fastest method that fits; None: no method fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +222,7 @@ def _has_method(group: Group) -> bool:
 
 def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:
     plan = groups[0].sample.plan
-    points = _with_in_core_bytes([*_measured_points(groups, table), *_failed_points(groups[0].sample, table)])
-    step_errors = [abs(point.step_error) for point in points if point.step_error is not None]
-    peak_errors = [abs(point.peak_error) for point in points if point.peak_error is not None]
+    points = _points(groups, table)
     return MethodComparison(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
@@ -259,47 +234,39 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         limits=tuple(_limits(groups, table)),
         at_limit=tuple(_at_limit(groups, others, table)),
         gains=tuple(_gains(points, table)),
-        median_step_error=median(step_errors) if step_errors else None,
-        median_peak_error=median(peak_errors) if peak_errors else None,
+        median_step_error=_median_error(point.step_error for point in points),
+        median_peak_error=_median_error(point.peak_error for point in points),
     )
 
 
-def _measured_points(groups: Sequence[Group], table: RunTable) -> Iterator[MethodPoint]:
-    for group in groups:
-        for point in group.points:
-            yield _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
+def _median_error(errors: Iterable[float | None]) -> float | None:
+    absolute = [abs(error) for error in errors if error is not None]
+    return median(absolute) if absolute else None
 
 
-def _failed_points(sample: Run, table: RunTable) -> Iterator[MethodPoint]:
-    subject = planned_id(_without_method(sample))
+def _points(groups: Sequence[Group], table: RunTable) -> list[MethodPoint]:
+    """Returns the points in the order of tables; those in core get the bytes of the chain of other methods."""
+    merged: dict[tuple[int, int, str, int], MethodPoint] = {}
+    for scaling_point in chain.from_iterable(group.points for group in groups):
+        runs = {table.keys[run_id]: table.runs[run_id] for run_id in scaling_point.run_ids}
+        point = _point(scaling_point, runs)
+        merged[point.key] = point
+    subject = planned_id(_without_method(groups[0].sample))
     for item in table.without:
         is_too_large = ended_without_memory(item.why) or "does not fit" in item.why
         if is_too_large and planned_id(_without_method(item.run)) == subject:
-            yield dataclasses.replace(_empty(item.run), num_without_memory=1)
-
-
-def _with_in_core_bytes(points: Iterable[MethodPoint]) -> list[MethodPoint]:
-    """Returns one point per key in the order of tables; those in core get the bytes of the chain of other methods."""
-    merged: dict[tuple[int, int, str, int], MethodPoint] = {}
-    for point in points:
-        earlier = merged.get(point.key)
-        if earlier is None or point.num_runs:
-            merged[point.key] = point
-        else:
-            num_without_memory = earlier.num_without_memory + point.num_without_memory
-            merged[point.key] = dataclasses.replace(earlier, num_without_memory=num_without_memory)
-    in_core: dict[tuple[int, int], int] = {}  # By batch and parts.
-    for point in merged.values():
-        if point.in_core_bytes is not None:
-            in_core[point.batch, point.parts] = point.in_core_bytes
+            point = _empty(item.run)
+            point = merged.get(point.key, point)
+            merged[point.key] = dataclasses.replace(point, num_without_memory=point.num_without_memory + 1)
+    chains = [point for point in merged.values() if point.in_core_bytes is not None]
+    in_core = {(point.batch, point.parts): point.in_core_bytes for point in chains}
     for key, point in merged.items():
         if point.in_core_bytes is None and point.is_in_core:
             in_core_bytes = in_core.get((point.batch, point.parts))
             merged[key] = dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
     order = {title: number for number, title in enumerate(TITLES.values())}
     return sorted(
-        merged.values(),
-        key=lambda point: (*point.place, order.get(point.method, len(order)), point.label, point.batch),
+        merged.values(), key=lambda point: (*point.place, order.get(point.method, len(order)), point.label, point.batch)
     )
 
 
@@ -347,14 +314,11 @@ def _memory(run: Run) -> MemoryResult | None:
 
 
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
-    results: dict[RunKey, MemoryResult] = {}
-    for key, run in runs.items():
-        result = _memory(run)
-        if result is not None:
-            results[key] = result
+    memories = {key: _memory(run) for key, run in runs.items()}
+    results = {key: result for key, result in memories.items() if result is not None}
 
-    def over_runs(figure: Callable[[Run], float | None]) -> dict[RunKey, float | None]:
-        return {key: figure(run) for key, run in runs.items()}
+    def over_runs(figure: Callable[..., float | None], *arguments: str) -> dict[RunKey, float | None]:
+        return {key: figure(run, *arguments) for key, run in runs.items()}
 
     def per_step(name: str) -> dict[RunKey, float | None]:
         """Returns a sum over the measured steps, per step, mean over ranks; without runs whose ranks counted none."""
@@ -370,8 +334,8 @@ def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
         room_wait_s=of_known(mean_estimate, per_step("room_wait_s"), "s"),
         swap_wait_s=of_known(mean_estimate, per_step("swap_wait_s"), "s"),
         predicted_step=of_known(median_estimate, over_runs(_predicted_step_s), "s"),
-        host_update_s=of_known(mean_estimate, over_runs(_host_update_wait_s), "s"),
-        host_update_bytes=of_known(median_estimate, over_runs(_host_update_bytes), "bytes"),
+        host_update_s=of_known(mean_estimate, over_runs(_host_update, "wait_s"), "s"),
+        host_update_bytes=of_known(median_estimate, over_runs(_host_update, "copied_bytes"), "bytes"),
         num_runs=len(runs),
         run_ids=point.run_ids,
     )
@@ -414,8 +378,8 @@ def _per_step(result: MemoryResult, name: str) -> float | None:
 
 def _process_peak(run: Run) -> float | None:
     assert run.record is not None
-    peaks = [rank.peak_memory_bytes for rank in run.record.ranks if rank.peak_memory_bytes is not None]
-    return float(max(peaks)) if peaks else None
+    peaks = (rank.peak_memory_bytes for rank in run.record.ranks)
+    return max((float(peak) for peak in peaks if peak is not None), default=None)
 
 
 def _device_peak(result: MemoryResult) -> float | None:
@@ -427,10 +391,8 @@ def _device_peak(result: MemoryResult) -> float | None:
 
 
 def _outside_passes_s(run: Run) -> float | None:
-    """Returns the seconds per step outside forward and backward pass, median over the warm-up steps of rank 0.
-
-    The first step is left out, because of one-time work in it. None for fewer than two steps, or if the file cannot be
-    read.
+    """Returns the seconds per step outside both passes, median over rank 0's warm-up steps after the first; None: not
+    known.
     """
     try:
         reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
@@ -449,14 +411,6 @@ def _predicted_step_s(run: Run) -> float | None:
         return None
     outside_s = _outside_passes_s(run)
     return None if outside_s is None else result.plan.predicted.pass_s * result.parts + outside_s
-
-
-def _host_update_wait_s(run: Run) -> float | None:
-    return _host_update(run, "wait_s")
-
-
-def _host_update_bytes(run: Run) -> float | None:
-    return _host_update(run, "copied_bytes")
 
 
 def _host_update(run: Run, name: str) -> float | None:
@@ -486,9 +440,8 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
 
 
 def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
-    """Returns the samples of a pass that fit a capacity in core, by the line through the two nearest measured batches.
-
-    With one batch, all bytes but the state are assumed proportional to it.
+    """Returns the samples that fit a capacity in core, by the line through the two nearest measured batches. With one
+    batch, all bytes but the state are assumed proportional to it.
     """
     by_batch = alike(results, lambda result: result.chain.batch)
     sizes = {batch: median(result.in_core_bytes for result in same) for batch, same in by_batch.items()}
@@ -567,10 +520,8 @@ def _side(side: Side, table: RunTable) -> _Side:
 
 
 def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
-    """Yields the methods at each memory limit, fastest first.
-
-    Of `others`, all groups, those take part that train the same as one of `groups`, replicated or sharded. Local SGD
-    makes other updates and does not.
+    """Yields the methods at each memory limit, fastest first, of all groups (`others`) that train the same as one of
+    `groups`.
     """
     comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
     for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):

@@ -1,8 +1,4 @@
-"""The figures and the document of `dlbench memory plan`: a plan for a capacity, its pass, and other methods.
-
-All figures are predictions of the simulator from one measured chain; times and activations of other batches are assumed
-proportional to their samples.
-"""
+"""The figures and the document of `dlbench memory plan`, all predicted by the simulator from one measured chain."""
 
 from __future__ import annotations
 
@@ -50,10 +46,8 @@ class MethodForecast:
     batch: int
     capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))  # Limit of memory; None: no limit.
     fits: bool = field(metadata=column("Fits", is_brief=True))  # Whether a pass holds no more than the capacity.
-    pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))
-    """Seconds of forward and backward pass; None if no plan fits."""
-    samples_per_s: float | None = field(metadata=column(is_brief=True))
-    """The batch over the pass, without input, exchange and optimizer."""
+    pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))  # None: no plan fits.
+    samples_per_s: float | None = field(metadata=column(is_brief=True))  # Without input, exchange and optimizer.
     peak_bytes: int | None = field(metadata=column("Peak", unit="bytes", is_brief=True))
     recompute_s: float | None = field(metadata=column("Recomputing", unit="s"))
     stall_s: float | None = field(metadata=column("Waiting", unit="s"))
@@ -101,12 +95,8 @@ def memory_plan(
     *,
     starts: Sequence[int] | None = None,
 ) -> CapacityPlan:
-    """Returns a plan for the chain's batch, with other methods and batches.
-
-    Without rates of transfers nothing can be swapped. `starts` are the units with which blocks begin; None: the planner
-    chooses.
-
-    Raises DoesNotFitError: no plan fits; it names the smallest capacity that would suffice.
+    """Returns a plan for the chain's batch, with other methods and batches; raises DoesNotFitError. `starts` are the
+    units with which blocks begin; None: the planner chooses.
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
@@ -142,7 +132,7 @@ def _with_batch(
     if "planned" in method:
         return point(chain, rates, method, capacity_bytes, starts=starts)
     recompute, swap = method
-    plan = fixed_plan(chain, None if swap == "none" else rates, recompute, swap, starts=starts)
+    plan = fixed_plan(chain, rates, recompute, swap, starts=starts)
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
@@ -218,11 +208,10 @@ def _words(plan: CapacityPlan) -> Iterator[str]:
         f"{format_bytes(plan.smallest_bytes)}."
     )
     swapped = format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else "nothing"
+    times = f"{_time_text(predicted.recompute_s, 'recomputing')}, {_time_text(predicted.stall_s, 'waiting')}"
     yield (
         f"The device computes in {percent(predicted.occupancy)} of the time (occupancy), and does the work of training "
-        f"in core in {percent(predicted.efficiency)} (efficiency): "
-        f"{_time_text(predicted.recompute_s, 'recomputing')}, {_time_text(predicted.stall_s, 'waiting')}; {swapped} "
-        "swapped out and back."
+        f"in core in {percent(predicted.efficiency)} (efficiency): {times}; {swapped} swapped out and back."
     )
     yield f"Measured on {measured.where}, {measured.device}{_rates(plan.rates)}."
     yield from measured.warnings
@@ -300,11 +289,10 @@ def _rate_if_it_fits(forecast: MethodForecast) -> Cell:
 
 def _trade_words(plan: CapacityPlan) -> Iterator[str]:
     unit = plan.measured.sample_unit
-    capacity = f"Without recomputing or swapping, {format_bytes(plan.capacity_bytes)}"
-    if plan.in_core_batch:
-        yield f"{capacity} are enough for a pass of {plan.in_core_batch} {unit}."
-    else:
-        yield f"{capacity} are too few for a pass of one of the {unit}."
+    enough = f"enough for a pass of {plan.in_core_batch} {unit}"
+    if not plan.in_core_batch:
+        enough = f"too few for a pass of one of the {unit}"
+    yield f"Without recomputing or swapping, {format_bytes(plan.capacity_bytes)} are {enough}."
     by_method = {(forecast.recompute, forecast.swap): forecast for forecast in plan.methods}
     peaks = {method: forecast.peak_bytes or 0 for method, forecast in by_method.items()}
     if peaks.get(("blocks", "none"), 0) > peaks.get(("planned", "none"), 0) > 0:

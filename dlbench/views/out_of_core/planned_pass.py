@@ -35,11 +35,9 @@ class PlannedPart:
     modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
     decision: Decision = field(metadata=column("Decision", text=_decision_text, is_brief=True))
-    own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
-    """Activations that its forward pass saves, without its input."""
+    own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))  # Without its input.
     input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # Output of the block before.
-    moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
-    """Bytes that leave the device after its forward pass and come back."""
+    moved_bytes: int = field(metadata=column("Moves", unit="bytes"))  # Out of the device and back.
     forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
     backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
 

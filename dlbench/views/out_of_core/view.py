@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, WIDE
 from dlbench.report.document import Section
@@ -139,17 +139,13 @@ def steps_sheet(comparison: MethodComparison) -> Sheet[MethodPoint]:
 
 def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
     """Returns the chart of throughput over the batch, at the largest rank count."""
+    import altair as alt
+
     place = comparison.points[-1].place
     points = [point for point in comparison.points if point.place == place and point.throughput is not None]
     if not points:
         return []
     subject = ReportSubject(id=f"out-of-core-{number}", label=f"{comparison.label}, {place_text(*place)}")
-    return [_throughput_chart(comparison, points, subject)]
-
-
-def _throughput_chart(comparison: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
-    import altair as alt
-
     rows: Rows = []
     # The colour of its title; further colours if several labels share a title.
     colours: dict[str, str] = {}
@@ -187,7 +183,7 @@ def _throughput_chart(comparison: MethodComparison, points: Sequence[MethodPoint
         reach=[limit.batch for limit in limits],
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
-    return finish(
+    chart = finish(
         alt.layer(*drawn.layer, *layers),
         subject,
         name="throughput",
@@ -196,6 +192,7 @@ def _throughput_chart(comparison: MethodComparison, points: Sequence[MethodPoint
         table=methods_sheet(comparison),
         size=(WIDE - 40, HEIGHT + 30),
     )
+    return [chart]
 
 
 class OutOfCoreView(ReportView):
@@ -293,10 +290,8 @@ def _gain_text(gain: Gain) -> str:
 
 
 def _error_words(comparison: MethodComparison) -> Iterator[str]:
-    for title, median_error, name in (
-        ("steps", comparison.median_step_error, "step_error"),
-        ("peaks", comparison.median_peak_error, "peak_error"),
-    ):
+    for title, name in (("steps", "step_error"), ("peaks", "peak_error")):
+        median_error = getattr(comparison, f"median_{name}")
         if median_error is not None:
             errors = [abs(getattr(point, name) or 0.0) for point in comparison.points]
             worst = comparison.points[errors.index(max(errors))]

@@ -46,5 +46,5 @@ def test_the_largest_batch_fits_and_one_more_does_not(method: tuple[str, str]) -
     largest = largest_batch(CHAIN, RATES, method, capacity)  # type: ignore[arg-type]
     assert largest >= CHAIN.batch
     for batch, does in ((largest, True), (largest + 1, False)):
-        found = point(scaled(CHAIN, batch), RATES, method, capacity, effort=1000)  # type: ignore[arg-type]
+        found = point(scaled(CHAIN, batch), RATES, method, capacity)  # type: ignore[arg-type]
         assert (found.plan is not None) is does
