@@ -259,5 +259,5 @@ def test_only_what_is_expected_is_built() -> None:
         unpacked(data, (JpegTree,))
     with pytest.raises(TypeError, match="object cannot be packed into an index"):
         list(packed(object()))
-    with pytest.raises(TypeError, match="is not of an index"):
+    with pytest.raises(TypeError, match="ndarray cannot be packed into an index"):
         list(packed(np.array([object()])))
