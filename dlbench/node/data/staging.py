@@ -39,7 +39,7 @@ from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StagingTier
-from dlbench.units import first_of
+from dlbench.units import counted, first_of
 
 _SAMPLES = "samples"
 _CHOICE = "kept.npy"
@@ -276,8 +276,8 @@ class NodeStaging:
             changed = changed_files(self._copied, folder.path)
             if changed:
                 warnings.append(
-                    f"staged files on {self._host} were changed or removed while the run read them: "
-                    f"{first_of(changed, 3)}"
+                    f"{counted(len(changed), 'staged file')} of {self._host} changed or disappeared while the run read "
+                    f"them: {first_of(changed, 3)}"
                 )
         return node, warnings
 

@@ -245,7 +245,7 @@ def test_a_number_of_readers_that_is_given_is_used_and_doubted_where_training_la
     assert (result.loader_workers, result.training_cores, result.limited_by_cores) == (7, 1, False)
     (text,) = reading.warnings()
     assert text.startswith("data.loader_workers 7 leaves training 1 of a rank's 8 cores, but its threads need 4")
-    assert text.endswith("give each rank 11 (layout.cores_per_rank), or lower data.loader_workers")
+    assert text.endswith("give each rank 11 cores (layout.cores_per_rank), or lower data.loader_workers")
     for workers in (0, 4):
         assert tried(8, 2, "cuda", workers, tmp_path)[1].warnings() == []
     assert tried(2, 2, "cpu", 8, tmp_path)[1].warnings() == []

@@ -483,7 +483,7 @@ def test_a_replica_changed_while_it_was_used_is_told(data: Path, place: Path) ->
     files[0].write_bytes(b"")
     files[1].unlink()
     _, warnings = work.finished()
-    assert "2 in all" in warnings[0]
+    assert "2 staged files" in warnings[0]
     work.close()
 
 
