@@ -296,12 +296,12 @@ def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str)
 
 def _crops() -> Probe:
     answer = ask(
-        "import json, sys; from dlbench.datasets.images.jpeg_decode import region_function; decode, told ="
-        " region_function(); print(json.dumps({'told': told})) if decode else sys.exit(told)"
+        "import json, sys; from dlbench.datasets.images.jpeg_decode import region_function; decode, name ="
+        " region_function(); print(json.dumps({'name': name})) if decode else sys.exit(name)"
     )
     if isinstance(answer, str):
         return Probe("Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed")
-    return Probe("Crops of JPEGs", "ok", answer["told"])
+    return Probe("Crops of JPEGs", "ok", answer["name"])
 
 
 def _scratch() -> Iterable[Probe]:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli.preflight import lines_of
-from dlbench.jobs.preflight.check import job_of, look_command, plan_of, render_preflight, trial, wait
+from dlbench.jobs.preflight.check import check_command, job_of, plan_of, render_preflight, trial, wait
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.words import quoted, words_of
@@ -91,7 +91,7 @@ def test_ranks_look_by_the_command_that_would_start_them(launcher: str, containe
     one = plan(launch={"launcher": launcher}, container=container)
     folder = PreflightFolder(Path("/scratch/pre flight"))
     run = launch.launcher_command(one, words_of(folder.run), "/opt/python")
-    look = look_command(one, folder, "/opt/python")
+    look = check_command(one, folder, "/opt/python")
     begin = run.index("/opt/python")
     assert look[:begin] == run[:begin]
     assert look[begin : begin + 2] == ["bash", "-c"]
@@ -135,7 +135,7 @@ def test_ranks_exchange_where_all_could_look(
 @given(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/\n"), min_size=1, max_size=20))
 def test_no_path_runs_as_a_command(name: str) -> None:
     one = plan(launch={"launcher": "srun-gloo"})
-    look = look_command(one, PreflightFolder(Path("/scratch") / f"x{name}"), "/opt/python")
+    look = check_command(one, PreflightFolder(Path("/scratch") / f"x{name}"), "/opt/python")
     assert shlex.split(quoted(look)) == look
     assert look[-1] == f"/scratch/x{name}/plan.json"
 

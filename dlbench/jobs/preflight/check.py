@@ -43,7 +43,7 @@ LATE_FILES_S = 10.0  # Seconds to wait for the script's last file after the job:
 _LOG_END_BYTES = 1 << 14
 MODULE = "dlbench.node.site_check"
 # Writes what it can, and always ends with 0: after another exit code the launcher would end the other ranks.
-_LOOK = """\
+_CHECK_SCRIPT = """\
 folder=$1
 shift
 rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${DLBENCH_RANK:-0}}}}
@@ -178,17 +178,17 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
         **script_options(job, folder.run),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
-        look=quoted(look_command(plan, folder, ranks_python)),
+        look=quoted(check_command(plan, folder, ranks_python)),
         exchange=quoted(launch.launcher_command(plan, words_of(folder.run), ranks_python)),
         is_job=True,
     )
 
 
-def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
+def check_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
     """Returns the command that checks the nodes: each rank executes a shell, which also works if Python is broken."""
     before = launch.before_rank(plan, words_of(folder.run))
     program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
-    return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *program]
+    return [*before, "bash", "-c", _CHECK_SCRIPT, "dlbench-preflight", str(folder.seen), *program]
 
 
 def preflight(
@@ -307,7 +307,7 @@ def _judged(
     num_failed = sum(bool(node.problems) for node in nodes)
     wrong = {finding.subject for finding in findings if finding.state == "wrong"}
     code = ExitCode.OK
-    if num_failed == len(nodes) or (not num_failed and wrong - {"all-reduce", "look"}):
+    if num_failed == len(nodes) or (not num_failed and wrong - {"all-reduce"}):
         code = ExitCode.ENVIRONMENT  # the same problem on all nodes
     elif num_failed or wrong:
         code = ExitCode.RUN_FAILED
