@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.gate import share_figure
-from dlbench.analysis.late_hosts import largest_by_host, of_others
+from dlbench.analysis.late_hosts import largest_by_host, medians_of_others
 from dlbench.analysis.slow_nodes import HostSessions, verdicts_of
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
@@ -109,7 +109,7 @@ def unlike_hosts(trials: int = 4000) -> Figure:
     ratios = []
     for _ in range(trials):
         slowest = largest_by_host(hosts, generator.normal(1, 0.02, len(hosts)).tolist())
-        ratios.append(slowest["a"] / of_others(slowest)["a"] - 1)
+        ratios.append(slowest["a"] / medians_of_others(slowest)["a"] - 1)
     mean, half = 100 * float(np.mean(ratios)), 196 * float(np.std(ratios)) / trials**0.5
     return Figure(
         name="slow nodes: a host of 8 equal ranks beside hosts of 4 looks slower by",
@@ -136,9 +136,9 @@ def month(seed: int, slow: Mapping[str, float], job_sd: float, slow_link: str = 
             for repeat in range(REPEATS):
                 own = np.exp(in_job + generator.normal(0, RUN_SD, JOB_HOSTS))
                 work = {host: float(one) * slow.get(host, 1.0) for host, one in zip(hosts, own, strict=True)}
-                others = of_others(work)
+                others = medians_of_others(work)
                 late = {host: 0.04 * (host == slow_link) + float(generator.normal(0, 0.005)) for host in hosts}
-                later = {host: value - of_others(late)[host] for host, value in late.items()}
+                later = {host: value - medians_of_others(late)[host] for host, value in late.items()}
                 told = tuple(
                     HostEntry(
                         host=host,
