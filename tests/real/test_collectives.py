@@ -287,7 +287,7 @@ def test_what_must_come_out_is_what_all_inputs_give(
     collective: Collective, ranks: int, elements: int, dtype: Precision, data: st.DataObject
 ) -> None:
     everyone = [Inputs(collective, rank, ranks, elements, dtype) for rank in range(ranks)]
-    given_by = [inputs.given() for inputs in everyone]
+    given_by = [inputs.source() for inputs in everyone]
     total = torch.stack(given_by).to(torch.float64).sum(dim=0).to(DTYPES[dtype])
     for inputs in everyone:
         assert inputs.tolerance == 0
@@ -321,7 +321,7 @@ def test_rounding_is_allowed_only_where_sums_cannot_be_exact() -> None:
     assert everyone[0].tolerance == pytest.approx(ranks / (2 * EXACT["bf16"]))
     total = torch.zeros(50, dtype=torch.bfloat16)
     for inputs in everyone:
-        total += inputs.given()
+        total += inputs.source()
     assert not check(everyone[0], total).problem
     assert check(everyone[0], total * 2).problem
 
@@ -341,7 +341,7 @@ def test_sums_of_sums_stay_finite_and_are_checked(ranks: int, dtype: Precision) 
     everyone = [Inputs("allreduce", rank, ranks, 50, dtype) for rank in range(ranks)]
     chain = everyone[0].longest_chain
     assert chain is not None
-    buffers = [inputs.given() for inputs in everyone]
+    buffers = [inputs.source() for inputs in everyone]
     for done in range(1, chain + 1):
         before = buffers
         total = torch.zeros(50, dtype=DTYPES[dtype])

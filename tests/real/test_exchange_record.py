@@ -114,7 +114,7 @@ def test_ddps_bucket_views_and_static_graph_act_and_change_no_bit(records: Recor
     assert settings["engine.ddp.static_graph"].effective is True
     assert settings["engine.ddp.gradient_as_bucket_view"].effective is True
     evidence = settings["engine.ddp.gradient_as_bucket_view"].evidence
-    assert evidence == f"{TENSORS} of {TENSORS} gradients lay within their buckets"
+    assert evidence == f"{TENSORS} of {TENSORS} gradients were inside their buckets"
     # Halves of two ranks are summed, in whatever order: no engine rounds otherwise.
     assert {one.final_parameters_sha256 for one in found.ranks} == {one.final_parameters_sha256 for one in plain.ranks}
 
@@ -194,7 +194,7 @@ def test_ddps_buckets_act(records: Records) -> None:
     # What was left to dlbench is read back too: on CPUs gradients are none of the buckets'.
     (views,) = (s for s in records("bf16").settings if s.key == "engine.ddp.gradient_as_bucket_view")
     assert (views.requested, views.effective) == ("auto", False)
-    assert views.evidence == f"0 of {TENSORS} gradients lay within their buckets"
+    assert views.evidence == f"0 of {TENSORS} gradients were inside their buckets"
     assert records("bf16").inert == ()
 
 

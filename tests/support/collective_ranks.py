@@ -98,7 +98,7 @@ class Rank:
                     continue
                 for elements in options["elements"]:
                     inputs = Inputs(collective, place.rank, place.size, elements, "fp32")
-                    given = inputs.given()
+                    given = inputs.source()
                     data = torch.zeros(elements, dtype=DTYPES["fp32"])
                     steps = schedule(collective, name, place.rank, place.size, elements, group_size=group_size)
                     bound = Execution(steps, data, carrier, given if collective == "all-to-all" else None)

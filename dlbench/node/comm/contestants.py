@@ -29,7 +29,7 @@ class Vectors:
     """The memory of one size, used by all contestants in turn; both vectors have its length and are on one device."""
 
     data: torch.Tensor  # Buffer that the collective changes; holds the result.
-    given: torch.Tensor  # This rank's input, which is never written.
+    source: torch.Tensor  # This rank's input, which is never written.
 
 
 class Contestant:
@@ -38,7 +38,7 @@ class Contestant:
     algorithm: str
     carrier: str
     counters: Counters | None = None  # Counts of sent messages and bytes; None for libraries, which do not count.
-    is_in_place: bool  # Whether it works on `Vectors.data`, the result of the operation before, not `Vectors.given`.
+    is_in_place: bool  # Whether it works on `Vectors.data`, the result of the operation before, not `Vectors.source`.
     chunks: int | None = None  # Number of chunks in which an algorithm of dlbench sends the bound vectors.
 
     def bind(self, vectors: Vectors) -> str:
@@ -79,7 +79,7 @@ class OwnAlgorithm(Contestant):
             shards=comm.shards,
             chunks=self.chunks,
         )
-        source = vectors.given if comm.collective == "all-to-all" else None
+        source = vectors.source if comm.collective == "all-to-all" else None
         if self._execution is not None:
             self._execution.release()
         self._execution = Execution(steps, vectors.data, transport, source)
@@ -94,7 +94,7 @@ class OwnAlgorithm(Contestant):
 
 
 class Reference(Contestant):
-    """Runs a library's collective, which subclasses return from `_call`: from `given` or `data` to `data`."""
+    """Runs a library's collective, which subclasses return from `_call`: from `source` or `data` to `data`."""
 
     algorithm: str = LIBRARY
 
@@ -160,7 +160,7 @@ class TorchReference(Reference):
         return super().bind(vectors)
 
     def _call(self, vectors: Vectors) -> Callable[[], object]:
-        data, given, group = vectors.data, vectors.given, self._group
+        data, source, group = vectors.data, vectors.source, self._group
         size, is_root = self._place.size, self._place.rank == 0
         if self._collective == "allreduce":
             return partial(dist.all_reduce, data, group=group)
@@ -171,31 +171,31 @@ class TorchReference(Reference):
         if self._collective == "all-to-all":
             sent, received = self._sent_and_received(len(data))
             if len(data) % size:
-                return partial(dist.all_to_all_single, data, given, received, sent, group=group)
-            return partial(dist.all_to_all_single, data, given, group=group)
-        data_block, given_block, counts = self._block_of(data), self._block_of(given), self._counts(len(data))
+                return partial(dist.all_to_all_single, data, source, received, sent, group=group)
+            return partial(dist.all_to_all_single, data, source, group=group)
+        data_block, source_block, counts = self._block_of(data), self._block_of(source), self._counts(len(data))
         if self._collective == "scatter":
-            pieces = list(torch.split(given, counts)) if is_root else None
+            pieces = list(torch.split(source, counts)) if is_root else None
             return partial(dist.scatter, data_block, pieces, 0, group=group)
         if self._collective == "gather":
             pieces = list(torch.split(data, counts)) if is_root else None
-            return partial(dist.gather, given_block, pieces, 0, group=group)
+            return partial(dist.gather, source_block, pieces, 0, group=group)
         if len(data) % size:
             if self._collective == "all-gather":
-                return partial(dist.all_gather, list(torch.split(data, counts)), given_block, group=group)
-            return partial(dist.reduce_scatter, data_block, list(torch.split(given, counts)), group=group)
+                return partial(dist.all_gather, list(torch.split(data, counts)), source_block, group=group)
+            return partial(dist.reduce_scatter, data_block, list(torch.split(source, counts)), group=group)
         if self._collective == "all-gather":
             gather = _newest("all_gather_single", "all_gather_into_tensor")
-            return partial(gather, data, given_block, group=group)
+            return partial(gather, data, source_block, group=group)
         scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
-        return partial(scatter, data_block, given, group=group)
+        return partial(scatter, data_block, source, group=group)
 
 
 class MpiReference(Reference):
     """Runs MPI's blocking collective; the MPI library chooses the algorithm."""
 
     def __init__(self, collective: Collective, place: RankPlace, mpi: Any, *, in_place: bool = True) -> None:
-        """Takes the module `mpi4py.MPI`; `in_place`: whether an all-reduce sums in place, or from `given` to `data`."""
+        """Takes `mpi4py.MPI`; `in_place`: whether an all-reduce sums in place, or from `source` to `data`."""
         super().__init__(collective, place, "mpi")
         if collective == "allreduce":
             self.algorithm = IN_PLACE if in_place else OUT_OF_PLACE
@@ -214,32 +214,33 @@ class MpiReference(Reference):
     def _call(self, vectors: Vectors) -> Callable[[], object]:
         mpi, world = self._mpi, self._world
         kind = {torch.float32: mpi.FLOAT}.get(vectors.data.dtype, mpi.UINT16_T)
-        data, given = self._array(vectors.data), self._array(vectors.given)
+        data, source = self._array(vectors.data), self._array(vectors.source)
         elements, size = len(vectors.data), self._place.size
         if self._collective == "allreduce":
-            source = mpi.IN_PLACE if self.is_in_place else [given, kind]
-            return partial(world.Allreduce, source, [data, kind], op=mpi.SUM)
+            send_buffer = mpi.IN_PLACE if self.is_in_place else [source, kind]
+            return partial(world.Allreduce, send_buffer, [data, kind], op=mpi.SUM)
         if self._collective == "broadcast":
             return partial(world.Bcast, [data, kind], root=0)
         if self._collective == "reduce":
-            return partial(world.Reduce, [given, kind], [data, kind], op=mpi.SUM, root=0)
+            return partial(world.Reduce, [source, kind], [data, kind], op=mpi.SUM, root=0)
         if self._collective == "all-to-all":
             sent, received = self._sent_and_received(elements)
             if elements % size:
-                return partial(world.Alltoallv, [given, sent, kind], [data, received, kind])
-            return partial(world.Alltoall, [given, kind], [data, kind])
+                return partial(world.Alltoallv, [source, sent, kind], [data, received, kind])
+            return partial(world.Alltoall, [source, kind], [data, kind])
         counts = self._counts(elements)
-        data_block, given_block = self._array(self._block_of(vectors.data)), self._array(self._block_of(vectors.given))
+        data_block = self._array(self._block_of(vectors.data))
+        source_block = self._array(self._block_of(vectors.source))
         # The variant for unequal parts takes their counts.
         suffix, counts_argument = ("v", [counts]) if elements % size else ("", [])
         if self._collective == "scatter":
-            return partial(getattr(world, f"Scatter{suffix}"), [given, *counts_argument, kind], [data_block, kind])
+            return partial(getattr(world, f"Scatter{suffix}"), [source, *counts_argument, kind], [data_block, kind])
         if self._collective in ("all-gather", "gather"):
             name = "Gather" if self._collective == "gather" else "Allgather"
-            return partial(getattr(world, name + suffix), [given_block, kind], [data, *counts_argument, kind])
+            return partial(getattr(world, name + suffix), [source_block, kind], [data, *counts_argument, kind])
         if elements % size:
-            return partial(world.Reduce_scatter, [given, kind], [data_block, kind], counts, op=mpi.SUM)
-        return partial(world.Reduce_scatter_block, [given, kind], [data_block, kind], op=mpi.SUM)
+            return partial(world.Reduce_scatter, [source, kind], [data_block, kind], counts, op=mpi.SUM)
+        return partial(world.Reduce_scatter_block, [source, kind], [data_block, kind], op=mpi.SUM)
 
     def _array(self, vector: torch.Tensor) -> Any:
         """Returns the memory as an array for MPI; 16-bit numbers, which are only moved, as integers."""
@@ -271,13 +272,13 @@ class HostSampleClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, contestant: Contestant, runs: int, each: int, kind: object = None) -> Sample:
-        """Times `runs` runs of `each` operations back to back; `kind` is equal for operations that take as long."""
+    def time(self, contestant: Contestant, runs: int, operations: int, kind: object = None) -> Sample:
+        """Times `runs` runs of `operations` back to back; `kind` is equal for operations that take as long."""
         first, duration = 0, 0
         for _ in range(runs):
             contestant.line_up()
             begin = time.perf_counter_ns()
-            contestant.run(each)
+            contestant.run(operations)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             duration += time.perf_counter_ns() - begin
@@ -298,12 +299,12 @@ class StreamSampleClock(HostSampleClock):
         """Takes a function that queues a barrier of all ranks in the stream, without a wait of the host."""
         self._timer = StreamTimer(clock, barrier)
 
-    def time(self, contestant: Contestant, runs: int, each: int, kind: object = None) -> Sample:
+    def time(self, contestant: Contestant, runs: int, operations: int, kind: object = None) -> Sample:
         first, seconds, is_late = 0, 0.0, False
         for _ in range(runs):
             contestant.line_up()
             first = first or time.perf_counter_ns()
-            sample = self._timer.time(partial(contestant.run, each), each, kind)
+            sample = self._timer.time(partial(contestant.run, operations), operations, kind)
             seconds += sample.seconds
             is_late |= sample.is_late
         return Sample(first, round(seconds * 1e9), is_late)

@@ -91,9 +91,9 @@ class Execution:
         arrivals = self._arrivals
         posted = added = 0  # Number of arrivals that were posted, and that have left their slots.
 
-        def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), least: int = 2) -> None:
+        def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), min_early: int = 2) -> None:
             nonlocal posted
-            reach = self._reach(posted, current, last_step, added, least)
+            reach = self._reach(posted, current, last_step, added, min_early)
             self._program += self._transport.together([*(a.part for a in arrivals[posted:reach]), *sends])
             posted = reach
 
@@ -118,7 +118,7 @@ class Execution:
                         wait(step.sends[send])
                         open_sends.discard(send)
                 if posts_next:
-                    post(number, number + 1, least=1)
+                    post(number, number + 1, min_early=1)
                     wait(arrival.part)
                 if arrival.slot is not None:
                     self._program.append(_move(arrival.place, arrival.slot, arrival.is_added))
@@ -127,13 +127,13 @@ class Execution:
             for send in sorted(open_sends):
                 wait(step.sends[send])
 
-    def _reach(self, posted: int, current: int, last_step: int, added: int, least: int) -> int:
+    def _reach(self, posted: int, current: int, last_step: int, added: int, min_early: int) -> int:
         """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`."""
-        # Arrivals of later steps than `current` need an `early` of `least` or more.
+        # Arrivals of later steps than `current` need an `early` of `min_early` or more.
         arrivals = self._arrivals
         while posted < len(arrivals):
             arrival = arrivals[posted]
-            if arrival.step > last_step or (arrival.step > current and arrival.early < least):
+            if arrival.step > last_step or (arrival.step > current and arrival.early < min_early):
                 break
             if arrival.ordinal >= added + self._num_slots:
                 break

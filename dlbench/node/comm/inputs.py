@@ -79,22 +79,22 @@ class Inputs:
         entries = torch.randint(1, self._largest + 1, (ENTRIES,), generator=generator)
         return entries.to(DTYPES[self.dtype]).to(torch.float64)
 
-    def given(self) -> torch.Tensor:
+    def source(self) -> torch.Tensor:
         vector = torch.empty(self.elements, dtype=DTYPES[self.dtype])
         pattern = self.table(self.rank).to(vector.dtype)[self._pattern]
         for at, low, high in self._pieces(0, self.elements):
             vector[at : at + high - low] = pattern[low:high]
         return vector
 
-    def reset(self, data: torch.Tensor, given: torch.Tensor) -> None:
+    def reset(self, data: torch.Tensor, source: torch.Tensor) -> None:
         """Sets `data` to the start of the collective; elements that it must write become NaN."""
         if self.is_sum or (self.collective in ("broadcast", "scatter") and self.rank == 0):
-            data.copy_(given)
+            data.copy_(source)
             return
         data.fill_(float("nan"))
         if self.collective in ("all-gather", "gather"):
             first, count = block(self.elements, self.ranks, self.rank)
-            data[first : first + count] = given[first : first + count]
+            data[first : first + count] = source[first : first + count]
 
     def expected(self, chained: int = 1) -> list[Expected]:
         """Returns the expected result after `chained` operations, each on the result of the one before."""

@@ -74,8 +74,8 @@ class CollectiveTimer:
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]
         inputs = Inputs(comm.collective, self._place.rank, self._place.size, elements, comm.dtype)
-        given = inputs.given().to(self._device)
-        vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
+        source = inputs.source().to(self._device)
+        vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), source)
         size = _Size(vectors, inputs, format_bytes(num_bytes))
         measurements = [_Measurement(problem=contestant.bind(vectors)) for contestant in contestants]
         pairs = list(zip(contestants, measurements, strict=True))
@@ -133,16 +133,16 @@ class CollectiveTimer:
         self, contestant: Contestant, size: _Size, operations: int, purpose: str, clock: HostSampleClock | None = None
     ) -> Sample:
         self._beat(purpose)
-        size.inputs.reset(size.vectors.data, size.vectors.given)
+        size.inputs.reset(size.vectors.data, size.vectors.source)
         if contestant.counters is not None:
             contestant.counters.reset()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._control.barrier(purpose)
         self._deadline.begin(purpose)
-        runs, each = (operations, 1) if self._has_barriers else (1, operations)
+        runs, run_operations = (operations, 1) if self._has_barriers else (1, operations)
         try:
-            sample = (clock or self._clock).time(contestant, runs, each, (contestant, size.text))
+            sample = (clock or self._clock).time(contestant, runs, run_operations, (contestant, size.text))
         except RunError as error:
             raise type(error)(f"rank {self._place.rank}, {purpose}: {error}") from None
         self._deadline.end()
