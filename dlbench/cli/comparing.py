@@ -87,8 +87,7 @@ def rule_options(function: F) -> F:
         value_option(
             "--history",
             "DIR|RUNS",
-            "Earlier runs (a history, a folder of runs or a baseline file) that show how much sessions differ, if the "
-            "sides have fewer than five sessions.",
+            "Earlier runs (history, runs or baseline file) that show how sessions differ, for sides with few of them.",
             type=FILE,
         ),
         value_option("--allow", "KEY[,KEY]", "Key in which sides may differ, repeatable, e.g. system.", multiple=True),

@@ -67,8 +67,7 @@ def network_option(purpose: str) -> Callable[[F], F]:
 @value_option(
     "--table",
     "NAME|?",
-    "Table to write as CSV: points (of scaling, default), parts (of a step), runs, quality (of points), evaluations, "
-    "exchange, sweep, or another table of the report; ? lists all.",
+    "Table to write as CSV, e.g. points (default), parts, runs, quality, evaluations, exchange, sweep; ? lists all.",
 )
 def report(
     runs: tuple[Path, ...],

@@ -167,7 +167,7 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     plan = with_system(plan_of(), launch={"environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}})
     monkeypatch.delenv("SITE_TOKEN", raising=False)
     (note,) = [note for note in preset_notes([plan, plan]) if "SITE_TOKEN" in note]
-    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set in this shell: ")
+    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set here: ")
     monkeypatch.setenv("SITE_TOKEN", "hunter2")
     assert not any("SITE_TOKEN" in note for note in preset_notes([plan]))
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")

@@ -78,7 +78,7 @@ def test_a_fault_on_a_rank_that_no_run_has_is_refused_and_one_that_some_have_is_
     ] * 2
     with pytest.raises(UserError) as caught:
         plans(points=(1, 2), repeats=1, overrides={**on_rank_1, "fault.ranks": "1,2"})
-    assert str(caught.value).startswith("fault.ranks: rank 2 is in no run of this request")
+    assert str(caught.value).startswith("fault.ranks: rank 2 is in no run")
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -30,7 +30,7 @@ VALIDATOR = re.compile(
 
 RIGHT = re.compile(
     r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice"
-    r"|the plan sets|does not support|multiple of|does not fit|have the same length|contains a character"
+    r"|the plan sets|not supported|multiple of|does not fit|have the same length|contains a character"
     r"|path of a program|above 1|divide|epoch_samples|switched off by|renamed to"
 )
 """One of these leads on to what would be right."""

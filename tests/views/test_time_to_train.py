@@ -374,7 +374,7 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
     ("arguments", "named"),
     [
         (["nowhere"], "nowhere: is not a folder of runs; for a workload, --throughput NUMBER is missing"),
-        (["RUNS", "--throughput", "5"], "leave it out for runs (RUNS), which have their own"),
+        (["RUNS", "--throughput", "5"], "leave it out for runs (RUNS)"),
         (["RUNS", "--ranks", "4"], "--ranks: only for WORKLOAD --throughput"),
         (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: only for RUNS"),
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
