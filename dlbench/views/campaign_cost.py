@@ -254,7 +254,9 @@ def recorded_text(parts: Sequence[CostPart]) -> str:
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    return sum(numbers) if numbers and len(numbers) == len(values) else None
+    if not numbers or len(numbers) < len(values):
+        return None
+    return sum(numbers)
 
 
 def _median(values: Collection[float]) -> float | None:
