@@ -111,7 +111,7 @@ def _local_sgd_note(group: scaling.Group, unit: str) -> Iterator[str]:
     samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
     if losses:
         loss = f"loss {statistics.median(losses):.5g} after {max(samples):,} {unit}"
-        yield f"Its ranks train separately between averages: {loss}, to be compared with that of averaged gradients."
+        yield f"Its ranks train separately between averages: {loss}, to compare with the loss of averaged gradients."
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
