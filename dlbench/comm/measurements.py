@@ -302,7 +302,7 @@ def name_of(point: CommPoint) -> SeriesName:
     if point.pair is not None:
         algorithm += f" {point.pair[0]}:{point.pair[1]}"
     if point.congestors:
-        algorithm += " beside congestors"
+        algorithm += " with congestors"
     return SeriesName(carrier=point.carrier, algorithm=algorithm)
 
 

@@ -254,7 +254,9 @@ def recorded_text(parts: Sequence[CostPart]) -> str:
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    return sum(numbers) if numbers and len(numbers) == len(values) else None
+    if not numbers or len(numbers) < len(values):
+        return None
+    return sum(numbers)
 
 
 def _median(values: Collection[float]) -> float | None:
@@ -263,8 +265,7 @@ def _median(values: Collection[float]) -> float | None:
 
 def _parts(jobs: Sequence[_Job]) -> dict[PartName, float]:
     """Returns the node-seconds of each part, the part that tells most first."""
-    names: tuple[PartName, ...] = ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown")
-    parts = dict.fromkeys(names, 0.0)
+    parts = dict.fromkeys(_PARTS, 0.0)
     for job in jobs:
         parts_of_runs = [_run_parts(job_run) for job_run in job.runs]
         in_runs_s = 0.0
@@ -459,7 +460,9 @@ def _notes(cost: CampaignCost) -> Iterator[str]:
             f"Not all runs of {counted(cost.partial_jobs, 'job')} are in this report: these jobs count with what the "
             "runs in the report took."
         )
-    stated = {cost.why_not_apart, cost.why_no_energy if cost.energy_j is None else ""}
+    stated = {cost.why_not_apart}
+    if cost.energy_j is None:
+        stated.add(cost.why_no_energy)
     reasons = chain.from_iterable(run.not_measured for run in cost.runs)
     yield from (f"Not measured: {reason}." for reason in dict.fromkeys(reasons) if reason not in stated)
 

@@ -194,13 +194,8 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
         *("stall_steps", "longest_wait_s"),
         titles=titles,
     )
-    return Sheet(
-        name="data-path",
-        title="Input by rank count",
-        columns=drop_empty_columns(columns, points),
-        rows=points,
-        caption=" ".join(captions),
-    )
+    columns, caption = drop_empty_columns(columns, points), " ".join(captions)
+    return Sheet(name="data-path", title="Input by rank count", columns=columns, rows=points, caption=caption)
 
 
 def _stalled_cell(point: DataPoint) -> Cell:

@@ -111,16 +111,13 @@ def _local_sgd_note(group: scaling.Group, unit: str) -> Iterator[str]:
     samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
     if losses:
         loss = f"loss {statistics.median(losses):.5g} after {max(samples):,} {unit}"
-        yield f"Its ranks train separately between averages: {loss}, to be compared with that of averaged gradients."
+        yield f"Its ranks train separately between averages: {loss}, to compare with the loss of averaged gradients."
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
-    parts = [
-        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}",
-        f"{group.scaling} scaling",
-        *(f"{key}={value}" for key, value in settings),
-    ]
+    parts = [f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}", f"{group.scaling} scaling"]
+    parts += [f"{key}={value}" for key, value in settings]
     if plan.series.variant != "plain":
         parts.append(plan.series.variant)
     if plan.series.side:
@@ -147,13 +144,9 @@ def _conditions_line(group: scaling.Group, averages: str) -> str:
     system = f"{group.scaling} scaling on {plan.system.name}"
     if all(point.nodes == 1 for point in group.points):
         system += " (1 node)"
-    parts = (
-        f"{plan.workload.name}, {_short_conditions(group)}",
-        system,
-        f"baseline {ranks_text(group.baseline.ranks)}",
-        f"{averages} over {span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point",
-    )
-    return "; ".join(parts)
+    runs = f"{averages} over {span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point"
+    workload, baseline = f"{plan.workload.name}, {_short_conditions(group)}", ranks_text(group.baseline.ranks)
+    return f"{workload}; {system}; baseline {baseline}; {runs}"
 
 
 def _with_notice(conditions_line: str, group: scaling.Group) -> str:

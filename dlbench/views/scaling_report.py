@@ -76,14 +76,9 @@ def document_of(report: Report, views: Views | None = None) -> Document:
         sections.append(Section(id="controls", title="Control runs", words=without_results, brief=without_results))
     sections += [*views.closing_sections(report), *methods_section(report.methods)]
     if report.missing:
+        title = "Not in this report"
         sections.append(
-            Section(
-                id="missing",
-                title="Not in this report",
-                level="appendix",
-                missing=report.missing,
-                missing_title="Not shown",
-            )
+            Section(id="missing", title=title, level="appendix", missing=report.missing, missing_title="Not shown")
         )
     return report.document(
         *sections,

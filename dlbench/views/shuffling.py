@@ -311,13 +311,9 @@ def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
         *("final", Column("is_paired", "In pairs", "is_paired", paired)),
         titles=titles,
     )
-    return Sheet(
-        name="shuffling",
-        title=f"Kinds of shuffling: {comparison.label}",
-        columns=columns,
-        rows=comparison.rows,
-        caption="Runs that differ only in shuffling and its staging. Above 1: faster than with global shuffling.",
-    )
+    title = f"Kinds of shuffling: {comparison.label}"
+    caption = "Runs that differ only in shuffling and its staging. Above 1: faster than with global shuffling."
+    return Sheet(name="shuffling", title=title, columns=columns, rows=comparison.rows, caption=caption)
 
 
 def samples_text(count: int) -> str:

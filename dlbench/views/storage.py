@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -121,19 +121,16 @@ def supply_of(answer: ReadingRate) -> Supply:
         raise ValueError("the reader benchmark ran with the page cache as it was")
     repeats = [repeat.together for repeat in answer.repeats if answer.cache_in_force and repeat.together.samples]
     readers = answer.processes * max(1, answer.loader_workers)
-    shares, fetching, preparing, neither, fetched_per_s = [], [], [], [], []
-    for rates in repeats:
-        if rates.fetch_s + rates.prepare_s > 0:
-            shares.append(rates.fetch_s / (rates.fetch_s + rates.prepare_s))
-        fetching.append(rates.fetch_s / (rates.seconds * readers))
-        preparing.append(rates.prepare_s / (rates.seconds * readers))
-        neither.append(1 - fetching[-1] - preparing[-1])
-        if rates.fetch_s:
-            fetched_per_s.append(rates.samples * readers / rates.fetch_s)
+    busy = [rates for rates in repeats if rates.fetch_s + rates.prepare_s > 0]
+    shares = [rates.fetch_s / (rates.fetch_s + rates.prepare_s) for rates in busy]
+    fetching = [rates.fetch_s / (rates.seconds * readers) for rates in repeats]
+    preparing = [rates.prepare_s / (rates.seconds * readers) for rates in repeats]
+    neither = [1 - fetch - prepare for fetch, prepare in zip(fetching, preparing, strict=True)]
+    fetched_per_s = [rates.samples * readers / rates.fetch_s for rates in repeats if rates.fetch_s]
     counted = [rates for rates in repeats if rates.storage_bytes is not None]
     counted_bytes = sum(rates.raw_bytes for rates in counted)
     num_samples = sum(rates.samples for rates in repeats)
-    fetch_share = _mean(shares)
+    fetch_share = _estimate(shares, "fraction", mean_estimate)
     prepare_share = sample_bytes = storage_share = None
     limit: Limit | None = None
     if fetch_share is not None:
@@ -150,30 +147,28 @@ def supply_of(answer: ReadingRate) -> Supply:
         told=answer.cache_told,
         loader_workers=answer.loader_workers,
         prefetch_batches=answer.prefetch_batches,
-        samples_per_s=_median([rates.samples_per_s for rates in repeats], "samples/s"),
-        bytes_per_s=_median([rates.bytes_per_s for rates in repeats], "bytes/s"),
+        samples_per_s=_estimate([rates.samples_per_s for rates in repeats], "samples/s"),
+        bytes_per_s=_estimate([rates.bytes_per_s for rates in repeats], "bytes/s"),
         sample_bytes=sample_bytes,
         fetch_share=fetch_share,
         prepare_share=prepare_share,
         storage_share=storage_share,
-        fetching=_mean(fetching),
-        preparing=_mean(preparing),
-        neither=_mean(neither),
-        fetch_samples_per_s=_median(fetched_per_s, "samples/s"),
+        fetching=_estimate(fetching, "fraction", mean_estimate),
+        preparing=_estimate(preparing, "fraction", mean_estimate),
+        neither=_estimate(neither, "fraction", mean_estimate),
+        fetch_samples_per_s=_estimate(fetched_per_s, "samples/s"),
         limit=limit,
-        opens_per_s=_median([rates.opens_per_s for rates in repeats if rates.opens_per_s], "opens/s"),
-        stats_per_s=_median([rates.stats_per_s for rates in repeats if rates.stats_per_s], "stats/s"),
-        names_per_s=_median([rates.names_per_s for rates in repeats if rates.names_per_s], "names/s"),
+        opens_per_s=_estimate([rates.opens_per_s for rates in repeats if rates.opens_per_s], "opens/s"),
+        stats_per_s=_estimate([rates.stats_per_s for rates in repeats if rates.stats_per_s], "stats/s"),
+        names_per_s=_estimate([rates.names_per_s for rates in repeats if rates.names_per_s], "names/s"),
         **{name: getattr(answer, name) for name in ("num_files", "names_from", "open_s", "warnings")},
     )
 
 
-def _mean(shares: Sequence[float]) -> Estimate | None:
-    return mean_estimate(shares, "fraction") if shares else None
-
-
-def _median(values: Sequence[float], unit: str) -> Estimate | None:
-    return median_estimate(values, unit) if values else None
+def _estimate(
+    values: Sequence[float], unit: str, make: Callable[[Sequence[float], str], Estimate] = median_estimate
+) -> Estimate | None:
+    return make(values, unit) if values else None
 
 
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:

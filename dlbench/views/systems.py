@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -12,6 +12,7 @@ from dlbench.analysis.side_by_side import alike
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
+from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Pivot, Sheet, column, columns_of
@@ -114,15 +115,16 @@ def _joined(texts: Sequence[str]) -> str:
 def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Returns how ranks were launched, and their settings: titles and texts."""
     systems = [run.plan.system for run in runs]
+    records = [run.record for run in runs if run.record is not None]
     launchers = [f"{system.launch.launcher}, scheduler {system.scheduler}" for system in systems]
     bindings = ["each rank bound to its cores" if system.launch.pin else "not bound" for system in systems]
-    fields = [("Launcher", _joined(launchers)), ("Binding", _joined(bindings)), ("Start-up", _start_up(runs))]
+    fields = [("Launcher", _joined(launchers)), ("Binding", _joined(bindings)), ("Start-up", _start_up(records))]
     for title, texts, missing in (
         ("Container", [_container(system.container) for system in systems], "none"),
         ("Network interface requested", [system.launch.interface or "" for system in systems], "none"),
         ("GPU placement", [_placement(run) for run in runs], "not known"),
-        ("NCCL", [_nccl(run) for run in runs], "not known"),
-        ("Variables", [_set_variables(run) for run in runs], "none"),
+        ("NCCL", [_nccl(record) for record in records], "not known"),
+        ("Variables", [_set_variables(record.environment) for record in records], "none"),
     ):
         if any(texts):
             fields.append((title, _joined([text or missing for text in texts])))
@@ -137,9 +139,9 @@ def _container(container: ContainerSpec) -> str:
     return f"{container.kind}, {container.image}, {digest}"
 
 
-def _start_up(runs: Sequence[Run]) -> str:
+def _start_up(records: Sequence[Record]) -> str:
     """Returns the time until the first step of a run's slowest rank, and the part of it that compiling took."""
-    ranks_of_runs = [run.record.ranks for run in runs if run.record is not None]
+    ranks_of_runs = [record.ranks for record in records]
     startup_s = [max(rank.startup_s for rank in ranks) for ranks in ranks_of_runs]
     text = f"{_range(startup_s)} to the first step"
     # The slowest rank counts. A run is cold if any rank compiled: "cold" sorts before "unknown" and "warm".
@@ -187,8 +189,8 @@ def _placement(run: Run) -> str:
     return text
 
 
-def _nccl(run: Run) -> str:
-    nccl = run.record.nccl if run.record is not None else None
+def _nccl(record: Record) -> str:
+    nccl = record.nccl
     if nccl is None:
         return ""
     adapters = sorted(Counter(nccl.adapters.values()).items())
@@ -208,8 +210,7 @@ def _nccl(run: Run) -> str:
     return "; ".join(parts)
 
 
-def _set_variables(run: Run) -> str:
-    environment = run.record.environment if run.record is not None else {}
+def _set_variables(environment: Mapping[str, str]) -> str:
     names = sorted(key for key in environment if key.startswith(_VARIABLES))
     return ", ".join(f"{name.removeprefix('variable.')}={environment[name]}" for name in names)
 

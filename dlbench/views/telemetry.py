@@ -194,12 +194,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
     cpu_busy = mean("host.cpu.busy")
     if cpu_busy is None:
         cpu_busy = mean("host.cpu.mean.busy")
-    throttled, throttled_by = None, ""
-    worst = worst_throttled(node, gpus)
-    if worst is not None:
-        throttled, gpu, reason = worst
-        if throttled:
-            throttled_by = f"GPU {gpu}, {reason}"
+    throttled, gpu, reason = worst_throttled(node, gpus) or (None, 0, "")
     return NodeMeans(
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
@@ -217,7 +212,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         gpu_memory_bytes=highest_of_gpus("memory_used_bytes"),
         gpu_temperature_c=highest_of_gpus("temperature_c"),
         throttled=throttled,
-        throttled_by=throttled_by,
+        throttled_by=f"GPU {gpu}, {reason}" if throttled else "",
         cpu_busy=cpu_busy,
         host_memory_bytes=mean("host.memory_used_bytes"),
         network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
@@ -332,12 +327,13 @@ class TelemetryView(GroupView):
         return telemetry if telemetry.nodes else None
 
     def shown(self, group: ReportGroup, telemetry: Telemetry) -> Section:
+        columns = columns_of(Unavailable)
         sheets: list[Sheet[Any]] = [
             means_sheet(telemetry),
             Sheet(
                 name="telemetry-missing",
                 title="Not sampled",
-                columns=columns_of(Unavailable),
+                columns=columns,
                 rows=telemetry.unavailable,
                 is_folded=True,
             ),

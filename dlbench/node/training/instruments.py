@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT
+from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine, MessageSpan
@@ -28,10 +28,17 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from dlbench.units import counted, plural
 
-if TYPE_CHECKING:  # it imports this module
-    from dlbench.node.training.activations import ActivationMemory
-
 _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Tracks of lane swap: recomputing and waiting, copies out, copies in.
+
+
+class RecordedActivations(Protocol):
+    """Out-of-core training as the instruments see it."""
+
+    def computes(self, module: nn.Module) -> bool:
+        """Returns whether the running forward pass of a module is no recomputation."""
+
+    def spans(self) -> list[tuple[int, LaneSpan]]:
+        """Returns the spans of the lanes with their steps."""
 
 
 class RankWatch:
@@ -56,7 +63,7 @@ class RankWatch:
         source: BatchSource,
         schedule: StepSchedule,
         beat: Callable[[str], None],
-        memory: ActivationMemory | None = None,
+        memory: RecordedActivations | None = None,
     ) -> None:
         """Connects the instruments to a built network, and creates those of the plan's window of steps."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat

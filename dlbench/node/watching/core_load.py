@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from dlbench.node.cores import RankCores
-from dlbench.records.record import RankResult
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -119,11 +117,21 @@ def _own_s() -> float:
     return used_s
 
 
+class RankOnCores(Protocol):
+    """A rank with its host and the cores it may use."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def cores(self) -> Collection[int]: ...
+
+
 def node_loads(
-    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult | RankCores], node_ranks: Sequence[int]
+    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankOnCores], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
     """Returns the load of each node's cores, from `CoreLoad.summary` of every rank, in the order of `ranks`."""
-    nodes: dict[int, list[tuple[RankResult | RankCores, Mapping[str, Any]]]] = {}
+    nodes: dict[int, list[tuple[RankOnCores, Mapping[str, Any]]]] = {}
     for number, rank, summary in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, summary))
     loads = []

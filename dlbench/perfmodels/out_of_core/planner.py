@@ -172,7 +172,8 @@ def point(
             )
     elif can_run:
         fixed = fixed_plan(chain, rates, recompute, swap, starts=starts)
-        plan = fixed if fixed.predicted.peak_bytes <= capacity_bytes else None
+        if fixed.predicted.peak_bytes <= capacity_bytes:
+            plan = fixed
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 

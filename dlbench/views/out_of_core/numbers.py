@@ -278,24 +278,22 @@ def _empty(run: Run) -> MethodPoint:
     train, layout = run.plan.workload.train, run.plan.layout
     title = TITLES.get((train.recompute, train.swap), f"{train.recompute} recomputed, {train.swap} swapped")
     capacity = _capacity(train)
+    compiled = "torch.compile"
+    if train.compile != "default":
+        compiled += f" {train.compile}"
+    if train.activation_budget is not None:
+        compiled += f" keeping {train.activation_budget:g}"
     parts = [title]
-    if capacity:
-        parts.append(f"in {capacity}")
-    if train.memory.blocks:
-        parts.append(f"blocks from {', '.join(train.memory.blocks)}")
-    if train.memory.verify:
-        parts.append("verified")
-    if train.compile != "none":
-        compiled = "torch.compile"
-        if train.compile != "default":
-            compiled += f" {train.compile}"
-        if train.activation_budget is not None:
-            compiled += f" keeping {train.activation_budget:g}"
-        parts.append(compiled)
-    if train.optimizer_state == "host":
-        parts.append("optimizer on the host")
-    if train.gradient_accumulation > 1:
-        parts.append(f"{train.gradient_accumulation} parts")
+    for is_set, text in (
+        (capacity, f"in {capacity}"),
+        (train.memory.blocks, f"blocks from {', '.join(train.memory.blocks)}"),
+        (train.memory.verify, "verified"),
+        (train.compile != "none", compiled),
+        (train.optimizer_state == "host", "optimizer on the host"),
+        (train.gradient_accumulation > 1, f"{train.gradient_accumulation} parts"),
+    ):
+        if is_set:
+            parts.append(text)
     return MethodPoint(
         ranks=layout.ranks,
         nodes=layout.nodes,

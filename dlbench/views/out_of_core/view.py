@@ -42,13 +42,9 @@ def _place_columns(comparison: MethodComparison) -> tuple[Column[MethodPoint], .
 
 def methods_sheet(comparison: MethodComparison) -> Sheet[MethodPoint]:
     """Returns the table of speed and memory of every method and batch."""
+    title = f"{comparison.sample_unit}/s"
     throughput: Column[MethodPoint] = Column(
-        "throughput_per_s",
-        f"{comparison.sample_unit}/s",
-        "throughput",
-        _throughput_cell,
-        has_interval=True,
-        is_brief=True,
+        "throughput_per_s", title, "throughput", _throughput_cell, has_interval=True, is_brief=True
     )
     return Sheet(
         name="out-of-core",
