@@ -1,7 +1,7 @@
-"""Where dlbench's own files are, and which they are.
+"""Locates dlbench's data files and identifies its code.
 
-`workloads/`, `systems/`, `slurm/` and `reports/` stand next to the package in a checkout and inside
-it, as `_bundled/`, in a wheel (see `[tool.hatch.build.targets.wheel.force-include]`).
+`workloads/`, `systems/`, `slurm/` and `reports/` are next to the package in a checkout and inside it, as `_bundled/`,
+in a wheel (see `[tool.hatch.build.targets.wheel.force-include]`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Folder = Literal["workloads", "systems", "slurm", "reports"]
 
 
 def folder(name: Folder) -> Path:
-    """The absolute path of one bundled folder. Raises `FileNotFoundError`: the installation is damaged."""
+    """Returns the absolute path of a bundled folder. Raises `FileNotFoundError`: the installation is damaged."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "_bundled" / name, package.parent / name):
         if candidate.is_dir():
             return candidate
-    raise FileNotFoundError(f"dlbench is not installed whole: its folder {name!r} is missing beside {package}")
+    raise FileNotFoundError(f"the installation of dlbench is incomplete: folder {name!r} is missing in {package}")
 
 
 def code() -> str:
-    """Which code this is, more closely than by its version: a commit, or a digest of what was installed; else empty."""
+    """Returns the commit of this code, or a digest of the installed files; empty if neither is known."""
     return commit() or installed_files()
 
 
 @functools.cache
 def commit() -> str:
-    """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed; else empty."""
+    """Returns the commit of the checkout, with `+dirty` if tracked files were changed; empty outside of a checkout."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return ""
@@ -46,7 +46,9 @@ def commit() -> str:
         return ""
     if head.returncode != 0:
         return ""
-    return head.stdout.strip() + ("+dirty" if state.stdout.strip() else "")
+    if state.stdout.strip():
+        return f"{head.stdout.strip()}+dirty"
+    return head.stdout.strip()
 
 
 @functools.cache
@@ -54,11 +56,13 @@ def installed_files() -> str:
     """Returns twelve digits of the SHA-256 of RECORD, the installer's list of files; empty in a checkout."""
     package = Path(__file__).resolve().parent
     try:
-        found = importlib.metadata.distribution("dlbench")
-        listed = found.read_text("RECORD") or ""
-        if Path(str(found.locate_file("dlbench"))).resolve() != package:
-            return ""  # another one is installed next to this
+        distribution = importlib.metadata.distribution("dlbench")
+        listed = distribution.read_text("RECORD") or ""
+        if Path(str(distribution.locate_file("dlbench"))).resolve() != package:
+            return ""  # another dlbench is installed
     except (importlib.metadata.PackageNotFoundError, OSError):
         return ""
-    own = sorted(line for line in listed.splitlines() if line.startswith("dlbench/"))
-    return hashlib.sha256("\n".join(own).encode()).hexdigest()[:12] if own else ""
+    package_lines = sorted(line for line in listed.splitlines() if line.startswith("dlbench/"))
+    if not package_lines:
+        return ""
+    return hashlib.sha256("\n".join(package_lines).encode()).hexdigest()[:12]

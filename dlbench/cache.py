@@ -1,4 +1,4 @@
-"""The user's cache: what takes long to find out, for as long as the thing it was found out of stays as it is."""
+"""The user's cache of results that take long to compute."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ _MAX_BYTES = 1 << 21
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where all of it is: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``.
+    """Returns ``DLBENCH_CACHE``, or ``$XDG_CACHE_HOME/dlbench``, or ``~/.cache/dlbench``.
 
     Raises `RuntimeError`: this user has no home.
     """
-    if explicit := environment.get("DLBENCH_CACHE"):
-        return Path(explicit)
+    folder = environment.get("DLBENCH_CACHE")
+    if folder:
+        return Path(folder)
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
 
 
 def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
-    """What `find` finds of a thing, found once for each of its states, of which the newest is kept; None is not.
+    """Returns the result of `find`, cached for the newest state of a thing; None is not cached.
 
-    `kind` is a folder of the cache, `name` the thing's, e.g. a path, `state` e.g. its size and time of last change.
+    `kind`: folder of the cache; `name`: of the thing, e.g. a path; `state`: e.g. its size and time of last change.
     """
     try:
         file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -37,11 +38,11 @@ def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> st
         text = read_text(file, _MAX_BYTES)
         if text.startswith(head):
             return text.removeprefix(head)
-    found = find()
-    if found is not None:
-        with suppress(OSError):  # a cache that cannot be written is none
+    content = find()
+    if content is not None:
+        with suppress(OSError):  # without a writable cache the result is computed each time
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_name(f"{file.name}.{os.getpid()}")
-            part.write_text(head + found, encoding="utf-8")
+            part.write_text(head + content, encoding="utf-8")
             part.replace(file)
-    return found
+    return content

@@ -1,6 +1,6 @@
-"""What must not be written down: which names and values of environment variables look like a secret.
+"""Recognises names and values of environment variables that may be secrets and must not be recorded.
 
-A guess by its shape, on the safe side; what a person gives by reference (`launch.environment`) is never written at all.
+It is a guess by their form, on the safe side; variables of `launch.environment` are never recorded.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MIXED = re.compile(r"(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9+=_]{32,}")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name may hold a secret."""
+    """Returns whether a variable of this name may hold a secret."""
     return _NAME.search(name) is not None
 
 
 def is_secret_value(value: str) -> bool:
-    """Whether a text looks like a secret: a URL with a password, a known form of token, or a long run of characters.
+    """Returns whether a text may be a secret: a URL with a password, a known form of token, or a long random string.
 
-    Paths may hold long runs (folders of Spack and Nix are named by digests).
+    Paths may contain long random strings (folders of Spack and Nix are named by digests).
     """
     return _VALUE.search(value) is not None or ("/" not in value and _MIXED.search(value) is not None)

@@ -1,8 +1,7 @@
-"""What can go wrong on purpose: errors that end in one clear line and a documented exit code.
+"""Errors that end a command with one line and a documented exit code.
 
-Everything raised as a `DlbenchError` is shown to the person as its message alone, without a
-traceback, and so is an operating system's error (`dlbench.cli.streams`); any other exception is a defect
-of dlbench and keeps its traceback.
+A `DlbenchError` and an operating system's error (`dlbench.cli.streams`) are printed without a traceback; any other
+exception is a defect of dlbench and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MACHINE_ERRORS = frozenset(
         *("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRINUSE", "EADDRNOTAVAIL", "ETIMEDOUT", "EPIPE"),
     )
 )
-"""What another path would not mend: the machine lacks space, memory, descriptors, a device that works, a network."""
+"""Errors that another path does not avoid: no space, memory, descriptors, working device or network."""
 
 
 class ExitCode(IntEnum):
@@ -37,27 +36,27 @@ class ExitCode(IntEnum):
     INCOMPLETE = 4
     """Incomplete or corrupted data."""
     ENVIRONMENT = 5
-    """The machine lacks something the request needs."""
+    """The machine lacks something that the request needs."""
     INCONCLUSIVE = 6
-    """Too noisy, or too few samples to say."""
+    """Inconclusive: too noisy, or too few samples."""
     DEFECT = 70
     """A defect of dlbench; standard error has its traceback (EX_SOFTWARE of sysexits.h)."""
     REQUEUE = 75
-    """Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h)."""
+    """Checkpointed, to be requeued (EX_TEMPFAIL of sysexits.h)."""
     TIMEOUT = 124
     """Stopped by a time limit or by the watchdog."""
     INTERRUPTED = 130
-    """Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it)."""
+    """Stopped by the user's Ctrl-C (128 + SIGINT, as in shells)."""
 
 
 class DlbenchError(Exception):
-    """Base of all errors that are shown as one line; `exit_code` is what the command ends with."""
+    """Base of all errors that are printed as one line; `exit_code` is that of the command."""
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
 
 
 class UserError(DlbenchError):
-    """Wrong input: the message names the file, the key and what would be right."""
+    """Wrong input: the message names the file, the key and the remedy."""
 
     exit_code = ExitCode.USAGE
 
@@ -85,12 +84,14 @@ class EnvironmentLacksError(DlbenchError):
 
 
 class MachineError(EnvironmentLacksError, RunError):
-    """The operating system refused what no other path would mend, e.g. for lack of space: one of `MACHINE_ERRORS`."""
+    """The operating system refused with one of `MACHINE_ERRORS`, which another path does not avoid."""
 
 
 def refused(error: Exception, words: str, otherwise: type[DlbenchError] = RunError) -> DlbenchError:
-    """What a file that cannot be made or written is to a person: a `MachineError`, or `otherwise`, with these words."""
-    return (MachineError if getattr(error, "errno", None) in MACHINE_ERRORS else otherwise)(words)
+    """Returns the error for a file that cannot be written: a `MachineError`, or `otherwise`, with these words."""
+    if getattr(error, "errno", None) in MACHINE_ERRORS:
+        return MachineError(words)
+    return otherwise(words)
 
 
 class StalledError(DlbenchError):
@@ -100,32 +101,34 @@ class StalledError(DlbenchError):
 
 
 def first_line(error: BaseException) -> str:
-    """A library's message as one line."""
+    """Returns the first line of a library's message, or the name of the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
 
 
-def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Returns the right names that a wrong one may stand for: by last part, else by its beginning, else by spelling."""
-    names = sorted(set(known))
-    wanted = _last_part(name)
-    if same := [one for one in names if _last_part(one) == wanted]:
-        return same[:limit]
-    if len(wanted) > 3 and (begun := [one for one in names if _last_part(one).startswith(wanted)]):
-        return begun[:limit]
-    if alike := difflib.get_close_matches(name, names, n=limit, cutoff=0.5):
-        return alike
-    parts = difflib.get_close_matches(wanted, {_last_part(one) for one in names}, n=limit, cutoff=0.7)
-    return [one for part in parts for one in names if _last_part(one) == part][:limit]
+def close_names(name: str, existing: Iterable[str], limit: int = 3) -> list[str]:
+    """Returns the existing names that a wrong one may mean: by its last part, its beginning, or its spelling."""
+    names = sorted(set(existing))
+    last_part = _last_part(name)
+    matches = [candidate for candidate in names if _last_part(candidate) == last_part]
+    if not matches and len(last_part) > 3:
+        matches = [candidate for candidate in names if _last_part(candidate).startswith(last_part)]
+    if not matches:
+        matches = difflib.get_close_matches(name, names, n=limit, cutoff=0.5)
+    if not matches:
+        for part in difflib.get_close_matches(last_part, set(map(_last_part, names)), n=limit, cutoff=0.7):
+            matches += [candidate for candidate in names if _last_part(candidate) == part]
+    return matches[:limit]
 
 
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Returns e.g. ``did you mean batch_per_rank?`` or, if nothing is near, the list of what is known."""
-    names = sorted(set(known))
-    if close := close_names(name, names, limit):
+def nearest(name: str, existing: Iterable[str], limit: int = 3) -> str:
+    """Returns e.g. ``did you mean batch_per_rank?`` or, without a similar name, the list of existing names."""
+    names = sorted(set(existing))
+    close = close_names(name, names, limit)
+    if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(names)}" if names else "nothing is known here"
+    return f"known: {', '.join(names)}" if names else "there are none"

@@ -1,8 +1,8 @@
-"""Runs as pandas frames, for people's own analysis: `dlbench.open("runs").points()`.
+"""Runs as pandas frames: `dlbench.open("runs").points()`.
 
-Tables are those that `dlbench report --format csv` writes, made by the same code; steps, messages and telemetry are
-the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``;
-where rows differ all of them, ``images/s or volumes/s``, and column `sample_unit` says what the rates of a row count.
+Tables are those of `dlbench report --format csv`; steps, messages and telemetry are the raw rows of a run.
+`frame.attrs["units"]` has the unit of each column that has one, e.g. ``{"step_s": "s"}``, or all units if rows differ,
+``images/s or volumes/s``; column `sample_unit` then has the unit of a row's samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlbench.views.scaling_report import assemble, document_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_UNITS = (  # Units by the end of a column's name, where the table itself does not say (docs/formats.md).
+_UNITS = (  # Units by the end of a column's name, for columns without a unit in their table (docs/formats.md).
     (r"_ns$", "ns"),
     (r"bytes_per_s$", "bytes/s"),
     (r"bytes$", "bytes"),
@@ -45,18 +45,19 @@ _UNITS = (  # Units by the end of a column's name, where the table itself does n
 
 
 def unit_of(column: str) -> str:
-    """The unit that a column's name says, e.g. `s` of `step_s`, also of the ends of its interval; empty: none."""
+    """Returns the unit in a column's name, e.g. `s` of `step_s`, also for the ends of its interval; empty: none."""
     name = re.sub(r"_(low|high)$", "", column)
     return next((unit for end, unit in _UNITS if re.search(end, name)), "")
 
 
 class Runs:
-    """`dlbench.open`: every run of training below some folders. Nothing is kept open; frames are made when they are
-    asked for. Raises UserError: there is no such folder.
+    """All training runs below some folders, as returned by `dlbench.open`; frames are made on request.
+
+    Raises UserError: there is no such folder.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
-        self._scan = scan(Path(folder), *map(Path, more))
+    def __init__(self, folder: str | os.PathLike[str], *folders: str | os.PathLike[str]) -> None:
+        self._scan = scan(Path(folder), *map(Path, folders))
 
     @cached_property
     def _report(self) -> Document:
@@ -68,45 +69,48 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `table` takes."""
+        """The names of tables."""
         return tuple(self._tables)
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of the report, as ``dlbench report --format csv --table NAME`` writes it. Raises UserError: there is
-        none of that name.
+        """Returns a table of the report, equal to ``dlbench report --format csv --table NAME``.
+
+        Raises UserError: there is none of that name.
         """
         if name not in self._tables:
             raise UserError(f"table {name!r}: {nearest(name, self.names)}")
         return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._report.units(name))
 
     def runs(self) -> pd.DataFrame:
-        """One row per run, those without figures too (`state`, `failure_reason`)."""
+        """Returns one row per run, including runs without figures (`state`, `failure_reason`)."""
         return self.table("runs")
 
     def points(self) -> pd.DataFrame:
-        """One row per group of comparable runs and rank count, with intervals (`_low`, `_high`). Throughput and
-        median step are geometric means over the runs.
+        """Returns one row per group of comparable runs and rank count, with intervals (`_low`, `_high`).
+
+        Throughput and median step are geometric means over the runs.
         """
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:
-        """One row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
+        """Returns one row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
 
-        Columns as in docs/formats.md, "node-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is no
-        such run; or IncompleteDataError: a step file is missing or damaged.
+        Columns are those of docs/formats.md, "node-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is
+        no such run; or IncompleteDataError: a step file is missing or damaged.
         """
         return self._joined(run, self._steps)
 
     def messages(self, run: str) -> pd.DataFrame:
-        """One row per all-reduce message of a traced run (`--trace`); empty where none was recorded.
+        """Returns one row per all-reduce message of a traced run (`--trace`); empty if none was recorded.
 
-        `start_ns` is on the clock of node 0; `queued_ns`: how long it was ready before it started. Raises UserError:
-        there is no such run; or IncompleteDataError: see `steps`.
+        `start_ns` is on the clock of node 0; `queued_ns`: time from ready to start. Raises UserError: there is no such
+        run; or IncompleteDataError: see `steps`.
         """
         return self._joined(run, self._messages)
 
     def telemetry(self, run: str) -> pd.DataFrame:
-        """One row per node and sample of a watched run, one column per sampled field; NaN: not read at that time.
+        """Returns one row per node and sample of a monitored run, one column per field; NaN: not read at that time.
+
         Raises UserError: there is no such run; or IncompleteDataError: see `steps`.
         """
         return self._joined(run, self._telemetry)
@@ -125,12 +129,12 @@ class Runs:
                 continue
             clock = run.clock_of(rank)
             for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)):
-                kept = spans.rows["lane"] == EXCHANGE
-                rows, start = spans.rows[kept], spans.start[kept]
+                is_exchange = spans.rows["lane"] == EXCHANGE
+                rows, start = spans.rows[is_exchange], spans.start[is_exchange]
                 names = [spans.names[number] for number in rows["name"]]
                 columns = {"rank": rank, "node": clock.node, "host": clock.host, "step": rows["step"], "name": names}
-                columns |= {"track": rows["track"], "start_ns": start, "duration_ns": spans.end[kept] - start}
-                yield columns | {"queued_ns": start - spans.ready[kept], "num_bytes": rows["num_bytes"]}
+                columns |= {"track": rows["track"], "start_ns": start, "duration_ns": spans.end[is_exchange] - start}
+                yield columns | {"queued_ns": start - spans.ready[is_exchange], "num_bytes": rows["num_bytes"]}
 
     def _telemetry(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
         for node in run.nodes:
@@ -149,7 +153,7 @@ class Runs:
         notes = Notes()
         traced = read_trace_run(runs[run_id], notes)[0]
         frames = [pd.DataFrame(part) for part in parts_of(traced, notes)]
-        frame = self._frame(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
+        frame = self._frame(pd.concat(frames or [pd.DataFrame()], ignore_index=True))
         frame.attrs["notes"] = [*notes.sentences, *notes.problems]
         return frame
 
@@ -157,6 +161,6 @@ class Runs:
         import pandas as pd
 
         frame = pd.DataFrame(content, columns=columns)
-        known = {name: (units or {}).get(name) or unit_of(str(name)) for name in frame.columns}
-        frame.attrs["units"] = {name: unit for name, unit in known.items() if unit}
+        unit_by_column = {name: (units or {}).get(name) or unit_of(str(name)) for name in frame.columns}
+        frame.attrs["units"] = {name: unit for name, unit in unit_by_column.items() if unit}
         return frame

@@ -1,4 +1,4 @@
-"""numpy and Altair, loaded when they are first used: what needs no figures starts without them, on any login node."""
+"""numpy and Altair, imported at their first use, so that commands without figures start fast on any login node."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # what asks any object for these means no library
+            if attribute.startswith("__"):  # introspection of the object, not use of the library
                 raise AttributeError(attribute)
-            found = getattr(importlib.import_module(self._name), attribute)
-            setattr(self, attribute, found)
-            return found
+            value = getattr(importlib.import_module(self._name), attribute)
+            setattr(self, attribute, value)
+            return value
 
     alt, np, npt = _Library("altair"), _Library("numpy"), _Library("numpy.typing")
     Array = Times = Flags = Any

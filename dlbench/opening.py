@@ -1,14 +1,14 @@
-"""The one way of opening a file or a folder that somebody else may have put there.
+"""Opens files and folders that other users may have written.
 
-Run folders, histories, baselines and data sets lie where colleagues write. A named pipe in place of a file would hold a
-reader for ever, a device has no end, and a link leads somewhere else. Hence:
+Run folders, histories, baselines and data sets are in folders that colleagues write. A named pipe in place of a file
+would block a reader, a device has no end, and a link may lead anywhere. So:
 
-- A file is opened without waiting and read only if it is a regular one; what is read whole has a limit, which the
-  caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it. Every function here raises
-  these two, unless it says otherwise.
-- A link to a regular file is followed in data sets (`follow`): images are often links into a common store. In a run's
-  folder no file is a link, and within a history neither a file nor a folder is.
-- What a person names may also be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
+- A file is opened without blocking and read only if it is a regular one; a caller that reads a whole file gives a
+  limit. Other files raise `UnfitFileError`, an OSError with a `strerror`. All functions here raise OSError only, unless
+  documented otherwise.
+- Links to regular files are followed in data sets (`follow`), because images are often links into a common store. In a
+  run's folder no file may be a link, and in a history neither files nor folders.
+- A file that the user names may be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
 
 Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
 """
@@ -36,29 +36,34 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class UnfitFileError(OSError):
-    """A file that is there and is none to be read: not a regular one, a link where none may be, or too large."""
+    """A file that exists and must not be read: not a regular one, a link that is not allowed, or too large."""
 
     def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
 
 
 def why_unreadable(error: Exception) -> str:
-    """What is wrong with a file, in one line without its name."""
-    if hasattr(error, "error_count"):  # pydantic's ValidationError, whose words are no person's
-        return "not as dlbench writes it"
-    reason = error.strerror if isinstance(error, OSError) else None
-    return reason or (str(error).splitlines() or [type(error).__name__])[0]
+    """Returns the problem of a file in one line without its name."""
+    if hasattr(error, "error_count"):  # pydantic's ValidationError, whose message has many lines
+        return "not in the format that dlbench writes"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, folder: int | None = None) -> int:
-    """A descriptor of a regular file, or where `pipes` says so of a pipe, for reading; whoever asks closes it.
+    """Opens a regular file, or a pipe if `pipes`, for reading and returns its descriptor, which the caller closes.
 
-    `folder`: a descriptor of the folder that it lies in, by which it is opened.
+    `folder`: descriptor of the file's folder, relative to which it is opened.
     """
-    # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
+    flags = _FILE
+    if not follow:
+        flags |= os.O_NOFOLLOW
+    if folder is not None:
+        path = Path(path).name
+    # Without O_NONBLOCK opening a pipe waits for a writer; regular files are not affected by it.
     try:
-        flags = _FILE if follow else _FILE | os.O_NOFOLLOW
-        opened = os.open(path if folder is None else Path(path).name, flags, dir_fd=folder)
+        opened = os.open(path, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise UnfitFileError(path, "is a link, not a regular file") from None
@@ -73,36 +78,38 @@ def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, fo
 
 
 def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
-    """A regular file, open for reading."""
+    """Opens a regular file for reading."""
     return os.fdopen(descriptor(path, follow=follow), "rb")
 
 
 def require_file(path: Path) -> None:
-    """Proves that a path is a regular file, or a link to one, before a library opens it by itself."""
+    """Checks that a path is a regular file, or a link to one, before a library opens it."""
     os.close(descriptor(path))
 
 
 def read_bytes(path: Path | str, limit: int, *, follow: bool = True, pipes: bool = False) -> bytes:
-    """The whole content of a regular file, or where `pipes` says so of a pipe, of at most `limit` bytes."""
+    """Reads the whole content of a regular file, or of a pipe if `pipes`, of at most `limit` bytes."""
     opened = descriptor(path, follow=follow, pipes=pipes)
     status = os.fstat(opened)
     is_file = stat.S_ISREG(status.st_mode)
-    at_once = min(limit, status.st_size) + 1 if is_file else _PIECE
+    piece = _PIECE
+    if is_file:
+        piece = min(limit, status.st_size) + 1
     content = b""
     try:
         os.set_blocking(opened, True)
         while not (is_file and status.st_size > limit) and len(content) <= limit:
-            part = os.read(opened, at_once)
+            part = os.read(opened, piece)
             if not part:
                 return content
             content += part
     finally:
         os.close(opened)
-    raise UnfitFileError(path, f"is larger than {limit} bytes, which no such file is")
+    raise UnfitFileError(path, f"is larger than {limit} bytes, the limit of such files")
 
 
 def open_inside(path: Path) -> IO[bytes]:
-    """A regular file, open for reading; neither it nor its folder is a link, also if one is put there meanwhile."""
+    """Opens a regular file for reading; neither it nor its folder may be a link, even if replaced meanwhile."""
     try:
         with folder_below(path.parent.parent, path.parent.name) as folder:
             return os.fdopen(descriptor(path, follow=False, folder=folder), "rb")
@@ -111,31 +118,31 @@ def open_inside(path: Path) -> IO[bytes]:
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a regular file, which is no link, however large it is."""
+    """Reads the last bytes of a regular file of any size, which must not be a link."""
     with open_file(path, follow=False) as file:
         file.seek(-min(num_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return file.read(num_bytes)
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The whole content of a file in UTF-8; as `read_bytes`. Raises `UnicodeDecodeError`: it is not UTF-8."""
+    """Reads a file in UTF-8, see `read_bytes`. Raises `UnicodeDecodeError`: it is not UTF-8."""
     return read_bytes(path, limit).decode("utf-8")
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a regular file, hexadecimal; read piece by piece."""
+    """Returns the SHA-256 of a regular file, hexadecimal."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
-    """The value in a JSON file; as `read_bytes`, but for a link, which is not followed unless `follow` says so.
+    """Reads a JSON file, see `read_bytes`; links are not followed by default.
 
-    Raises `ValueError`: it is not JSON in UTF-8, nested too deeply, or holds a text that no file can be written with.
+    Raises `ValueError`: it is not JSON in UTF-8, nested too deeply, or has text that cannot be written in UTF-8.
     """
     content = read_bytes(path, limit, follow=follow)
     value = parse_json(content.decode("utf-8"))
-    # Escapes such as \ud800 may stand for half a character, which UTF-8 does not have.
+    # Escapes such as \ud800 may be half a character, which UTF-8 does not have.
     if _SURROGATE.search(content):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -145,10 +152,7 @@ def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A value in JSON.
-
-    Raises `ValueError`: it is none, is nested too deeply, or holds a whole number of more than 64 bits.
-    """
+    """Parses JSON. Raises `ValueError`: it is invalid, nested too deeply, or has an integer of more than 64 bits."""
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
@@ -158,23 +162,24 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _bounded(digits: str) -> int:
-    # numpy, SQLite and struct take no more; the length comes first, since Python refuses to read thousands of digits.
-    number = int(digits) if len(digits) <= _MAX_DIGITS else None
-    if number is None or not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"holds a number of {len(digits.lstrip('-'))} digits, more than 64 bits")
-    return number
+    # The limit of numpy, SQLite and struct; the length is checked first, because Python refuses thousands of digits.
+    if len(digits) <= _MAX_DIGITS:
+        number = int(digits)
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+    raise ValueError(f"has a number of {len(digits.lstrip('-'))} digits, more than 64 bits")
 
 
-_DECODER = json.JSONDecoder(parse_int=_bounded)  # `json.loads` makes one anew for each of a run's thousand headers.
+_DECODER = json.JSONDecoder(parse_int=_bounded)  # One for all: `json.loads` would make one for each of many headers.
 
 
 def read_named(path: Path, limit: int) -> bytes:
-    """The whole content of a file that a person named, which may be a pipe; one that nobody writes to is empty."""
+    """Reads a file that the user named, which may be a pipe; a pipe without a writer is empty."""
     return read_bytes(path, limit, pipes=True)
 
 
 def kind_of(mode: int) -> str:
-    """What a path is, by its mode: `a named pipe`, `a folder`, ..."""
+    """Returns the kind of a path from its mode: `a named pipe`, `a folder`, ..."""
     kinds = (
         (stat.S_ISREG, "a file"),
         (stat.S_ISDIR, "a folder"),
@@ -187,12 +192,10 @@ def kind_of(mode: int) -> str:
 
 @contextmanager
 def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]:
-    """A descriptor of the folder `names` below `root`, for calls that take `dir_fd`.
+    """Opens the folder `names` below `root` and yields its descriptor, for calls with `dir_fd`.
 
-    `root` itself may be a link, because a person named it. Behind it each folder is opened from the one before and
-    never through a link: whoever swaps one for a link, before or meanwhile, leads nowhere.
-
-    With `create` those that are not there are made.
+    `root` may be a link, because the user named it. Each folder below is opened from its parent and never through a
+    link, even if one is replaced meanwhile. With `create` missing folders are made.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -209,7 +212,7 @@ def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]
 
 
 def delete_below(root: Path, *names: str) -> None:
-    """Deletes the folder `names` below `root` with all that is in it, following no link; what cannot go stays."""
+    """Deletes the folder `names` below `root` with its content as far as possible, without following links."""
     *parents, last = names
     try:
         with folder_below(root, *parents) as folder:

@@ -1,9 +1,9 @@
-"""The one process pool: work on many items in several processes, such as reading runs or making parts of a data set.
+"""A process pool for many items, such as reading runs or making parts of a data set.
 
 - Processes are started by `spawn`, so that they inherit neither threads nor locks.
-- No process outlives the one that started it, even if that one is killed.
-- Ctrl-C reaches the starting process alone, so that one traceback is printed and not one per process.
-- Memory does not grow with the number of items: at most `IN_FLIGHT` a process are handed out before results are taken.
+- No process outlives its parent, even if that is killed.
+- Ctrl-C reaches only the parent, so that there is one traceback and not one per process.
+- Memory does not grow with the number of items: at most `IN_FLIGHT` per process are in work at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dlbench.errors import DlbenchError, RunError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-IN_FLIGHT = 2  # Items that a process holds, so that it need not wait for this process between them.
+IN_FLIGHT = 2  # Items per process, so that it need not wait for the parent between them.
 
-_packed_work = b""  # Of this process, where it is one of the pool's.
+_packed_work = b""  # The pickled work of this process, in processes of the pool.
 
 
 @contextmanager
@@ -45,13 +45,13 @@ def run(
     verb: Literal["read", "made"],
     helps: bool = False,
 ) -> Iterator[Iterator[tuple[int, Result]]]:
-    """Does the same work for every item, in several processes; a context manager, which ends them in any case.
+    """Does the same work for every item in several processes; the context manager ends them in any case.
 
-    `work` and items are picklable; `work` is sent once per process, items are handed out in their order. With one
-    process or none the calling one does the work; with `helps` it is one of them. `name`, `verb`: how messages call an
-    item, and what they say of it. Yields number and result of each item, as they are done: in any order.
+    `work` and items are picklable; `work` is sent once per process, items are sent in their order. With one process or
+    none the calling one does the work; with `helps` it is one of them. `name` and `verb` are for messages on an item.
+    Yields number and result of each item, in the order in which they are done.
 
-    Raises DlbenchError, OSError, MemoryError: as the work; the last two with the traceback of the process as their
+    Raises DlbenchError, OSError, MemoryError of the work; the last two with the traceback of the process as their
     cause. RunError: a process died. RuntimeError: any other error, with its traceback.
     """
     processes = min(processes, len(items))
@@ -62,10 +62,12 @@ def run(
         item = name(items[number])
         if answer.is_death:
             raise RunError(f"{item}, or an item next to it: the process that {verb} it died (out of memory?)")
+        if isinstance(answer.error, DlbenchError):
+            raise answer.error from None
         defect = RuntimeError(f"{item} cannot be {verb}:\n{answer.trace}")
         if answer.error is None:
             raise defect
-        raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
+        raise answer.error from defect
 
     if processes <= 1:
         yield ((number, result(number, _attempt(work, item))) for number, item in enumerate(items))
@@ -88,7 +90,7 @@ def run(
 
 
 def in_order(results: Iterator[tuple[int, Result]]) -> Iterator[Result]:
-    """The results in the order of the items; one that is early is held until those before it are there."""
+    """Yields the results in the order of the items; early results wait for those before them."""
     early: dict[int, Result] = {}
     turn = 0
     for number, result in results:
@@ -100,7 +102,7 @@ def in_order(results: Iterator[tuple[int, Result]]) -> Iterator[Result]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """Why an item has no result: an error, a defect or the death of the process."""
+    """The reason of an item without result: an error, a defect or the death of the process."""
 
     error: DlbenchError | OSError | MemoryError | None = None
     trace: str = ""
@@ -119,7 +121,7 @@ def _attempt(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
 def _answers(
     executor: ProcessPoolExecutor, own_work: Callable[[Item], Result] | None, items: Sequence[Item], in_flight: int
 ) -> Iterator[tuple[int, Result | _Failure]]:
-    """Hands out items as answers come; with `own_work` this process does one itself while there are none."""
+    """Submits items as answers arrive; with `own_work` this process does an item itself while there are none."""
     waiting = iter(range(len(items)))
     running: dict[Future[Any], int] = {}
     with _sigint_blocked():  # Processes are started with the first item.
@@ -160,12 +162,16 @@ def _begin(packed_work: bytes) -> None:
 
 @functools.cache
 def _work() -> Any:
-    # Unpacked with the first item, so that a failing import is answered, too.
+    # Unpickled with the first item, so that a failing import is a failure of that item.
     return ForkingPickler.loads(_packed_work)
 
 
+def _call_work(item: Any) -> Any:
+    return _work()(item)
+
+
 def _work_on(item: Any) -> Any:
-    return _attempt(lambda given: _work()(given), item)
+    return _attempt(_call_work, item)
 
 
 def _end_with_parent() -> None:
@@ -177,11 +183,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, from their first instruction on; this one gets it afterwards.
+    """Blocks Ctrl-C in processes that are started inside; this process gets it afterwards.
 
-    A terminal sends it to all of them.
+    A terminal sends it to all processes.
     """
-    # Starting the first process starts this one, too, which would lift the block.
+    # The tracker starts with the first process otherwise, and would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

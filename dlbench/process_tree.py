@@ -1,11 +1,11 @@
-"""Finding and ending all processes of a run, and removing what they may leave in /dev/shm and in temporary folders.
+"""Ends all processes of a run, and removes their files in /dev/shm and in temporary folders.
 
-- A tree is found, not remembered: by who descends from whom, or by a variable that its processes inherited. Sessions,
-  process groups and parents that ended early hide nobody.
-- A folder of a run is held by a lock (flock(2)), which the kernel takes from a process that ends, however it ends: a
-  folder without a holder is nobody's any more, and whoever comes next removes it.
+- Processes are found by descent, or by an inherited variable, independent of sessions, process groups and parents that
+  ended early.
+- A folder of a run is locked (flock(2)); the kernel releases the lock when the process ends for any reason. Later runs
+  remove folders without a lock.
 
-Loads nothing but the standard library's smallest parts: every rank is started by a process that imports this.
+Imports only small modules of the standard library: every rank is started by a process that imports this.
 """
 
 # pathlib, shutil and tempfile would double the time that the supervisor of a rank takes to start.
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 ENDED_MARK = "DLBENCH-ENDED "
-"""Begins the line in which a supervisor reports to the launcher how its rank ended."""
-LAUNCHER = "launcher"  # Stands behind that in place of a rank's number.
+"""Prefix of the line in which a supervisor reports the end of its rank to the launcher."""
+LAUNCHER = "launcher"  # Follows it in place of a rank's number.
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)
 
@@ -32,19 +32,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FOLDER = "dlb-"
 _LOCK = ".held"
 _GONE = ".gone"
-_ALSO = ".also"  # In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it.
-_DEATH_S = 1.7
-_LOOK_S = 0.02
+_ALSO = ".also"  # File in a supervisor's folder with the paths of further folders to remove with it.
+_DEATH_S = 1.7  # Maximum wait for killed processes, seconds.
+_LOOK_S = 0.02  # Polling interval, seconds.
 _SOCKET_PATH_BYTES = 107 - len("/dlb-01234567/pymp-01234567/listener-01234567")
-"""Longest folder below which multiprocessing's Unix sockets still have a name (unix(7))."""
+"""Maximum length of a folder whose multiprocessing sockets have paths within the limit of unix(7)."""
 _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
-"""Names in /dev/shm that a library chose, so that nobody looks for them again. Others may hold a data set."""
+"""Prefixes of names in /dev/shm that libraries chose and no process opens again. Other files may be data sets."""
 
 
 def end_with_parent(number: int, parent: int) -> None:
-    """From now on the kernel sends this process a signal when its parent ends; at once if it has ended (prctl(2)).
+    """Makes the kernel send this process a signal when its parent ends, or sends it now if it has ended (prctl(2)).
 
-    `parent`: number of the process that started this one. What counts is the end of the thread that did.
+    `parent`: pid of the parent. The signal comes when the thread that started this process ends.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
@@ -52,58 +52,60 @@ def end_with_parent(number: int, parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on descendants of this process whose parent ends become its children."""
+    """Makes descendants of this process its children when their parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(of: int) -> set[int]:
-    """Living processes that a process or its descendants started."""
+def descendants(ancestor: int) -> set[int]:
+    """Returns the living processes that a process or its descendants started."""
     children: dict[int, list[int]] = {}
     for pid in _all():
         state, parent = _state_and_parent(pid)
         if state not in "ZX":
             children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    waiting = [of]
+    pids: set[int] = set()
+    waiting = [ancestor]
     while waiting:
         new = children.get(waiting.pop(), [])
-        found.update(new)
+        pids.update(new)
         waiting += new
-    return found
+    return pids
 
 
 def with_variable(name: str, value: str) -> set[int]:
-    """Living processes, but this one, whose environment held a variable when they were started."""
-    wanted = f"{name}={value}".encode()
+    """Returns the living processes, except this one, that were started with an environment variable."""
+    assignment = f"{name}={value}".encode()
     return {
         pid
         for pid in _all()
-        if pid != os.getpid() and wanted in _read(pid, "environ").split(b"\0") and _state_and_parent(pid)[0] not in "ZX"
+        if pid != os.getpid()
+        and assignment in _read(pid, "environ").split(b"\0")
+        and _state_and_parent(pid)[0] not in "ZX"
     }
 
 
 def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
     """Ends processes, and waits until they have ended.
 
-    One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for so long as `_DEATH_S`.
+    A process that hangs in the kernel (a driver, a dead file system) cannot be ended; the wait for it is `_DEATH_S`.
 
-    `find`: tells those that still live. `grace_s`: seconds between SIGTERM and SIGKILL; with none there is no SIGTERM.
-    `look`: called between two looks; for collecting exit codes.
+    `find`: returns the living processes. `grace_s`: seconds between SIGTERM and SIGKILL; 0: no SIGTERM. `look`: called
+    while polling, to collect exit codes.
     """
-    asked: set[int] = set()
+    terminated: set[int] = set()
     files: set[int] = set()
     kill_at = time.monotonic() + grace_s
-    while left := find():
+    while living := find():
         now = time.monotonic()
         if now > kill_at + _DEATH_S:
             return
-        files |= {inode for pid in left for inode in _mapped(pid)}
+        files.update(*map(_mapped, living))
         if now >= kill_at:
-            _send(left, signal.SIGKILL)
+            _send(living, signal.SIGKILL)
         else:
-            _send(left - asked, signal.SIGTERM)
-            _send(left - asked, signal.SIGCONT)
-            asked |= left
+            _send(living - terminated, signal.SIGTERM)
+            _send(living - terminated, signal.SIGCONT)
+            terminated |= living
         look()
         time.sleep(_LOOK_S)
         look()
@@ -121,7 +123,7 @@ def _all() -> list[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of a process in /proc; empty if the process is gone or somebody else's."""
+    """Reads a file of a process in /proc; empty if the process has ended or belongs to another user."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()
@@ -131,11 +133,13 @@ def _read(pid: int, name: str) -> bytes:
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
     fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return (fields[0].decode(), int(fields[1])) if len(fields) > 1 else ("X", 0)
+    if len(fields) < 2:
+        return "X", 0
+    return fields[0].decode(), int(fields[1])
 
 
 def _mapped(pid: int) -> Iterator[int]:
-    """Inodes of the files in /dev/shm that a process maps."""
+    """Yields the inodes of the files in /dev/shm that a process maps."""
     for line in _read(pid, "maps").splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[5].startswith(SHARED_MEMORY.encode() + b"/"):
@@ -143,31 +147,36 @@ def _mapped(pid: int) -> Iterator[int]:
 
 
 def _unlink_unused(inodes: set[int]) -> None:
-    """Removes the files whose names nobody knows any more: of these inodes, named by a library, mapped by nobody."""
+    """Removes files of these inodes that a library named and no process maps any more."""
     if not inodes:
         return
-    left = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]
-    left = [entry for entry in left if entry.is_file(follow_symlinks=False) and entry.inode() in inodes]
-    used = {inode for pid in _all() for inode in _mapped(pid)} if left else set()
-    for entry in left:
+    unnamed_files = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]
+    unnamed_files = [
+        entry for entry in unnamed_files if entry.is_file(follow_symlinks=False) and entry.inode() in inodes
+    ]
+    if not unnamed_files:
+        return
+    used = set[int]().union(*map(_mapped, _all()))
+    for entry in unnamed_files:
         if entry.inode() not in used:
             with suppress(OSError):
                 os.unlink(entry.path)
 
 
 def temporary_places(environment: Mapping[str, str]) -> list[str]:
-    """Where folders of a run may be, the preferred place first."""
-    wish = environment.get("TMPDIR", "")
-    wished = [wish] if wish.startswith("/") and len(os.fsencode(wish)) <= _SOCKET_PATH_BYTES else []
-    return [*wished, "/tmp", "/var/tmp"]  # noqa: S108  (a folder of mode 0700 and an unguessed name is made there)
+    """Returns the possible places of a run's folder, the preferred one first."""
+    places = ["/tmp", "/var/tmp"]  # noqa: S108  (a folder of mode 0700 and a random name is made there)
+    preferred = environment.get("TMPDIR", "")
+    if preferred.startswith("/") and len(os.fsencode(preferred)) <= _SOCKET_PATH_BYTES:
+        places.insert(0, preferred)
+    return places
 
 
 class HeldFolder:
-    """A new folder of this user alone; gone with `remove`, or after the end of this process with `remove_abandoned`.
+    """A new private folder; removed by `remove`, or after the end of this process by `remove_abandoned`.
 
-    `places`: where it may be made, the first that serves is taken. `label`: comes into its name; letters, digits and
-    dashes.
-    Raises `OSError`: it can be made nowhere.
+    `places`: possible parents, of which the first that works is used. `label`: part of its name; letters, digits and
+    dashes. Raises `OSError`: it can be made in none of them.
     """
 
     def __init__(self, places: Iterable[str], label: str = "") -> None:
@@ -182,23 +191,24 @@ class HeldFolder:
         raise problem or FileNotFoundError("no place for a temporary folder")
 
     def remove(self) -> None:
-        """Removes it and all that is in it, and what `also_remove` named; what cannot be removed stays."""
+        """Removes it with its content, and the folders of `also_remove`, as far as possible."""
         _remove_also(self.path, is_over=True)
         _remove_tree(self.path)
         os.close(self._lock)
 
 
 def supervised_folder(environment: Mapping[str, str]) -> str | None:
-    """The temporary folder that a supervisor made for this process; None without a supervisor."""
+    """Returns the temporary folder that a supervisor made for this process; None without a supervisor."""
     folder = environment.get("TMPDIR", "")
-    is_one = folder.rpartition("/")[2].startswith(_FOLDER) and os.path.exists(f"{folder}/{_LOCK}")
-    return folder if is_one else None
+    if folder.rpartition("/")[2].startswith(_FOLDER) and os.path.exists(f"{folder}/{_LOCK}"):
+        return folder
+    return None
 
 
 def also_remove(path: str, environment: Mapping[str, str]) -> None:
-    """Has the supervisor of this process remove a `HeldFolder` of it, too, however the process ends.
+    """Makes the supervisor remove a `HeldFolder` of this process, too, for any end of the process.
 
-    Without a supervisor nothing happens; `remove_abandoned` finds such a folder later.
+    Without a supervisor this does nothing; `remove_abandoned` removes such a folder later.
     """
     folder = supervised_folder(environment)
     if folder is not None:
@@ -207,9 +217,9 @@ def also_remove(path: str, environment: Mapping[str, str]) -> None:
 
 
 def _remove_also(path: str, *, is_over: bool = False) -> None:
-    """Removes the folders that were named in a folder, if they are folders of a run that nobody holds any more.
+    """Removes the folders of `also_remove`, if they are folders of a run without a lock.
 
-    With `is_over` also held ones: who held them was ended, and may still hang in a read from a slow file system.
+    With `is_over` also locked ones: their process was ended, but may still hang in a read from a slow file system.
     """
     try:
         with open(f"{path}/{_ALSO}", "rb") as file:
@@ -217,13 +227,13 @@ def _remove_also(path: str, *, is_over: bool = False) -> None:
     except OSError:
         return
     for name in names:
-        other = os.fsdecode(name)
-        if other.rpartition("/")[2].startswith(_FOLDER):
+        folder = os.fsdecode(name)
+        if folder.rpartition("/")[2].startswith(_FOLDER):
             with suppress(OSError):
-                if is_over and os.lstat(other).st_uid == os.getuid() and os.path.exists(f"{other}/{_LOCK}"):
-                    _remove_tree(other)
+                if is_over and os.lstat(folder).st_uid == os.getuid() and os.path.exists(f"{folder}/{_LOCK}"):
+                    _remove_tree(folder)
                 else:
-                    _remove_if_abandoned(other)
+                    _remove_if_abandoned(folder)
 
 
 def _make(place: str, label: str) -> tuple[str, int]:
@@ -243,7 +253,7 @@ def _make(place: str, label: str) -> tuple[str, int]:
         except BlockingIOError:  # another process is removing it as abandoned
             os.close(lock)
             continue
-        except OSError:  # a file system without locks: nobody will think it abandoned
+        except OSError:  # a file system without locks: no process will remove it as abandoned
             return path, lock
         if os.path.exists(f"{path}/{_LOCK}"):
             return path, lock
@@ -252,8 +262,10 @@ def _make(place: str, label: str) -> tuple[str, int]:
 
 
 def remove_abandoned(places: Iterable[str], label: str = "") -> None:
-    """Removes all folders of this user whose holder has ended; with `label` only those that have it in their names."""
-    for place in dict.fromkeys(places if label else [*places, SHARED_MEMORY]):
+    """Removes all folders of this user whose process has ended; with `label` only those with it in their names."""
+    if not label:
+        places = [*places, SHARED_MEMORY]
+    for place in dict.fromkeys(places):
         try:
             names = [name for name in os.listdir(place) if name.startswith(_FOLDER + label)]
         except OSError:
@@ -269,7 +281,7 @@ def _remove_if_abandoned(path: str) -> None:
     try:
         lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Somebody is making the folder; or was killed while removing it, when the lock was gone already.
+        # A process is making the folder, or was killed while it removed the folder without its lock.
         if path.endswith(_GONE):
             _remove_tree(path)
         return
@@ -282,24 +294,24 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a folder as shutil.rmtree does: never through a link.
+    """Removes a folder like shutil.rmtree, never through a link.
 
-    First it is renamed, so that a process of another rank that still writes there by its name makes nothing anew.
+    First it is renamed, so that another rank that still writes there by its path cannot create it again.
     """
     with suppress(OSError):
-        gone = path if path.endswith(_GONE) else path + _GONE
-        os.rename(path, gone)  # noqa: PTH104
-        path = gone
+        renamed = path.removesuffix(_GONE) + _GONE
+        os.rename(path, renamed)  # noqa: PTH104
+        path = renamed
     with suppress(OSError):
-        for _, folders, files, here in os.fwalk(path, topdown=False, follow_symlinks=False):
+        for _, folders, files, descriptor in os.fwalk(path, topdown=False, follow_symlinks=False):
             for name in files:
                 with suppress(OSError):
-                    os.unlink(name, dir_fd=here)
+                    os.unlink(name, dir_fd=descriptor)
             for name in folders:
                 try:
-                    os.rmdir(name, dir_fd=here)
+                    os.rmdir(name, dir_fd=descriptor)
                 except NotADirectoryError:  # a link to a folder
-                    os.unlink(name, dir_fd=here)
+                    os.unlink(name, dir_fd=descriptor)
                 except OSError:
                     pass
         os.rmdir(path)

@@ -10,17 +10,17 @@ COMMANDS = {
     "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
     "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
-    "history rebuild": "every command brings the index of a history up to date by itself",
+    "history rebuild": "every command updates the index of a history by itself",
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
-"""Each completes "`dlbench NAME` has been removed: ..."."""
+"""Advice by command, to complete "`dlbench NAME` has been removed: ..."."""
 
 _RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
 _WITH_INDEX = ("acknowledge", "export", "import", "list", "slow-nodes", "trends")
 
 OPTIONS: dict[tuple[str, str], str] = {
-    ("data make", "--size-on-disk"): "give --samples; of text there are 1.5 MB",
+    ("data make", "--size-on-disk"): "give --samples; text data has 1.5 MB",
     ("data pack", "--container"): "images are packed into tar shards",
     ("data verify", "--kind"): "the kind is recognised",
     ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
@@ -30,14 +30,14 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("comm submit", "--follow"): _RESUME_AGAIN,
     ("compare", "--json"): "-o FILE.json writes it",
     ("diagnose", "--network"): "`dlbench project runs RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
-    ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
-    **{(f"history {name}", "--index"): "the index of a history lies in its folder" for name in _WITH_INDEX},
-    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
-    ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
+    ("diagnose", "--slurm"): "the report of runs of Slurm jobs includes Slurm's accounting (cost)",
+    **{(f"history {name}", "--index"): "the index of a history is in its folder" for name in _WITH_INDEX},
+    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names follows them",
+    ("run", "--watch-cost"): "every run measures the cost of its monitoring (dlbench show, diagnose)",
     ("submit", "--every"): _RESUME_AGAIN,
     ("submit", "--follow"): _RESUME_AGAIN,
 }
-"""By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
+"""Advice by command and option, e.g. ("run", "--watch-cost"), to complete "--watch-cost has been removed: ..."."""
 
 PROJECTIONS = {
     "--against": "score RUNS",
@@ -54,7 +54,7 @@ KEYS = {
     **dict.fromkeys(("kind=dragonfly", "kind=optical", "kind=torus"), "use fat-tree or loop"),
     "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
-"""By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
+"""Advice by section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
 
 
 def removed_command(words: Sequence[str]) -> str | None:
@@ -68,14 +68,15 @@ def removed_command(words: Sequence[str]) -> str | None:
 
 def removed_option(command: str, option: str) -> str | None:
     """Returns the sentence for an option of a command (`comm run`); None: there never was such an option."""
-    advice = OPTIONS.get((command, option))
-    return None if advice is None else f"{option} has been removed: {advice}"
+    if (command, option) not in OPTIONS:
+        return None
+    return f"{option} has been removed: {OPTIONS[command, option]}"
 
 
 def removed_key(path: Sequence[str], value: object = None) -> str | None:
     """Returns the sentence for a key at a path, or for its value; None: neither has been removed."""
     dotted = ".".join(path)
-    for name in (f"{dotted}={value}", dotted, path[0] if path else ""):
+    for name in (f"{dotted}={value}", dotted, *path[:1]):
         if name in KEYS:
             return f"has been removed: {KEYS[name]}"
     return None

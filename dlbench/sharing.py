@@ -1,4 +1,4 @@
-"""Folders of runs that several people share: whose they are, and who may read what is put there."""
+"""Folders of runs that several users share: owners and permissions."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from dlbench.errors import IncompleteDataError
 
 
 class WithheldError(IncompleteDataError):
-    """A file is another user's, who does not let this one read it: nothing is damaged."""
+    """A file of another user that this one may not read, which is no damage."""
 
 
 def may_not_read(path: Path, error: OSError) -> IncompleteDataError:
-    """The error of a file that may not be read: another user's, or this user's own."""
-    if owner := other_owner(path):
-        return WithheldError(f"{path.parent}: of user {owner}, not readable")
+    """Returns the error of a file that may not be read, of another user or of this one."""
+    owner = other_owner(path)
+    if owner:
+        return WithheldError(f"{path.parent}: owned by user {owner}, not readable")
     return IncompleteDataError(f"{path}: cannot be read: {error.strerror}")
 
 
 def user_name(uid: int | None = None) -> str:
-    """The login name of a user, else the number; of this process, if none is named."""
-    number = os.geteuid() if uid is None else uid
+    """Returns the login name of a user (default: that of this process), or the number if there is none."""
+    if uid is None:
+        uid = os.geteuid()
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(number)
+        return str(uid)
 
 
 def other_owner(path: Path) -> str:
-    """Who owns a path, or the nearest folder above that can be looked at; empty if it is this user."""
-    for one in (path, *path.parents):
+    """Returns the owner of a path, or of the nearest accessible folder above; empty if it is this user."""
+    for candidate in (path, *path.parents):
         try:
-            uid = one.stat().st_uid
+            uid = candidate.stat().st_uid
         except OSError:
             continue
         return "" if uid == os.geteuid() else user_name(uid)
@@ -42,26 +44,23 @@ def other_owner(path: Path) -> str:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder is its group's: what is made in it belongs to the group (setgid), which may write there."""
+    """Returns whether a folder is shared: its files belong to its group (setgid), which may write there."""
     try:
         mode = folder.stat().st_mode
     except OSError:
         return False
-    wanted = stat.S_ISGID | stat.S_IRGRP | stat.S_IWGRP | stat.S_IXGRP
-    return mode & wanted == wanted
+    group_bits = stat.S_ISGID | stat.S_IRGRP | stat.S_IWGRP | stat.S_IXGRP
+    return mode & group_bits == group_bits
 
 
 def share(folder: Path) -> None:
-    """Lets the group read what this process, and jobs that it submits, put into a folder that is the group's.
-
-    Elsewhere the umask stays as it is. Slurm gives a job the umask of its sbatch.
-    """
+    """Lets the group read files of this process in a shared folder, by the umask, which jobs inherit from sbatch."""
     if is_shared(folder):
         os.umask(os.umask(0o077) & ~0o050)
 
 
 def make_shared(root: Path, folder: Path) -> None:
-    """Makes a folder below one of all runs; in a shared one the group may write into it, whatever the umask.
+    """Makes a folder in a folder of runs; in a shared one the group may write into it, whatever the umask.
 
     Raises `OSError`: it cannot be made.
     """

@@ -1,7 +1,4 @@
-"""Numbers and text: the only place where bytes and seconds become words, and words become bytes.
-
-Everywhere else bytes are integers and times are seconds (float) or nanoseconds (integer).
-"""
+"""Formats and parses numbers with units; elsewhere bytes are integers, times seconds (float) or nanoseconds (int)."""
 
 from __future__ import annotations
 
@@ -18,20 +15,20 @@ for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
-"""Units of bytes as they are printed, with what bytes are multiplied by."""
-SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}  # The same of seconds.
+"""Printed units of bytes, with the factor for bytes."""
+SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}  # Printed units of seconds, with the factor for seconds.
 CLOCK_FROM_S = 60.0  # Seconds from which a duration is printed in minutes and seconds, or hours and minutes.
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes as text in binary units, e.g. ``128 MiB``."""
+    """Formats bytes in binary units, e.g. ``128 MiB``."""
     return " ".join(bytes_parts(num_bytes))
 
 
 def bytes_parts(num_bytes: float) -> tuple[str, str]:
-    """Number and unit of `format_bytes`."""
+    """Returns number and unit of `format_bytes`."""
     value = float(num_bytes)
     for unit in _BINARY:
         if abs(value) < 1024 or unit == _BINARY[-1]:
@@ -41,7 +38,7 @@ def bytes_parts(num_bytes: float) -> tuple[str, str]:
 
 
 def bytes_option(num_bytes: int) -> str:
-    """Returns a size as `parse_bytes` reads it, e.g. ``412MiB``: at least so much, and at most a hundredth more."""
+    """Formats a size for `parse_bytes`, e.g. ``412MiB``, rounded up by at most one percent."""
     for unit in reversed(_BINARY[1:5]):
         factor = _FACTORS[unit.lower()]
         if num_bytes >= 100 * factor:
@@ -50,17 +47,17 @@ def bytes_option(num_bytes: int) -> str:
 
 
 def exact_bytes(num_bytes: int) -> str:
-    """A size without rounding and without a blank, e.g. ``64MiB``, ``20MB`` or ``1025``; `parse_bytes` reads it."""
-    found = []
+    """Formats a size for `parse_bytes` without rounding, e.g. ``64MiB``, ``20MB`` or ``1025``."""
+    texts = []
     for unit in (*_BINARY[1:5], "kB", "MB", "GB", "TB"):
-        count, rest = divmod(num_bytes, _FACTORS[unit.lower()])
-        if count and not rest:
-            found.append(f"{count}{unit}")
-    return min((*found, str(num_bytes)), key=len)
+        count, remainder = divmod(num_bytes, _FACTORS[unit.lower()])
+        if count and not remainder:
+            texts.append(f"{count}{unit}")
+    return min((*texts, str(num_bytes)), key=len)
 
 
 def parse_bytes(text: str) -> int:
-    """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes."""
+    """Parses text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) to bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _FACTORS:
         raise ValueError(f"{text!r} is not a number of bytes such as 67108864, 64MiB or 64MB")
@@ -68,12 +65,12 @@ def parse_bytes(text: str) -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as text with the unit that suits it, e.g. ``12.3 ms`` or ``4 min 05 s``."""
+    """Formats a duration with a suitable unit, e.g. ``12.3 ms`` or ``4 min 05 s``."""
     return " ".join(part for part in seconds_parts(seconds) if part)
 
 
 def seconds_parts(seconds: float) -> tuple[str, str]:
-    """Number and unit of `format_seconds`; no unit for what has two of them, such as ``4 min 05 s``."""
+    """Returns number and unit of `format_seconds`; no unit for texts with two, such as ``4 min 05 s``."""
     if not math.isfinite(seconds):
         return "unknown", ""
     magnitude = abs(seconds)
@@ -87,17 +84,17 @@ def seconds_parts(seconds: float) -> tuple[str, str]:
 
 
 def clock_text(seconds: float, largest: float) -> str:
-    """``4 min 05 s``, or ``1 h 08 min`` where the largest of the numbers next to it has hours."""
+    """Formats a duration as ``4 min 05 s``, or ``1 h 08 min`` if the largest number next to it has hours."""
     sign = "-" if round(seconds) < 0 else ""
     if round(largest) >= 3600:
         hours, minutes = divmod(round(abs(seconds) / 60), 60)
         return f"{sign}{hours} h {minutes:02d} min"
-    minutes, rest = divmod(round(abs(seconds)), 60)
-    return f"{sign}{minutes} min {rest:02d} s"
+    minutes, remainder = divmod(round(abs(seconds)), 60)
+    return f"{sign}{minutes} min {remainder:02d} s"
 
 
 def parse_seconds(text: str) -> float:
-    """Text such as ``6.6min``, ``90s`` or ``2h`` as seconds."""
+    """Parses text such as ``6.6min``, ``90s`` or ``2h`` to seconds."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _SECONDS or float(match[1]) == 0:
         raise ValueError(
@@ -112,7 +109,7 @@ def printable(text: str) -> str:
 
 
 def utf8_text(text: str) -> str:
-    """A text from the operating system for files that are UTF-8: bytes of it that are not become ``\\xff``."""
+    """Returns a text of the operating system for UTF-8 files, with invalid bytes as ``\\xff``."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -127,28 +124,27 @@ def utf8_text(text: str) -> str:
 
 
 def utc_now() -> str:
-    """The time now (`wall_time`) as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
+    """Returns the time now (`wall_time`) as ISO 8601 in UTC with microseconds; such texts sort by time."""
     return utc_text(datetime.fromtimestamp(wall_time(), UTC))
 
 
 def utc_text(moment: datetime) -> str:
-    """A moment in UTC as `utc_now` writes it."""
+    """Returns a moment in UTC in the format of `utc_now`."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """Seconds from one moment to another, both UTC in ISO 8601; never negative."""
-    first, last = (datetime.fromisoformat(one) for one in (earlier, later))
-    return max(0.0, (last - first).total_seconds())
+    """Returns the seconds from one moment to another, both UTC in ISO 8601; at least 0."""
+    return max(0.0, (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds())
 
 
 def whole_seconds(moment: str) -> str:
-    """A time of ISO 8601 in UTC without its fraction of a second."""
+    """Returns a time of ISO 8601 in UTC without its fraction of a second."""
     return re.sub(r"\.\d+(?=Z$)", "", moment)
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """A number with a fixed count of significant digits and thousands separators."""
+    """Formats a number with a fixed number of significant digits and thousands separators."""
     if not math.isfinite(value):
         return "n/a"
     if value == 0:
@@ -157,14 +153,14 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def first_of(texts: Sequence[str], most: int, joint: str = ", ") -> str:
+def first_of(texts: Sequence[str], limit: int, joint: str = ", ") -> str:
     """Returns the first texts and how many more there are: ``a, b and 3 more``; with a joint ``; ``: ``a; b; and 3
     more``.
     """
-    text = joint.join(texts[:most])
-    if len(texts) <= most:
+    text = joint.join(texts[:limit])
+    if len(texts) <= limit:
         return text
-    return f"{text}{joint.rstrip().replace(',', '')} and {len(texts) - most} more"
+    return f"{text}{joint.rstrip().replace(',', '')} and {len(texts) - limit} more"
 
 
 def plural(noun: str, count: float) -> str:

@@ -102,7 +102,7 @@ def test_whole_numbers_have_64_bits(number: int) -> None:
     if -(2**63) <= number < 2**63:
         assert opening.parse_json(f"[{number}]") == [number]
     else:
-        with pytest.raises(ValueError, match=r"holds a number of \d+ digits, more than 64 bits"):
+        with pytest.raises(ValueError, match=r"has a number of \d+ digits, more than 64 bits"):
             opening.parse_json(f'{{"a": [1, {number}]}}')
 
 

@@ -1,4 +1,4 @@
-"""Where the lost percent goes: each part of a step against the baseline's, in shares that sum to 1 - efficiency.
+"""Attribution of lost efficiency to the parts of a step, in shares that sum to 1 - efficiency.
 
 With T_i the mean step of run i, s_ik the share that part k has of it, and t the geometric mean of T_i, a part's seconds
 are
@@ -6,7 +6,7 @@ are
     q_k = t mean_i(s_ik),
 
 which sum to t because shares sum to 1. With t0 and q0_k those of the baseline, for the same number of samples per rank,
-the efficiency is a ratio of geometric means, E = t0 / t, and what is lost to a part is
+the efficiency is a ratio of geometric means, E = t0 / t, and the loss of a part is
 
     L_k = (q_k - q0_k) / t = s_k - E s0_k,        sum over parts of L_k = 1 - E, exactly.
 
@@ -18,7 +18,7 @@ American Statistician 46(1), 1992). With dE = E (d ln t0 - d ln t), a run i of t
     (s_ik - s_k) + E s0_k (ln T_i - ln t)
 
 and a run j of the baseline by the negative of E (s0_jk - s0_k) + E s0_k (ln T0_j - ln t0). A run that is slower in all
-its parts alike moves the efficiency and hardly any share; that is why both stand here.
+parts equally changes the efficiency and hardly any share, so both terms are needed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ PartTimes = Mapping[RunKey, Mapping[str, float]]  # Seconds per step of each par
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a step at one scaling point."""
+    """A part of a step at one scaling point."""
 
-    name: str  # One of `dlbench.analysis.causes.CAUSES`, a whole or a part of them; `step` for the whole step.
+    name: str  # One of `dlbench.analysis.causes.CAUSES`, a sum or a part of them; `step` for the whole step.
     seconds: Estimate  # Geometric mean over runs (or pairs) of the mean step x the part's mean share of it.
-    ideal_seconds: float  # The same at the baseline, for the same number of samples per rank.
-    lost: Estimate  # Efficiency that is lost here, a fraction; negative where the part became faster.
+    ideal_seconds: float  # `seconds` at the baseline, for the same number of samples per rank.
+    lost: Estimate  # Efficiency that the part loses, a fraction; negative if it became faster.
     p: float | None  # Two-sided p of Student's t test that nothing is lost or gained by it; None at the baseline.
 
 
@@ -60,7 +60,7 @@ class Attribution:
 
     parts: tuple[Part, ...]
     whole: Part  # The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency.
-    more: Mapping[str, Part]  # Further rows, no terms of the sum: what parts consist of, or are part of.
+    more: Mapping[str, Part]  # Further parts that are not terms of the sum: components or sums of parts.
 
 
 def attribute(
@@ -72,21 +72,21 @@ def attribute(
     more: Sequence[str] = (),
     is_baseline: bool = False,
 ) -> Attribution:
-    """The parts of a point against its baseline; where they are paired (`dlbench.stats.pairing`), over the pairs.
+    """Returns the parts of a point against its baseline, over pairs if they are paired (`dlbench.stats.pairing`).
 
-    `names` are the parts, in order, together the whole step; `more` are further rows of the same runs; `work`: samples
-    per rank and step of this point / of the baseline (1 under weak scaling); at the baseline (`is_baseline`) nothing is
-    lost by definition.
+    `names`: the parts in order, together the whole step; `more`: further parts of the same runs; `work`: samples
+    per rank and step of this point / of the baseline (1 under weak scaling). The baseline (`is_baseline`) loses
+    nothing by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
     mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
     ideal = SideShares(baseline, names, more, pairs.keys or sorted(baseline), work)
-    made = []
+    parts = []
     nothing: tuple[Estimate, float | None] = by_definition(0.0, len(mine.steps), "fraction"), None
     for place, name in enumerate((*names, *more)):
         part_s = float(mine.mean * mine.shares[:, place].mean())
         lost, p = nothing if is_baseline else _lost(mine, ideal, place, pairs)
-        made.append(
+        parts.append(
             Part(
                 name=name,
                 seconds=_seconds(mine, place, part_s),
@@ -100,28 +100,28 @@ def attribute(
     if not is_baseline:
         efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
         lost = replace(complement(efficiency), unpaired=pairs.left_out)
-        logs = (dict(zip(side.keys, np.log(side.steps).tolist(), strict=True)) for side in (ideal, mine))
-        p = difference_p(*logs)
+        p = difference_p(ideal.values_by_key(np.log(ideal.steps)), mine.values_by_key(np.log(mine.steps)))
     seconds = geometric_mean_estimate(mine.by_key(), "s")
     whole = Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
-    return Attribution(parts=tuple(made[:count]), whole=whole, more={one.name: one for one in made[count:]})
+    return Attribution(parts=tuple(parts[:count]), whole=whole, more={part.name: part for part in parts[count:]})
 
 
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The parts of each run, moved by one amount a part, so that their arithmetic means are the point's seconds.
+    """Shifts the parts of all runs, by one amount per part, so that their arithmetic means are the point's seconds q_k.
 
-    Those are q_k, not the means of the runs' own, which are larger where runs scatter. Sums and differences of parts
-    and of points then are those of the figures that every other table has, and scatter over the runs as they did. Takes
-    seconds of the parts of each run's step; together they are the whole step, above 0.
+    The means of the runs' own parts are larger if runs scatter. Sums and differences of shifted parts agree with the
+    figures of other tables and keep their scatter over runs. `runs`: seconds of the parts of each run's step, together
+    the whole step, above 0.
     """
-    wholes = [math.fsum(parts.values()) for parts in runs]
-    mean = math.exp(math.fsum(map(math.log, wholes)) / len(wholes))
-    moves = {
-        name: math.fsum(mean * parts[name] / whole - parts[name] for parts, whole in zip(runs, wholes, strict=True))
-        / len(runs)
-        for name in runs[0]
-    }
-    return [{name: value + moves[name] for name, value in parts.items()} for parts in runs]
+    step_seconds = [math.fsum(parts.values()) for parts in runs]
+    mean = math.exp(math.fsum(map(math.log, step_seconds)) / len(step_seconds))
+    shifted: list[dict[str, float]] = [{} for _ in runs]
+    for name in runs[0]:
+        moves = [mean * parts[name] / step_s - parts[name] for parts, step_s in zip(runs, step_seconds, strict=True)]
+        shift = math.fsum(moves) / len(runs)
+        for parts, shifted_parts in zip(runs, shifted, strict=True):
+            shifted_parts[name] = parts[name] + shift
+    return shifted
 
 
 class SideShares:
@@ -130,53 +130,55 @@ class SideShares:
     def __init__(
         self, times: PartTimes, names: Sequence[str], more: Sequence[str], keys: Sequence[RunKey], work: float
     ) -> None:
-        seconds = np.array([[times[key][name] for name in (*names, *more)] for key in keys], dtype=float)
-        whole = seconds[:, : len(names)].sum(axis=1)
-        known = {key: key for key in times}
-        self.keys = [known[key] for key in keys]
-        """As this side has them: with the sessions of its own runs."""
-        self.steps: Array = whole * work
-        self.shares: Array = seconds / whole[:, None]
+        columns = [[times[key][name] for key in keys] for name in (*names, *more)]
+        seconds = np.array(columns, dtype=float).T.copy()
+        step_s = seconds[:, : len(names)].sum(axis=1)
+        own_keys = {key: key for key in times}
+        self.keys = [own_keys[key] for key in keys]
+        """The keys with the sessions of this side's runs."""
+        self.steps: Array = step_s * work
+        self.shares: Array = seconds / step_s[:, None]
         logs = np.log(self.steps)
         self.mean = math.exp(float(logs.mean()))
         self.drift: Array = logs - logs.mean()
         """ln T_i - ln t."""
 
     def by_key(self) -> dict[RunKey, float]:
-        return dict(zip(self.keys, self.steps.tolist(), strict=True))
+        return self.values_by_key(self.steps)
+
+    def values_by_key(self, values: Array) -> dict[RunKey, float]:
+        return dict(zip(self.keys, values.tolist(), strict=True))
 
 
 def complement(efficiency: Estimate) -> Estimate:
-    """1 - efficiency: what is lost of it in all."""
+    """Returns the total loss, 1 - efficiency."""
     return efficiency.mapped(lambda value: 1 - value, "fraction")
 
 
 def _seconds(mine: SideShares, place: int, seconds: float) -> Estimate:
-    """q_k; to first order a run moves it by t (s_ik - s_k) + q_k (ln T_i - ln t)."""
+    """Returns q_k; to first order a run moves it by t (s_ik - s_k) + q_k (ln T_i - ln t)."""
     share = mine.shares[:, place]
     if len(share) < MIN_RUNS:
         moved = mine.steps * share
     else:
         moved = seconds + mine.mean * (share - share.mean()) + seconds * mine.drift
-    return mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s").holding(seconds)
+    return mean_estimate(mine.values_by_key(moved), "s").holding(seconds)
 
 
 def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, float]:
-    """L_k and its p. Below `MIN_RUNS` the range is that of what single runs, or pairs of them, lose."""
-    own, base = mine.shares[:, place], ideal.shares[:, place]
+    """Returns L_k and its p; below `MIN_RUNS` with the range of the losses of single runs, or pairs of them."""
+    shares, base_shares = mine.shares[:, place], ideal.shares[:, place]
     efficiency = ideal.mean / mine.mean
-    lost = float(own.mean() - efficiency * base.mean())
-    drifts = efficiency * base.mean()
-    moves = (own - own.mean() + drifts * mine.drift, efficiency * (base - base.mean()) + drifts * ideal.drift)
-    top, bottom = (
-        dict(zip(side.keys, values.tolist(), strict=True)) for side, values in zip((mine, ideal), moves, strict=True)
-    )
+    lost = float(shares.mean() - efficiency * base_shares.mean())
+    drifts = efficiency * base_shares.mean()
+    top = mine.values_by_key(shares - shares.mean() + drifts * mine.drift)
+    bottom = ideal.values_by_key(efficiency * (base_shares - base_shares.mean()) + drifts * ideal.drift)
     p = difference_p({key: lost + move for key, move in top.items()}, bottom)
-    found = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
-    found = replace(found, unpaired=pairs.left_out)
-    if found.kind == "range" and found.n < MIN_RUNS:
-        single = own[:, None] - (ideal.steps * base)[None, :] / mine.steps[:, None]
+    estimate = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
+    estimate = replace(estimate, unpaired=pairs.left_out)
+    if estimate.kind == "range" and estimate.n < MIN_RUNS:
+        single = shares[:, None] - (ideal.steps * base_shares)[None, :] / mine.steps[:, None]
         if pairs.is_paired:
-            single = own - ideal.steps / mine.steps * base
-        found = replace(found, low=float(single.min()), high=float(single.max()))
-    return found.holding(lost), p
+            single = shares - ideal.steps / mine.steps * base_shares
+        estimate = replace(estimate, low=float(single.min()), high=float(single.max()))
+    return estimate.holding(lost), p

@@ -1,7 +1,6 @@
-"""What is kept of the single steps of a run once the steps themselves are let go.
+"""A digest of the step times of a run: distribution, outliers and a map of ranks by steps.
 
-A run of 1,024 ranks and 1,000 steps is a million step times; a report shows their distribution, the outliers and a map
-of ranks by steps, which are made here, once, while the steps are at hand.
+It replaces the steps in memory: a run of 1,024 ranks and 1,000 steps has a million step times.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ class OutlierStep:
 
     run_id: str
     step: int  # Number of the step, warm-up steps counted.
-    seconds: float  # Of its slowest rank.
-    ratio: float  # Over the run's median step (1).
+    seconds: float  # Time of its slowest rank.
+    ratio: float  # That time over the run's median step (1).
     rank: int  # Rank whose own work (step without exchange) was longest.
     host: str
-    phase: str  # What grew most against that rank's median, one of `dlbench.analysis.measures.PARTS` but `imbalance`.
+    phase: str  # Part that exceeds the rank's median most: one of `dlbench.analysis.measures.PARTS` except `imbalance`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStepMap:
     """Own work (step without exchange) of ranks by steps, relative to its median over all ranks and steps.
 
-    A cell holds the largest mean of any of its ranks over its steps, so that one slow rank among many stays visible.
-    All rows but the last are equally high, all columns but the last equally wide. The median counts as at least a
-    nanosecond.
+    A cell has the largest mean of any of its ranks over its steps, so that one slow rank among many is visible. All
+    rows except the last have equally many ranks, all columns except the last equally many steps. The median counts as
+    at least a nanosecond.
     """
 
     rank_starts: tuple[int, ...]  # First rank of each row; the last row ends with the last rank.
@@ -60,24 +59,24 @@ class StepDigest:
     num_steps: int
     num_outliers: int  # Steps beyond the third quartile + 3 times the interquartile range (Tukey's far-out fence).
     fence_s: float
-    outliers: tuple[OutlierStep, ...]  # The longest of them, longest first, at most `MAX_OUTLIERS`.
-    autocorrelation: float | None  # Of successive step times (lag 1); None for fewer than 10 steps or equal times.
+    outliers: tuple[OutlierStep, ...]  # The longest outliers, longest first, at most `MAX_OUTLIERS`.
+    autocorrelation: float | None  # Autocorrelation of step times at lag 1; None for fewer than 10 or equal times.
     map: RankStepMap
 
 
 def digest_of(run: Run, steps: RunSteps) -> StepDigest:
-    """The steps of a run in short. Raises ValueError: the run has no record."""
+    """Returns the digest of a run's steps. Raises ValueError: the run has no record."""
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its hosts are not known")
     hosts = [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]
     slowest_s = steps.step_ns.max(axis=0) / 1e9
-    own: Times = steps.step_ns - steps.phase_ns["exchange"]
+    own_work_ns: Times = steps.step_ns - steps.phase_ns["exchange"]
     quantiles = np.quantile(slowest_s, np.linspace(0, 1, QUANTILES))
     lower, upper = (float(value) for value in np.quantile(slowest_s, (0.25, 0.75)))
     fence_s = upper + FENCE * (upper - lower)
     autocorrelation = None
     if len(slowest_s) >= MIN_CORRELATED and slowest_s.min() != slowest_s.max():
-        # At lag 1, around the mean of all (Box and Jenkins 1970, section 2.1.5).
+        # Box and Jenkins 1970, section 2.1.5.
         centred = slowest_s - slowest_s.mean()
         autocorrelation = float((centred[1:] * centred[:-1]).sum() / (centred * centred).sum())
     return StepDigest(
@@ -85,27 +84,26 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
         num_steps=len(slowest_s),
         num_outliers=int((slowest_s > fence_s).sum()),
         fence_s=fence_s,
-        outliers=_outliers(run.plan.run_id, steps, own, slowest_s, fence_s, hosts),
+        outliers=_outliers(run.plan.run_id, steps, own_work_ns, slowest_s, fence_s, hosts),
         autocorrelation=autocorrelation,
-        map=_map(own, steps.numbers, hosts),  # which sorts `own`
+        map=_map(own_work_ns, steps.numbers, hosts),  # which sorts `own`
     )
 
 
 def _outliers(
-    run_id: str, steps: RunSteps, own: Times, slowest_s: Array, fence_s: float, hosts: Sequence[str]
+    run_id: str, steps: RunSteps, own_work_ns: Times, slowest_s: Array, fence_s: float, hosts: Sequence[str]
 ) -> tuple[OutlierStep, ...]:
-    found = np.flatnonzero(slowest_s > fence_s)
-    # Of equally long ones the first: a stable sort of the negatives.
-    found = found[np.argsort(-slowest_s[found], kind="stable")][:MAX_OUTLIERS]
+    columns = np.flatnonzero(slowest_s > fence_s)
+    # A stable sort of the negatives has the first of equally long steps first.
+    columns = columns[np.argsort(-slowest_s[columns], kind="stable")][:MAX_OUTLIERS]
     median_s = float(np.median(slowest_s))
-    made = []
-    for column in found.tolist():
-        rank = int(own[:, column].argmax())
-        # What exceeds its median over the rank's steps most; of equal ones the first.
+    outliers = []
+    for column in columns.tolist():
+        rank = int(own_work_ns[:, column].argmax())
         times = {name: phase[rank] for name, phase in steps.phase_ns.items()}
         times["other"] = steps.step_ns[rank] - sum(times.values())
         grown = {name: float(values[column] - np.median(values)) for name, values in times.items()}
-        made.append(
+        outliers.append(
             OutlierStep(
                 run_id=run_id,
                 step=int(steps.numbers[column]),
@@ -113,25 +111,25 @@ def _outliers(
                 ratio=float(slowest_s[column]) / median_s,
                 rank=rank,
                 host=hosts[rank],
-                phase=max(grown, key=lambda name: grown[name]),
+                phase=max(grown, key=grown.__getitem__),
             )
         )
-    return tuple(made)
+    return tuple(outliers)
 
 
-def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
-    ranks, steps = own.shape
-    # Where equal pieces begin, the last one perhaps shorter.
+def _map(own_work_ns: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
+    ranks, steps = own_work_ns.shape
+    # Starts of equal pieces, of which the last may be shorter.
     rows = list(range(0, ranks, -(-ranks // MAX_MAP_ROWS)))
     columns = list(range(0, steps, -(-steps // MAX_MAP_COLUMNS)))
     row_hosts = []
     for begin, end in zip(rows, [*rows[1:], ranks], strict=True):
         names = list(dict.fromkeys(hosts[begin:end]))
-        row_hosts.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
+        row_hosts.append(" to ".join(dict.fromkeys((names[0], names[-1]))))
     widths = np.diff([*columns, steps])
-    # Sums of whole nanoseconds, so that nothing is rounded before the mean.
-    means = np.add.reduceat(own, columns, axis=1) / widths
-    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own, overwrite_input=True)))
+    # Sums of integers are not rounded before the mean.
+    means = np.add.reduceat(own_work_ns, columns, axis=1) / widths
+    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own_work_ns, overwrite_input=True)))
     return RankStepMap(
         rank_starts=tuple(rows),
         num_ranks=ranks,

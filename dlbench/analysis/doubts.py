@@ -1,4 +1,4 @@
-"""Reasons to doubt a figure: every report prints them next to it."""
+"""Warnings about figures, which every report prints next to them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ Severity = Literal["serious", "note"]
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """One reason for doubt."""
+    """A warning about a figure."""
 
     code: str  # Stable short name, for programs.
     severity: Severity  # serious: the figure may mislead; note: the reader must know it.
     text: str
-    runs: tuple[str, ...] = ()  # Runs it concerns; empty where it concerns the comparison as a whole.
+    runs: tuple[str, ...] = ()  # Runs that it concerns; empty if it concerns a whole comparison.
 
 
-def merged(found: Iterable[Doubt]) -> list[Doubt]:
-    """Equal codes and texts once, with the runs of all of them; in the order in which they first come."""
-    first: dict[tuple[str, str], Doubt] = {}
-    for doubt in found:
-        before = first.get((doubt.code, doubt.text))
-        first[doubt.code, doubt.text] = replace(before, runs=(*before.runs, *doubt.runs)) if before else doubt
-    return list(first.values())
+def merged(doubts: Iterable[Doubt]) -> list[Doubt]:
+    """Merges warnings of equal code and text, with the runs of all, in the order of first appearance."""
+    by_text: dict[tuple[str, str], Doubt] = {}
+    for doubt in doubts:
+        earlier = by_text.get((doubt.code, doubt.text))
+        if earlier is not None:
+            doubt = replace(earlier, runs=(*earlier.runs, *doubt.runs))
+        by_text[doubt.code, doubt.text] = doubt
+    return list(by_text.values())

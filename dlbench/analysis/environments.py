@@ -1,4 +1,4 @@
-"""Environments of several runs side by side: what they share, and where they differ."""
+"""Compares the environments of several runs, and finds settings that make figures doubtful."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlbench.records.scan import Run
 from dlbench.specs.plan import LaunchPlan
 from dlbench.units import first_of
 
-# What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
+# Keys of the job, its account, the rank's place in it or the number of ranks, which differ between runs by nature.
 _EXPECTED = re.compile(
     r"host|boot_id|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT|STEP_ID)"
     r"|PATH|SLURM_TOPOLOGY_ADDR"
@@ -21,7 +21,7 @@ _EXPECTED = re.compile(
     r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
     r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*"
-    # dlbench sets these itself, over what a shell has: by the plan, whose settings are compared, or by the rank count.
+    # dlbench sets these itself: from the plan, whose settings are compared, or from the rank count.
     r"|HOROVOD_(AUTOTUNE\w*|FUSION_THRESHOLD|CYCLE_TIME|(HIERARCHICAL|TORUS)_ALLREDUCE|GLOO_TIMEOUT_SECONDS|DYNAMIC_PROCESS_SETS))"
 )
 
@@ -29,7 +29,7 @@ _EXPECTED = re.compile(
 _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
 
-TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
+TELLING = (  # Prefixes of keys that may explain differences of speed, the likeliest first.
     *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
     *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
@@ -37,55 +37,55 @@ TELLING = (  # Beginnings of keys that explain differences of speed, the likelie
 
 _TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
 """Variables, and their values that keep NCCL off the adapters."""
-_MAX_ADAPTERS = 6  # That are named; the rest are counted.
+_MAX_ADAPTERS = 6  # Adapters that are named; others are counted.
 
 NOT_SET = "not set"  # Value of a key that a run does not have.
 
-# What a data source says of itself that must not change between repeats; the rest depends on the rank count.
+# Recorded properties of a data source that must be equal for repeats; others depend on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A key of the environment that is not the same in all runs."""
+    """A key of the environment with different values."""
 
     key: str
     values: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each value (`not set` where a run has none) with the ids of its runs, the most frequent first."""
-    expected: bool  # Whether it names the job or the place in it, and so differs by nature.
+    """Each value (`not set` for runs without one) with the ids of its runs, the most frequent first."""
+    expected: bool  # Whether it differs by nature, because it names the job or a rank's place in it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environments:
-    """What several runs ran in."""
+    """The environments of several runs."""
 
     common: dict[str, str]  # Keys with one value in all runs.
     differences: tuple[Difference, ...]
 
 
 def order_of(key: str) -> tuple[int, str]:
-    """Keys in this order begin with what most likely explains a difference."""
+    """Returns a sort key: keys that most likely explain a difference first."""
     return next((number for number, start in enumerate(TELLING) if key.startswith(start)), len(TELLING)), key
 
 
 def names_the_job(key: str) -> bool:
-    """Whether a key of the environment names the job or the place in it, or is dlbench's own; it differs by nature."""
+    """Returns whether a key differs by nature: it names the job or a rank's place in it, or dlbench sets it."""
     return _EXPECTED.fullmatch(key) is not None
 
 
 def compare(runs: Sequence[Run]) -> Environments:
-    """The environments (of rank 0) of runs that have a record; others are passed over."""
+    """Compares the environments (of rank 0) of runs that have a record."""
     return side_by_side({run.plan.run_id: run.record.environment for run in runs if run.record is not None})
 
 
 def facts(record: Record) -> dict[str, str]:
-    """What a run met, by key: its environment without what names the job or the host, and what its data say."""
+    """Returns the environment of a run without the names of job and host, and the properties of its data."""
     data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data}
     return without_names({**record.environment, **data})
 
 
 def without_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what names the job or the place in it, or that dlbench itself sets in every run."""
+    """Returns an environment without keys that differ by nature, or that dlbench sets in every run."""
     return {
         key: value
         for key, value in environment.items()
@@ -94,7 +94,7 @@ def without_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_gpu: bool) -> Iterator[tuple[str, str]]:
-    """Codes and texts of what one environment has that makes figures doubtful."""
+    """Yields codes and texts of warnings about one environment."""
     version = environment.get("dlbench.version", plan.dlbench_version)
     if version != plan.dlbench_version:
         yield (
@@ -106,47 +106,54 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
     if ran and plan.dlbench_code and ran != plan.dlbench_code:
         yield (
             "other-dlbench",
-            f"the ranks ran other code of dlbench {version} ({ran}) than the plan was made by ({plan.dlbench_code}): "
-            "it was changed, or installed anew, in between",
+            f"the ranks ran different code of dlbench {version} ({ran}) than the planning command "
+            f"({plan.dlbench_code}): it was changed, or installed again, in between",
         )
     if on_gpu and environment.get("variable.CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield (
             "launch-blocking",
-            "CUDA_LAUNCH_BLOCKING was set, which is for debugging: each kernel was waited for before the next was "
-            "launched, and nothing overlaps",
+            "CUDA_LAUNCH_BLOCKING was set, which is for debugging: the host waited for each kernel before it launched "
+            "the next, and nothing overlaps",
         )
 
 
 def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
-    """That messages between nodes went over TCP although there are adapters, or by the host's memory."""
-    ways = {way: count for way, count in nccl.channels.items() if way.startswith("NET/")}
-    by_socket = sum(count for way, count in ways.items() if way.startswith("NET/Socket"))
+    """Yields warnings if messages between nodes used TCP in spite of adapters, or copies through host memory."""
+    connections = {transport: count for transport, count in nccl.channels.items() if transport.startswith("NET/")}
+    by_socket = sum(count for transport, count in connections.items() if transport.startswith("NET/Socket"))
     if by_socket and nccl.adapters:
         kinds = set(nccl.adapters.values())
-        needs = ["its plugin aws-ofi-nccl (libnccl-net.so)"] * bool(kinds & {"EFA", "Slingshot"})
-        needs += ["libibverbs and /dev/infiniband, in a container too"] * bool(kinds - {"EFA", "Slingshot"})
-        found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
-        asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
-        why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
+        needs = []
+        if kinds & {"EFA", "Slingshot"}:
+            needs.append("its plugin aws-ofi-nccl (libnccl-net.so)")
+        if kinds - {"EFA", "Slingshot"}:
+            needs.append("libibverbs and /dev/infiniband, in a container too")
+        variables = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
+        causes = [f"{name}={value} was set" for name, value in variables.items() if _TO_SOCKETS[name].match(value)]
+        reason = " and ".join(causes) or f"to use them NCCL needs {' and '.join(needs)}"
         adapters = first_of([f"{name} ({kind})" for name, kind in nccl.adapters.items()], _MAX_ADAPTERS)
-        where = f"TCP sockets ({by_socket} connections), although nodes have {adapters}"
-        yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
-    # Of NCCL's own transport alone it is known that such a way is by the host: a plugin's need not say how it goes.
-    by_host = sum(count for way, count in ways.items() if way.split("/")[1] == "IB" and "GDRDMA" not in way)
+        text = f"NCCL used TCP sockets between nodes ({by_socket} connections), although they have {adapters}: {reason}"
+        yield "nccl-socket", "serious", text
+    # Only for NCCL's own transport does a missing GDRDMA mean host memory: a plugin's name need not say how it copies.
+    by_host = sum(
+        count
+        for transport, count in connections.items()
+        if transport.split("/")[1] == "IB" and "GDRDMA" not in transport
+    )
     if by_host:
-        what = f"{by_host} of NCCL's {sum(ways.values())} connections between nodes went without GPUDirect RDMA"
-        remedy = "look for nvidia-peermem or DMA-BUF, and for adapters far from the GPUs"
-        yield "nccl-no-gdrdma", "note", f"{what}, through the host's memory: {remedy}"
+        text = f"{by_host} of NCCL's {sum(connections.values())} connections between nodes had no GPUDirect RDMA"
+        remedy = "check nvidia-peermem or DMA-BUF, and the distance of adapters from the GPUs"
+        yield "nccl-no-gdrdma", "note", f"{text}, through the host's memory: {remedy}"
 
 
-def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
-    """The same of environments by the id of their run."""
-    keys = sorted({key for environment in known.values() for key in environment})
+def side_by_side(environment_by_run: Mapping[str, Mapping[str, str]]) -> Environments:
+    """Compares environments by run id."""
+    keys = sorted(set().union(*environment_by_run.values()))
     common: dict[str, str] = {}
     differences: list[Difference] = []
     for key in keys:
         by_value: dict[str, list[str]] = {}
-        for run_id, environment in known.items():
+        for run_id, environment in environment_by_run.items():
             by_value.setdefault(environment.get(key, NOT_SET), []).append(run_id)
         if len(by_value) == 1:
             common[key] = next(iter(by_value))

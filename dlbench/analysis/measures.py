@@ -1,8 +1,8 @@
-"""The step files of one run become its figures: throughput, step times, and parts that sum to the step.
+"""Figures of a run from its step files: throughput, step times, and parts that sum to the step.
 
-Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the
-whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond. Throughput is of the same clock
-readings. One rank exchanges nothing: what its exchange phase holds is the engine's own work, and part of `other`.
+Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the whole and medians do not:
+`sum(parts) == measured_s / steps`, to the nanosecond. Throughput is from the same clock readings. A single rank
+exchanges nothing: the time of its exchange phase is work of the engine, and part of `other`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepRead
 from dlbench.records.scan import Run
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
-"""What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the
-slowest rank's mean exceeds it. `dlbench.analysis.causes` makes the account of the lost percent of them."""
+"""Parts of a step's time, as means over ranks: the phases; the time outside of phases; the slowest rank's mean minus
+the mean of all. `dlbench.analysis.causes` explains the lost efficiency with them."""
 
 # CUDA events resolve about half a microsecond each, and a step has eight of them.
 ROUNDING_NS = 10_000
-# `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
+# `measured_s` and the step times are the same clock readings; if they differ by more, one of them is damaged.
 TOLERANCE = 0.01
 
-# Ranks that are read together, where no node has more.
+# Ranks that are read together, unless a node has more.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 _BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
@@ -38,68 +38,68 @@ _KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
 
 @dataclass(frozen=True, kw_only=True)
 class RunMeasures:
-    """Figures of one valid run; times in seconds."""
+    """Figures of a valid run; times in seconds."""
 
     steps: int  # Measured steps of every rank.
     samples: int  # Samples of all measured steps of all ranks.
     measured_s: float  # Longest measured time of any rank.
     throughput: float  # samples / measured_s, samples per second.
     step_median_s: float  # Median over steps of the slowest rank's time in each step.
-    step_p95_s: float  # 95th percentile of the same (linear interpolation).
-    step_cv: float  # Coefficient of variation of the same: standard deviation / mean.
+    step_p95_s: float  # 95th percentile of those times (linear interpolation).
+    step_cv: float  # Coefficient of variation of those times: standard deviation / mean.
     parts: dict[str, float]  # Seconds per step of each of `PARTS`; their sum is measured_s / steps.
-    exchange_wait_s: float  # Part of `exchange`, not to be added: mean excess over the least wait in each step.
-    exchange_wait_first_s: float  # The same of rank 0, whose messages a record holds: median over steps.
+    exchange_wait_s: float  # Included in `exchange`: mean excess over the shortest exchange in each step.
+    exchange_wait_first_s: float  # That excess of rank 0, whose messages a record has: median over steps.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """How long devices waited for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
+    """Waits of devices for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
 
-    bound_ns: dict[str, Times]  # At most, of all measured steps; shape (ranks, steps).
-    kernel_ns: dict[str, Times]  # What the phase's kernels take, `UNKNOWN_NS` where no step shows it; shape (ranks,).
+    bound_ns: dict[str, Times]  # Upper bound of the wait in each measured step; shape (ranks, steps).
+    kernel_ns: dict[str, Times]  # Time of the phase's kernels, `UNKNOWN_NS` if no step shows it; shape (ranks,).
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSteps:
-    """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
+    """Times of all measured steps of a run, nanoseconds, of shape (ranks, steps)."""
 
-    numbers: Times  # Of the steps, warm-up steps counted; shape (steps,).
+    numbers: Times  # Numbers of the steps, warm-up steps counted; shape (steps,).
     begin_ns: Times  # Start of each rank's first measured step on its machine's clock; shape (ranks,).
-    end_ns: Times  # End of each rank's last measured step, likewise.
+    end_ns: Times  # End of each rank's last measured step on that clock; shape (ranks,).
     step_ns: Times
-    phase_ns: dict[str, Times]  # By phase, in the order of `PHASES`.
-    unbroken: int  # First steps that follow each other without a pause (evaluation, checkpoint) on every rank.
+    phase_ns: dict[str, Times]  # Times by phase, in the order of `PHASES`.
+    unbroken: int  # Number of first steps without a pause (evaluation, checkpoint) between them on any rank.
     launch: Launching | None = None  # None on CPUs.
 
     @property
     def other_ns(self) -> Times:
-        """What no phase holds; it lies between the last phase of a step and the start of the next step."""
-        other = self.step_ns.copy()
+        """The time between the last phase of a step and the start of the next step."""
+        other_ns = self.step_ns.copy()
         for times in self.phase_ns.values():
-            other -= times
-        return other
+            other_ns -= times
+        return other_ns
 
 
 def load_steps(run: Run) -> RunSteps:
-    """Measured steps of all ranks of a run with a valid record, checked.
+    """Reads and checks the measured steps of all ranks of a run with a valid record.
 
-    Raises IncompleteDataError: step files are missing, torn, or disagree with the record or each other; or ValueError:
-    the run has no valid record and so no figures.
+    Raises IncompleteDataError: step files are missing, truncated, or disagree with the record or each other; or
+    ValueError: the run has no valid record.
     """
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
     steps = _all_ranks(run)
-    # No step takes no time, and no phase is negative or longer than its step.
+    # Steps are longer than 0, and phases are neither negative nor longer than their step.
     step_ns, phases_ns = steps.step_ns, list(steps.phase_ns.values())
-    rest = step_ns.copy()
+    between_ns = step_ns.copy()
     for times in phases_ns:
-        rest -= times
+        between_ns -= times
     lowest = min(int(times.min()) for times in phases_ns)
-    if step_ns.min() > 0 and lowest >= 0 and rest.min() >= -ROUNDING_NS:
+    if step_ns.min() > 0 and lowest >= 0 and between_ns.min() >= -ROUNDING_NS:
         return steps
     negative = np.logical_or.reduce([times < 0 for times in phases_ns])
-    bad = np.argwhere((step_ns <= 0) | negative | (rest < -ROUNDING_NS))
+    bad = np.argwhere((step_ns <= 0) | negative | (between_ns < -ROUNDING_NS))
     rank, step = (int(x) for x in bad[0])
     raise IncompleteDataError(
         f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
@@ -108,10 +108,7 @@ def load_steps(run: Run) -> RunSteps:
 
 
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
-    """The figures of a run with a valid record.
-
-    `steps`: what `load_steps` gave for it, if that is at hand. Raises as that does.
-    """
+    """Returns the figures of a run with a valid record; `steps` are those of `load_steps`, if loaded already."""
     loaded = steps or load_steps(run)
     assert run.record is not None
     step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
@@ -120,7 +117,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     longest_ns = int(step_ns.sum(axis=1).max())
     measured_s = longest_ns / 1e9
     exchange = phase_ns["exchange"]
-    # Mean seconds per step of each part. Sums are taken over integers, so the order of ranks cannot matter.
+    # Sums are over integers, so the order of ranks cannot matter.
     total_ns = int(step_ns.sum())
     phase_sums_ns = {phase: int(times.sum()) for phase, times in phase_ns.items()}
     if len(step_ns) == 1:
@@ -143,11 +140,11 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
 
 
 def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
-    """The figures of a run that is subtracted from others of its series; or, in a sentence, why it cannot be."""
+    """Returns the figures of a run that is compared with its control runs; or None and the reason in a sentence."""
     if run.state != "valid":
         return None, f"{run.plan.run_id} is {run.state}: {run.detail}"
     if run.record is not None and run.record.goes_on:
-        return None, f"{run.plan.run_id} was resumed after an interruption: no repeat of runs that ran through"
+        return None, f"{run.plan.run_id} was resumed after an interruption: not a repeat of uninterrupted runs"
     try:
         return measure(run), ""
     except IncompleteDataError as error:
@@ -155,56 +152,48 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
 
 
 def _all_ranks(run: Run) -> RunSteps:
-    """Measured steps of every rank, checked against the record."""
+    """Reads the measured steps of every rank and checks them against the record."""
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
     if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
         raise IncompleteDataError(
-            f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
+            f"{run.folder.record}: has {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; the run is not used"
         )
-    # Few ranks at a time, so that a run of many is never held twice: those of whole nodes, whose file is read once.
+    # A few ranks at a time, so that memory never has a large run twice; whole nodes, whose file is read once.
     result: RunSteps | None = None
     numbers: Times | None = None
     entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
     per_node = run.plan.layout.ranks_per_node
-    width, alike = max(1, _AT_ONCE // per_node) * per_node, True
+    width, are_alike = max(1, _AT_ONCE // per_node) * per_node, True
     for begin in range(0, len(entries), width):
-        some = entries[begin : begin + width]
-        steps = _ranks_alike(run, some, numbers) if alike else None
-        # Files that differ are read one by one, which also finds what is wrong where something is.
-        alike = steps is not None
-        for first in [begin] if steps is not None else [entry.rank for entry in some]:
-            own = steps or _one_rank(run, entries[first], numbers)
-            step_ns, start_ns = own["step_ns"], own["start_ns"]
+        block = entries[begin : begin + width]
+        block_steps: dict[str, Times] | None = None
+        firsts = [entry.rank for entry in block]
+        if are_alike:
+            block_steps = _ranks_alike(run, block, numbers)
+        if block_steps is not None:
+            firsts = [begin]
+        # After the first different files all are read one by one, which also finds the error in a damaged one.
+        are_alike = block_steps is not None
+        for first in firsts:
+            rank_steps = block_steps or _one_rank(run, entries[first], numbers)
+            step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
             if result is None:
-                numbers, shape = own["step"][0].copy(), (len(ranks), step_ns.shape[1])
-                result = RunSteps(
-                    numbers=numbers,
-                    begin_ns=np.empty(len(ranks), np.int64),
-                    end_ns=np.empty(len(ranks), np.int64),
-                    step_ns=np.empty(shape, np.int64),
-                    phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
-                    unbroken=shape[1],
-                    launch=Launching(
-                        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
-                        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
-                    )
-                    if _KERNELS[0] in own
-                    else None,
-                )
+                numbers = rank_steps["step"][0].copy()
+                result = _empty_steps(numbers, len(ranks), has_launches=_KERNELS[0] in rank_steps)
             place = slice(first, first + len(step_ns))
             result.begin_ns[place] = start_ns[:, 0]
             result.end_ns[place] = start_ns[:, -1] + step_ns[:, -1]
             result.step_ns[place] = step_ns
             for phase in PHASES:
-                result.phase_ns[phase][place] = own[f"{phase}_ns"]
-            if (result.launch is None) != (_KERNELS[0] not in own):
-                raise IncompleteDataError(f"{run.folder.steps(first)}: other columns than on rank 0")
+                result.phase_ns[phase][place] = rank_steps[f"{phase}_ns"]
+            if (result.launch is None) != (_KERNELS[0] not in rank_steps):
+                raise IncompleteDataError(f"{run.folder.steps(first)}: columns differ from those of rank 0")
             if result.launch is not None:
                 for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
-                    result.launch.kernel_ns[phase][place] = own[kernels]
-                    result.launch.bound_ns[phase][place] = own[bound]
-            # Without a pause a step begins where the one before ends.
+                    result.launch.kernel_ns[phase][place] = rank_steps[kernels]
+                    result.launch.bound_ns[phase][place] = rank_steps[bound]
+            # Without a pause a step begins at the end of the one before.
             late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
             if late.any():
                 result = replace(result, unbroken=min(result.unbroken, int(late.any(axis=0).argmax()) + 1))
@@ -212,12 +201,31 @@ def _all_ranks(run: Run) -> RunSteps:
     return result
 
 
+def _empty_steps(numbers: Times, ranks: int, *, has_launches: bool) -> RunSteps:
+    shape = (ranks, len(numbers))
+    launch = None
+    if has_launches:
+        launch = Launching(
+            bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
+            kernel_ns={phase: np.empty(ranks, np.int64) for phase in LAUNCHED},
+        )
+    return RunSteps(
+        numbers=numbers,
+        begin_ns=np.empty(ranks, np.int64),
+        end_ns=np.empty(ranks, np.int64),
+        step_ns=np.empty(shape, np.int64),
+        phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
+        unbroken=shape[1],
+        launch=launch,
+    )
+
+
 def _columns(reader: StepReader) -> tuple[str, ...]:
     return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
 
 
-def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
-    """What the kernels of each phase take, of all steps of one rank, as columns of one value."""
+def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
+    """Returns the times of the kernels of each phase, over all steps of one rank, by column."""
     if _BOUNDS[0] not in steps:
         return {}
     return {
@@ -226,16 +234,28 @@ def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
+    """Returns readers of several ranks; a file of a whole node is opened once."""
+    rows: dict[int, tuple[Path, Opened]] = {}
+    for first in entries[:: run.plan.layout.ranks_per_node]:
+        path = run.folder.steps(first.rank)
+        file = file_of(path)
+        if file != path:
+            rows |= {rank: (file / f"rank-{rank:04d}", opened) for rank, opened in opened_at_once(file).items()}
+    readers = []
+    for entry in entries:
+        part: tuple[Path, Opened | None] = (run.folder.steps(entry.rank), None)
+        if rows:
+            part = rows[entry.rank]
+        readers.append(StepReader(*part, run_id=run.plan.run_id))
+    return readers
+
+
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
-    """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
+    """Reads `_COLUMNS` of several ranks, shape (ranks, steps); None if their files differ, or one is damaged."""
     assert run.record is not None
     try:
-        rows: dict[int, tuple[Path, Opened]] = {}
-        for first in entries[:: run.plan.layout.ranks_per_node]:
-            if (file := file_of(path := run.folder.steps(first.rank))) != path:
-                rows |= {rank: (file / f"rank-{rank:04d}", own) for rank, own in opened_at_once(file).items()}
-        parts = [rows[one.rank] if rows else (run.folder.steps(one.rank), None) for one in entries]
-        readers = [StepReader(path, part, run_id=run.plan.run_id) for path, part in parts]
+        readers = _readers(run, entries)
         steps = read_alike(readers, _columns(readers[0]))
     except (IncompleteDataError, OSError, KeyError):
         return None
@@ -251,66 +271,74 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
     chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
-    kernels = [_with_kernels({name: values[row] for name, values in steps.items()}) for row in range(len(entries))]
-    chosen |= {name: [one[name] for one in kernels] for name in kernels[0]}
-    if (chosen["step"] != (chosen["step"][0] if numbers is None else numbers)).any():
+    for row in range(len(entries)):
+        for name, kernels_ns in _kernel_times({name: values[row] for name, values in steps.items()}).items():
+            chosen.setdefault(name, []).append(kernels_ns)
+    if numbers is None:
+        numbers = chosen["step"][0]
+    if (chosen["step"] != numbers).any():
         return None
     sums = zip(entries, chosen["samples"].sum(axis=1).tolist(), chosen["step_ns"].sum(axis=1).tolist(), strict=True)
-    return None if any(_other_sums(entry, samples, ns) for entry, samples, ns in sums) else chosen
+    if any(_disagreement(entry, samples, step_ns) for entry, samples, step_ns in sums):
+        return None
+    return chosen
 
 
 def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
-    """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers`: those of the ranks before."""
+    """Reads and checks `_COLUMNS` of a rank, shape (1, steps); `numbers`: the step numbers of other ranks."""
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path, run_id=run.plan.run_id)
     steps: dict[str, Any] = reader.read(_columns(reader))
     if reader.torn_bytes:
-        raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
-    if reader.header.get("rank", entry.rank) != entry.rank:  # copied: it is no repeat of this one
+        raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes after the last complete step: partly copied?")
+    if reader.header.get("rank", entry.rank) != entry.rank:
         raise IncompleteDataError(f"{path}: belongs to rank {reader.header['rank']!r}, not to {entry.rank}")
-    # How many steps a run to a quality takes is not planned: the record has it.
+    # The number of steps of a run to a quality is not planned: the record has it.
     count = len(steps["step"])
     if count != run.record.steps:
-        raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
+        raise IncompleteDataError(f"{path}: {count} steps, record.json has {run.record.steps}; the run is not used")
     is_measured = steps["warmup"] == 0
-    found: dict[str, Any] = {name: values[is_measured] for name, values in steps.items()}
-    count = len(found["step"])
-    if count == 0 or (numbers is not None and not np.array_equal(found["step"], numbers)):
+    measured: dict[str, Any] = {name: values[is_measured] for name, values in steps.items()}
+    count = len(measured["step"])
+    if count == 0 or (numbers is not None and not np.array_equal(measured["step"], numbers)):
         raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
-    if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
-        raise IncompleteDataError(f"{path}: {other}; no figure is made")
-    return {name: np.asarray(values)[None] for name, values in (found | _with_kernels(steps)).items()}
+    problem = _disagreement(entry, int(measured["samples"].sum()), int(measured["step_ns"].sum()))
+    if problem:
+        raise IncompleteDataError(f"{path}: {problem}; the run is not used")
+    return {name: np.asarray(values)[None] for name, values in (measured | _kernel_times(steps)).items()}
 
 
-def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:
-    """How samples or time of a rank's measured steps differ from its record; empty where they do not."""
+def _disagreement(entry: RankResult, samples: int, step_ns: int) -> str:
+    """Returns how samples or time of a rank's measured steps differ from its record; empty if they agree."""
     if samples != entry.samples:
-        return f"{samples} samples, record.json says {entry.samples}"
+        return f"{samples} samples, record.json has {entry.samples}"
     seconds = step_ns / 1e9
     if entry.samples <= 0 or entry.measured_s <= 0 or abs(seconds / entry.measured_s - 1) > TOLERANCE:
         return (
-            f"{seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for {entry.samples} samples"
+            f"{seconds:.6g} s of measured steps, record.json has {entry.measured_s:.6g} s for {entry.samples} samples"
         )
     return ""
 
 
-UNKNOWN_NS = -1  # Instead of the time of a phase's kernels, where no step shows it.
+UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
 
 REFERENCE_STEPS = 3
-"""Steps that show what the kernels of a phase take, where as many are found among the measured ones; otherwise the last
-ones of the warm-up, for which as many are held back."""
+"""Steps that show the time of the kernels of a phase, if that many are among the measured ones; otherwise the last ones
+of the warm-up, in which the device is held back."""
 
 
-def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
-    """What the kernels of one phase of one rank take, nanoseconds; `UNKNOWN_NS` where no step shows it.
+def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
+    """Returns the time of the kernels of one phase of one rank, nanoseconds; `UNKNOWN_NS` if no step shows it.
 
-    `took`: the phase in every step, nanoseconds; `bound`: how long the device waited for the host in it, at most;
-    `warmup`: 1 where a step is warm-up; each of shape (steps,).
+    `phase_ns`: the phase in every step; `bound_ns`: upper bound of the device's wait for the host in it; `warmup`: 1
+    for warm-up steps; each of shape (steps,).
     """
-    shows = bound == 0
-    measured = took[shows & (warmup == 0)]
+    is_reference = bound_ns == 0
+    measured = phase_ns[is_reference & (warmup == 0)]
     if len(measured) >= REFERENCE_STEPS:
         return round(float(np.median(measured)))
-    found = took[shows][-REFERENCE_STEPS:]
-    return round(float(np.median(found))) if len(found) else UNKNOWN_NS
+    reference = phase_ns[is_reference][-REFERENCE_STEPS:]
+    if not len(reference):
+        return UNKNOWN_NS
+    return round(float(np.median(reference)))

@@ -1,7 +1,4 @@
-"""The figures of one run that comparisons, gates and histories look at, each with its direction.
-
-The run is the experimental unit: every metric is one number of one run.
-"""
+"""The metrics of a run that comparisons, gates and histories use: each is one number per run, the experimental unit."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One figure of a run."""
+    """A figure of a run."""
 
     name: str
     title: str
-    unit: str  # As `dlbench.stats.estimates.Estimate.unit`.
-    about: str  # How it is made, in a sentence.
+    unit: str  # Unit as in `dlbench.stats.estimates.Estimate.unit`.
+    about: str  # How it is computed, in a sentence.
     higher_is_worse: bool = True
 
 
@@ -50,7 +47,7 @@ METRICS: tuple[Metric, ...] = (
         name="energy_per_sample_j",
         title="Energy per sample",
         unit="J",
-        about="joules of GPUs where the run computed on them, else of processors, over the measured window, by samples",
+        about="energy of the GPUs, or of processors if no GPU computed, in the measured window, divided by samples",
     ),
     Metric(
         name="time_to_quality_s",
@@ -59,29 +56,31 @@ METRICS: tuple[Metric, ...] = (
         about="from the start of training to the end of the first evaluation that met the target",
     ),
 )
+METRIC_NAMES = tuple(metric.name for metric in METRICS)
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
-"""What decides unless said otherwise: the median separates small changes, the mean sees stalls of a few steps."""
+"""Metrics with a verdict by default: the median detects small changes, the mean includes stalls of a few steps."""
 FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
-"""Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
+"""Metrics that histories follow by default; mean and p95 of steps would show nearly the same."""
 
 
 def by_name() -> Mapping[str, Metric]:
-    """The metrics by their names."""
+    """Returns the metrics by their names."""
     return {metric.name: metric for metric in METRICS}
 
 
 def metrics_by_run(
-    table: RunTable, *, wanted: Collection[str] | None = None, damaged: list[str] | None = None
+    table: RunTable,
+    *,
+    names: Collection[str] = METRIC_NAMES,
+    damaged: list[str] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Every metric of every run with figures: run id -> name of the metric -> value in its unit.
+    """Returns the metrics of these names of every run with figures, by run id and name, each in its unit.
 
-    A metric that a run does not have is absent: energy where nothing was sampled or too little was, time to quality
-    where the run had no target or did not meet it. Of `METRICS` only those `wanted` are made: energy reads the samples
-    of every node, the others no file. `damaged` takes a line for each run whose samples are damaged; its energy is
-    absent.
+    A metric is absent if a run does not have it: energy without enough samples, time to quality if the target was
+    missed. Energy reads the samples of every node, other metrics read no file. `damaged` gets a line for each run whose
+    samples are damaged; its energy is absent.
     """
-    names = {metric.name for metric in METRICS} if wanted is None else set(wanted)
-    found: dict[str, dict[str, float]] = {}
+    values_by_run: dict[str, dict[str, float]] = {}
     for row in table.figures.values():
         run = table.runs[str(row["run_id"])]
         values = {
@@ -97,12 +96,12 @@ def metrics_by_run(
             energy = _energy(run, damaged)
             if energy is not None:
                 values["energy_per_sample_j"] = energy
-        found[run.plan.run_id] = {name: value for name, value in values.items() if name in names}
-    return found
+        values_by_run[run.plan.run_id] = {name: value for name, value in values.items() if name in names}
+    return values_by_run
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:
-    """Joules per sample of the GPUs where the run computed on them, else of the processors; None: not measured."""
+    """Returns the joules per sample of the GPUs if the run used them, or of the processors; None: not measured."""
     if run.record is None or run.record.watch is None:
         return None
     from dlbench.analysis.telemetry.energy import run_energy
@@ -113,7 +112,9 @@ def _energy(run: Run, damaged: list[str] | None) -> float | None:
         if damaged is not None:
             damaged.append(str(error))
         return None
-    # Never the processors' in place of the GPUs': one median would hold both.
+    # Never processors in place of GPUs that were not measured: a median would mix both.
     on_gpu = any(rank.device.startswith("cuda") for rank in run.record.ranks)
     joules = energy.energy_per_sample_j("GPUs" if on_gpu else "processors")
-    return joules if joules is not None and joules > 0 else None
+    if joules is None or joules <= 0:
+        return None
+    return joules

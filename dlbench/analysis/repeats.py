@@ -1,4 +1,4 @@
-"""Runs of one figure that are no repeats of each other, as a doubt that names the keys with their values."""
+"""Warnings about runs of one figure that are not repeats of each other, with the differing keys and their values."""
 
 from __future__ import annotations
 
@@ -14,80 +14,92 @@ MAX_KEYS = 6  # Keys that a sentence names; it counts the others, and reports li
 MAX_VALUES = 4
 MAX_LENGTH = 80  # Characters of a value that are shown.
 
-Facts = Mapping[str, str]  # What a run met, by key.
+Facts = Mapping[str, str]  # The recorded environment and settings of a run, by key.
 
 
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
-    """At most two serious doubts: one on averages of unlike runs, one on ratios between unlike averages.
+    """Returns at most two warnings: on averages of different runs, and on ratios between different averages.
 
-    `places`: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or the
-    host do not count.
+    `places`: facts of the runs, by run, for each figure, by its name ("2 ranks"). Keys that name the job or the host do
+    not count.
     """
-    found = list(filter(None, [averaged_unlike(places)]))
-    if between := compared_unlike(places):
-        found.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
-    return [Doubt(code=CODE, severity="serious", text=text) for text in found]
+    texts = []
+    averaged = averaged_unlike(places)
+    if averaged:
+        texts.append(averaged)
+    between = compared_unlike(places)
+    if between:
+        texts.append(f"compared figures are of different configurations: {named(between)}; their ratio includes that")
+    return [Doubt(code=CODE, severity="serious", text=text) for text in texts]
 
 
 def averaged_unlike(places: Mapping[str, Mapping[str, Facts]]) -> str:
-    """Keys that differ between runs of one figure, in a sentence without a full stop; empty where none does."""
-    found = _averaged(places)
-    if not found:
+    """Returns the keys that differ within a figure, as a sentence without full stop; empty if none does."""
+    inside, places_of_keys = [], []
+    for difference, key_places in _differences_with_places(places):
+        if key_places:
+            inside.append(difference)
+            places_of_keys += key_places
+    if not inside:
         return ""
-    met = list(dict.fromkeys(place for where in found.values() for place in where))
-    where = "" if len(met) == len(places) else f" (at {', '.join(met)})"
-    inside = [one for one in _differences(_all(places)) if one.key in found]
-    return f"runs that are averaged{where} are no repeats: {named(inside)}"
+    differing_places = [place for place in places if place in places_of_keys]
+    where = ""
+    if len(differing_places) < len(places):
+        where = f" (at {', '.join(differing_places)})"
+    return f"runs that are averaged{where} are not repeats: {named(inside)}"
 
 
 def compared_unlike(places: Mapping[str, Mapping[str, Facts]]) -> list[Difference]:
-    """Keys that differ between figures and within none of them."""
-    found = _averaged(places)
-    return [one for one in _differences(_all(places)) if one.key not in found]
+    """Returns the keys that differ between figures and within none of them."""
+    return [difference for difference, key_places in _differences_with_places(places) if not key_places]
 
 
-def _averaged(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _differences_with_places(places: Mapping[str, Mapping[str, Facts]]) -> list[tuple[Difference, list[str]]]:
+    """Returns the differences of all runs, each with the figures within which its key differs."""
+    places_by_key: dict[str, list[str]] = {}
+    all_runs: dict[str, Facts] = {}
     for place, runs in places.items():
-        for one in _differences(runs):
-            found.setdefault(one.key, []).append(place)
-    return found
-
-
-def _all(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, Facts]:
-    return {run: facts for runs in places.values() for run, facts in runs.items()}
+        all_runs |= runs
+        for difference in _differences(runs):
+            places_by_key.setdefault(difference.key, []).append(place)
+    return [(difference, places_by_key.get(difference.key, [])) for difference in _differences(all_runs)]
 
 
 def named(differences: Iterable[Difference]) -> str:
-    """Keys with their values and how many runs have each: `kernel: 6.1 in 3, 6.2 in 2`."""
-    found = sorted(differences, key=lambda one: order_of(one.key))
-    more = f"; and {len(found) - MAX_KEYS} more keys" if len(found) > MAX_KEYS else ""
-    return "; ".join(f"{one.key}: {_values(one)}" for one in found[:MAX_KEYS]) + more
+    """Returns keys with their values and how many runs have each: `kernel: 6.1 in 3, 6.2 in 2`."""
+    ordered = sorted(differences, key=lambda difference: order_of(difference.key))
+    texts = [f"{difference.key}: {_values(difference)}" for difference in ordered[:MAX_KEYS]]
+    if len(ordered) > MAX_KEYS:
+        texts.append(f"and {len(ordered) - MAX_KEYS} more keys")
+    return "; ".join(texts)
 
 
-def _values(one: Difference) -> str:
-    shown = []
-    for value, runs in one.values[:MAX_VALUES]:
+def _values(difference: Difference) -> str:
+    texts = []
+    for value, runs in difference.values[:MAX_VALUES]:
         text = value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
-        shown.append(f"{text} in {len(runs)}")
-    if len(one.values) > MAX_VALUES:
-        shown.append(f"{len(one.values) - MAX_VALUES} other values")
-    return ", ".join(shown)
+        texts.append(f"{text} in {len(runs)}")
+    if len(difference.values) > MAX_VALUES:
+        texts.append(f"{len(difference.values) - MAX_VALUES} other values")
+    return ", ".join(texts)
 
 
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _WHERE_LOADED = frozenset({"mpi.library", *(f"variable.{name}" for name in _INTERFACES)})
-"""Libraries and networks that a run has only where it needs them: a run without one has no other."""
+"""Libraries and networks that a run records only if it uses them: a run without one does not differ."""
 
 
 def _differences(runs: Mapping[str, Facts]) -> list[Difference]:
-    found = side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences
-    set_values = {one.key: [value for value, _ in one.values if value != NOT_SET] for one in found}
-    return [one for one in found if one.key not in _WHERE_LOADED or len(set_values[one.key]) != 1]
+    different = []
+    for difference in side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences:
+        set_values = [value for value, _ in difference.values if value != NOT_SET]
+        if difference.key not in _WHERE_LOADED or len(set_values) != 1:
+            different.append(difference)
+    return different
 
 
 def shared_nodes(plan: LaunchPlan) -> str:
-    """Why nodes that are shared with other jobs make figures doubtful; empty where the job has them for itself."""
+    """Returns a warning about nodes that are shared with other jobs; empty for exclusive nodes."""
     if plan.system.scheduler == "none" or plan.system.slurm.exclusive:
         return ""
     return (

@@ -1,11 +1,11 @@
-"""Comparable runs become scaling points: throughput, speed-up, efficiency, each with an interval over runs.
+"""Scaling points of comparable runs: throughput, speed-up and efficiency, each with an interval over runs.
 
 With p ranks, p0 the smallest rank count of the group and Thr the throughput in samples per second:
 
 * speed-up S(p) = Thr(p) / Thr(p0); at a fixed global batch (strong scaling) this is T(p0) / T(p);
 * efficiency E(p) = S(p) / (p / p0), for weak and strong scaling alike;
 * serial fraction, strong scaling only: e = (1/S - 1/k) / (1 - 1/k), k = p / p0 (Karp and Flatt,
-  CACM 33(5), 1990), relative to the baseline where that has more than one rank.
+  CACM 33(5), 1990), relative to the baseline if that has more than one rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Point:
     efficiency: Estimate  # Share of the ideal (1).
     serial_fraction: Estimate | None  # Karp-Flatt (1); None under weak scaling and at the baseline.
     paired_with_baseline: bool  # Whether its runs and the baseline's are the same repeats, interleaved.
-    mean_step: Estimate  # Seconds; geometric mean over runs of measured time / steps; the efficiency is its ratio.
+    mean_step: Estimate  # Seconds; geometric mean over runs of measured time / steps; efficiency is a ratio of these.
     run_ids: tuple[str, ...]
 
 
@@ -48,22 +48,22 @@ class Group:
     id: str
     scaling: Literal["weak", "strong"]
     points: tuple[Point, ...]  # By rank count, then node count; the first is the baseline.
-    sample: Run  # One of its runs, to read the common settings from.
+    sample: Run  # A run with the common settings.
     runs: tuple[Run, ...]
 
     @property
     def baseline(self) -> Point:
-        """The point all others are measured against."""
+        """The reference of all other points."""
         return self.points[0]
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether every point has enough repeats for a comparison."""
+        """True if every point has enough repeats for a comparison."""
         return min(len(point.run_ids) for point in self.points) >= MIN_RUNS
 
 
 def groups(table: RunTable) -> list[Group]:
-    """All groups of comparable runs, in a stable order: workload, preset, scaling, engine, then id."""
+    """Returns all groups of comparable runs, sorted by workload, preset, scaling, engine and id."""
     by_group: dict[str, list[FigureRow]] = {}
     for row in table.figures.values():
         by_group.setdefault(row["group"], []).append(row)
@@ -100,11 +100,17 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
     ranks = first["ranks"]
     ideal = ranks / baseline[0]["ranks"]
     is_baseline = rows is baseline
-    own, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
-    speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
+    throughputs, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
+    if is_baseline:
+        speedup = by_definition(1.0, len(rows))
+    else:
+        speedup = ratio_estimate(throughputs, reference)
     plan = table.runs[first["run_id"]].plan
+    serial_fraction = None
+    if plan.series.scaling == "strong" and ideal > 1:
+        serial_fraction = _serial_fraction(speedup, ideal)
     unit = f"{plan.workload.sample_unit}/s"
-    throughput = geometric_mean_estimate(own, unit)
+    throughput = geometric_mean_estimate(throughputs, unit)
     mean_steps = {table.keys[row["run_id"]]: row["measured_s"] / row["steps"] for row in rows}
     return Point(
         ranks=ranks,
@@ -118,13 +124,13 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
         speedup=speedup,
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),
-        serial_fraction=_serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
-        paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
+        serial_fraction=serial_fraction,
+        paired_with_baseline=not is_baseline and pairing(throughputs, reference).is_paired,
         mean_step=geometric_mean_estimate(mean_steps, "s"),
         run_ids=tuple(row["run_id"] for row in rows),
     )
 
 
 def _serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
-    """Karp and Flatt's experimentally determined serial fraction; below 0 where the speed-up exceeds the ideal."""
+    """Returns Karp and Flatt's experimentally determined serial fraction; below 0 if the speed-up exceeds the ideal."""
     return speedup.mapped(lambda value: (1 / value - 1 / ideal) / (1 - 1 / ideal), "fraction")

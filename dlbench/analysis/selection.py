@@ -1,4 +1,4 @@
-"""Runs chosen by their properties, for `--where KEY=VALUE` of every command that reads runs."""
+"""Selects runs by their properties, for `--where KEY=VALUE` of all commands that read runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_VALUES = 12  # Values of a key that an error lists.
 
 
 def properties(run: LaunchedRun) -> dict[str, str]:
-    """What a run can be chosen by, tags aside.
+    """Returns the properties of a run by which it can be selected, except tags.
 
-    `series`, `state`, `ranks`, `nodes`, `system` and `launcher`; of training also `side`, `variant`, every name of
-    the registry, and keys of the system that shape speed (`system.modules`).
+    They are `series`, `state`, `ranks`, `nodes`, `system` and `launcher`; of training runs also `side`, `variant`,
+    every name of the registry, and keys of the system that affect speed (`system.modules`).
     """
     plan = run.plan
     assert isinstance(plan, RunPlan | CommPlan)
-    found = {
+    values = {
         "series": plan.series.id,
         "state": run.state,
         "ranks": str(plan.layout.ranks),
@@ -37,33 +37,44 @@ def properties(run: LaunchedRun) -> dict[str, str]:
     }
     if isinstance(run, Run):
         series = run.plan.series
-        found |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
-    return found
+        values |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
+    return values
 
 
 def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
-    """Runs with all these properties, in their order.
+    """Returns the runs with all these properties, in their order.
 
-    `where`: the properties, values as text; see `properties`, and `tag.NAME` for a tag. Errors call the runs `name`,
-    and name the option. Raises UserError: no run has such a key, or none has these values; names what there is.
+    `where`: values as text by key of `properties`, or `tag.NAME` for a tag. `name` and `option`: names of the runs and
+    of the option, for errors. Raises UserError: no run has such a key, or none has these values.
     """
     if not where:
         return list(runs)
-    chosen = [(run, properties(run)) for run in runs]
-    for number, (key, wanted) in enumerate(where.items()):
-        values = [known.get(key) for _, known in chosen]
-        if key.startswith("tag."):
-            tags = [run.plan.tags if isinstance(run.plan, RunPlan) else {} for run, _ in chosen]
-            values = [of_run.get(key.removeprefix("tag."), "") for of_run in tags]
-        if chosen and all(value is None for value in values):
-            names = {name for _, known in chosen for name in known}
+    selected = [(run, properties(run)) for run in runs]
+    applied: list[str] = []
+    for key, expected in where.items():
+        values = [_value(run, run_properties, key) for run, run_properties in selected]
+        if selected and all(value is None for value in values):
+            names = set[str]().union(*(run_properties for _, run_properties in selected))
             raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
-        if wanted not in values:
-            also = f" with {', '.join(f'{k}={v}' for k, v in [*where.items()][:number])}" if number else ""
+        if expected not in values:
+            runs_text = f"run of {name}"
+            if applied:
+                runs_text += f" with {', '.join(applied)}"
             existing = sorted({value for value in values if value})
-            hint = f"values there: {first_of(existing, MAX_VALUES)}" if existing else "none has any value of it"
-            for close in difflib.get_close_matches(wanted, existing, n=1):
+            hint = "none has any value of it"
+            if existing:
+                hint = f"existing values: {first_of(existing, MAX_VALUES)}"
+            for close in difflib.get_close_matches(expected, existing, n=1):
                 hint += f"; did you mean {close}?"
-            raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {hint}")
-        chosen = [one for one, value in zip(chosen, values, strict=True) if value == wanted]
-    return [run for run, _ in chosen]
+            raise UserError(f"{option} {key}={expected}: no {runs_text} has it; {hint}")
+        selected = [pair for pair, value in zip(selected, values, strict=True) if value == expected]
+        applied.append(f"{key}={expected}")
+    return [run for run, _ in selected]
+
+
+def _value(run: LaunchedRun, run_properties: Mapping[str, str], key: str) -> str | None:
+    if not key.startswith("tag."):
+        return run_properties.get(key)
+    if not isinstance(run.plan, RunPlan):
+        return ""
+    return run.plan.tags.get(key.removeprefix("tag."), "")

@@ -1,7 +1,7 @@
-"""Waiting for stragglers: how much of the exchange it is, whose it is, and why those ranks were late.
+"""Waiting for stragglers: its share of the exchange, the late ranks, and the causes of their lateness.
 
-A synchronous exchange ends when the last rank has brought its gradients, so a rank that comes late waits less. With
-x[r] the exchange phase of rank r in one step and p ranks, rank r waits
+A synchronous exchange ends when the last rank has sent its gradients, so a late rank waits less. With x[r] the exchange
+phase of rank r in one step and p ranks, rank r waits
 
     wait[r] = x[r] - min x .
 
@@ -11,29 +11,30 @@ is
     W = mean of wait over the ranks in time
 
 longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W, mean(wait)
-over all ranks lies in the mean exchange. The rest, (sum of L)/p, is the late ranks' own work: it is taken out of the
+over all ranks is in the mean exchange. The remainder, (sum of L)/p, is the late ranks' own work: it is moved out of the
 causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these excesses and up
-to L[r]. So ranks that are D late are charged with D, however many ranks there are and however many of them are late,
-and nothing is counted twice; what no excess explains stays in the cause where it was.
+to L[r]. So ranks that are D late count with D, for any number of ranks and of late ranks, and nothing counts twice;
+lateness without an excess stays in the cause where it was.
 
-All waiting of a step is owed by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
+All waiting of a step is caused by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
 least, of equal ones the one with most work.
 
 The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
-(*Other* lies at the end of a step; before the first measured step all ranks wait for each other.)
+(*Other* is at the end of a step; before the first measured step all ranks wait for each other.)
 
-Collectives within the passes hold up ranks as the exchange does, and what ranks waited in them is part of x. Known is
-only what each rank waited in a phase over all steps: in each step it is what exceeds a level of own work, the same in
-all steps, that leaves as much (`without_waits`). So x of a rank whose passes are longer now and then is longer, too, as
-if it had waited: ranks that take turns at that are not found, those late by input or between steps are. Where ranks
-wait in the update as well, that is an exchange of its own, and the work before it is the optimizer's.
+Collectives within the passes delay ranks like the exchange, and waiting in them is part of x. Only the sum over all
+steps of a rank's waiting in a phase is known: in each step the waiting is the time above a level of own work, equal in
+all steps, for which the sum is right (`without_waits`). So occasional longer passes of a rank count as waiting: ranks
+that take turns at that are not detected, those late by input or between steps are. Waiting in the update is a second
+exchange, and the work before it is the optimizer's.
 
-All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
-that its sum stays.
+All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is divided without
+changing its sum.
 
-Limits: x shows who came late only if all ranks leave an exchange together. Exchanges with leaders, and engines that
-let ranks go one by one, blur W by as much as ranks leave apart. Jitter of which no rank is the cause is waiting too:
-about half of the ranks are late then, now these, now those. On a GPU x is time of the training stream.
+Limits: x shows late ranks only if all ranks leave an exchange together. Exchanges with leaders, and engines that
+release ranks one by one, make W uncertain by the differences of these times. Jitter without a cause in a rank is
+waiting too: then about half of the ranks are late, different ones in each step. On a GPU x is time of the training
+stream.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from operator import attrgetter
 
 from dlbench.analysis.measures import RunSteps
 from dlbench.lazy import Flags, Times, np
@@ -50,50 +52,57 @@ WORK_PHASES: Mapping[str, tuple[str, ...]] = {
     "compute": ("forward", "backward", "optimizer"),
     "host": ("other",),
 }
-"""In what a rank can be late, and the phases of a step it consists of; `other` is what no phase holds."""
+"""Causes of a rank's lateness, with the phases of each; `other` is the time outside of phases."""
 
 WORK = tuple(WORK_PHASES)
 PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
 
-IN_TIME_SHARE = 0.5  # Of the longest wait of a step: a rank that waits so long is in time.
+IN_TIME_SHARE = 0.5  # Share of the longest wait of a step: a rank that waits at least that long is in time.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
-    """How often one rank was late, who waited for it, and what held it up; sums over the measured steps."""
+    """A late rank: how long others waited for it, and the causes; sums over the measured steps."""
 
     rank: int
     steps_last: int  # Steps in which it came last and another rank waited.
     waited_ns: int  # Its share of all ranks' waiting in the steps in which it was late, nanoseconds.
     late_ns: dict[str, int]
-    """Its own time beyond the mean of the ranks in time in these steps, as charged to it, by `WORK`, nanoseconds."""
+    """Its own time beyond the mean of the ranks in time in these steps, up to its lateness, by `WORK`, nanoseconds."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The sort key: longest waited for first, then by rank."""
+        return -self.waited_ns, self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
     """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
 
-    waited_ns: int = 0  # In the exchange, and in collectives within passes and update.
+    waited_ns: int = 0  # Waiting in the exchange, and in collectives within passes and update.
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
     moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
-    """The same by phase; those of one `WORK` sum to its own."""
-    ranks: tuple[LateRank, ...] = ()  # Ranks that were late at least once, the one that was waited for longest first.
+    """`moved_ns` by phase; the phases of one `WORK` sum to it."""
+    ranks: tuple[LateRank, ...] = ()  # Ranks that were late at least once, the longest waited for first.
 
     @property
     def total_ns(self) -> int:
-        """What the cause `straggler` is charged with."""
+        """The time of the cause `straggler`."""
         return self.waited_ns + sum(self.moved_ns.values())
 
 
 def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps, Times | None]:
-    """The steps with what ranks waited within the phases in `exchange` instead; and what of it was in the update.
+    """Moves the waiting within phases to `exchange`; returns the steps, and the part of it that was in the update.
 
-    `waits`: of all steps, by phase, nanoseconds, shape (ranks,); at most what the phase took.
+    `waits`: sums over steps, by phase, nanoseconds, shape (ranks,); at most the time of the phase.
     """
     phases: dict[str, Times] = dict(steps.phase_ns)
     update: Times | None = None
-    for name, whole in waits.items():
-        beyond = np.stack([_beyond(times, int(own)) for times, own in zip(phases[name], whole, strict=True)])
+    for name, waited_ns in waits.items():
+        beyond = np.stack(
+            [_beyond(times, int(rank_waited_ns)) for times, rank_waited_ns in zip(phases[name], waited_ns, strict=True)]
+        )
         phases[name] = phases[name] - beyond
         phases["exchange"] = phases["exchange"] + beyond
         if name == "optimizer":
@@ -101,26 +110,26 @@ def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps
     return replace(steps, phase_ns=phases), update
 
 
-def _beyond(times: Times, whole: int) -> Times:
-    """What of each time exceeds a level at which that sums to `whole`; shape (steps,)."""
+def _beyond(times: Times, total_ns: int) -> Times:
+    """Returns the part of each time above a level, which is such that the parts sum to `total_ns`; shape (steps,)."""
     high = np.sort(times)[::-1]
     total = np.cumsum(high)
-    # Beyond a level as high as the k-th highest.
-    above = int(np.searchsorted(total - np.arange(1, len(high) + 1) * high, whole, side="right"))
-    found: Times = np.maximum(times - (int(total[above - 1]) - whole) // above, 0)
+    # The number of times above the level.
+    above = int(np.searchsorted(total - np.arange(1, len(high) + 1) * high, total_ns, side="right"))
+    beyond: Times = np.maximum(times - (int(total[above - 1]) - total_ns) // above, 0)
     # The level is rounded down.
-    found[np.flatnonzero(found)[: int(found.sum()) - whole]] -= 1
-    return found
+    beyond[np.flatnonzero(beyond)[: int(beyond.sum()) - total_ns]] -= 1
+    return beyond
 
 
 _AT_ONCE = 1 << 16
-"""Times of all ranks that are looked at together, some steps: what is made of them meanwhile fits into a cache."""
+"""Number of times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache."""
 
 
 def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
-    """Who waited for whom in the measured steps of one run; nobody at one rank.
+    """Returns the waiting in the measured steps of one run; none with one rank.
 
-    `update`: what of the exchange phase ranks waited in the update, shape (ranks, steps).
+    `update`: the part of the exchange phase that ranks waited in the update, shape (ranks, steps).
     """
     ranks, count = steps.step_ns.shape
     if ranks == 1:
@@ -137,20 +146,18 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         phases = _phases_before_exchange(steps, some)
         num_steps = exchange.shape[1]
         if update is not None:
-            own = update[:, some]
-            exchange = np.concatenate([exchange - own, own], axis=1)
-            phases["optimizer"] = steps.phase_ns["optimizer"][:, some]
-            none = np.zeros_like(own)
-            phases = {
-                name: np.concatenate([none, times] if name == "optimizer" else [times, none], axis=1)
-                for name, times in phases.items()
-            }
+            update_ns = update[:, some]
+            exchange = np.concatenate([exchange - update_ns, update_ns], axis=1)
+            none = np.zeros_like(update_ns)
+            for name in phases.keys() - {"optimizer"}:
+                phases[name] = np.concatenate([phases[name], none], axis=1)
+            phases["optimizer"] = np.concatenate([none, steps.phase_ns["optimizer"][:, some]], axis=1)
         wait: Times = exchange - exchange.min(axis=0)
         in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
         # L of the late ranks, at least 1; 0 for those in time.
         late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
         late[in_time] = 0
-        work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+        work = {name: reduce(np.add, map(phases.__getitem__, parts)) for name, parts in WORK_PHASES.items()}
         moved, of_phases = _moved(late, in_time, work, phases)
         moved["last"] = _steps_last(wait, work, num_steps)
         moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
@@ -158,7 +165,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         by_rank = {name: by_rank[name] + values for name, values in moved.items()}
         by_phase = {name: value + of_phases[name] for name, value in by_phase.items()}
         waited += int(wait.sum())
-    found = [
+    late_ranks = [
         LateRank(
             rank=rank,
             steps_last=int(by_rank["last"][rank]),
@@ -171,34 +178,37 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         waited_ns=waited,
         moved_ns={name: int(by_rank[name].sum()) for name in WORK},
         moved_phases_ns=by_phase,
-        ranks=tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank))),
+        ranks=tuple(sorted(late_ranks, key=attrgetter("order"))),
     )
 
 
 def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:
-    """What each rank did between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps), of some steps.
+    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps), of some steps.
 
     Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
     """
-    found = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
-    before = slice(max(0, some.start - 1), some.start + found["input"].shape[1] - 1)
+    phases = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
+    before = slice(max(0, some.start - 1), some.start + phases["input"].shape[1] - 1)
     sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
-    other = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
-    for name, times in (("optimizer", sliced["optimizer"]), ("other", other)):
-        found[name] = times if some.start else np.pad(times, ((0, 0), (1, 0)))
-    return found
+    other_ns = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
+    for name, times in (("optimizer", sliced["optimizer"]), ("other", other_ns)):
+        if not some.start:
+            times = np.pad(times, ((0, 0), (1, 0)))
+        phases[name] = times
+    return phases
 
 
 def _summed(times: Times, of: Flags) -> Times:
-    """The sum of the ranks that count, shape (steps,): four times as quick as `sum` with `where`."""
-    found: Times = np.einsum("rs,rs->s", times, of)
-    return found
+    """Returns the sum of the ranks with a flag, shape (steps,): four times as fast as `sum` with `where`."""
+    total: Times = np.einsum("rs,rs->s", times, of)
+    return total
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
-    """Steps in which each rank came last and another waited, shape (ranks,).
+    """Returns the number of steps in which each rank came last and another waited, shape (ranks,).
 
-    Last is of those that waited least the one with most work, in the one of two exchanges that was waited in longer.
+    The last rank is, of those that waited least, the one with most work; of two exchanges in a step the longer wait
+    counts.
     """
     total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
@@ -211,16 +221,16 @@ def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
 def _moved(
     late: Times, in_time: Flags, work: Mapping[str, Times], phases: Mapping[str, Times]
 ) -> tuple[dict[str, Times], dict[str, int]]:
-    """What is charged: to each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
+    """Returns the moved time of each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
 
-    Where a rank is late, what exceeds the ranks in time; the excesses are scaled down in proportion where together they
-    exceed its lateness.
+    It is the excess of late ranks over the ranks in time, scaled down in proportion if the excesses together exceed the
+    lateness.
     """
-    # Only what is late is looked at: most of a run is not.
+    # Only late ranks are processed: most of a run is not late.
     is_late = late > 0
     place = np.flatnonzero(is_late)
     column = place % late.shape[1]
-    own = late.ravel()[place]
+    lateness = late.ravel()[place]
     count = in_time.sum(axis=0)
 
     def excess(times: Times) -> Times:
@@ -228,18 +238,18 @@ def _moved(
         return np.maximum(beyond, 0, out=beyond)
 
     beyond = {name: excess(times) for name, times in work.items()}
-    found: Times = np.zeros_like(own)
+    excess_sum: Times = np.zeros_like(lateness)
     for values in beyond.values():
-        found += values
+        excess_sum += values
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
-    share = own / np.maximum(found, 1)
-    fits = found <= own
+    share = lateness / np.maximum(excess_sum, 1)
+    fits = excess_sum <= lateness
     ends = np.cumsum(is_late.sum(axis=1))
     by_rank: dict[str, Times] = {}
     by_phase: dict[str, int] = {}
     for name, values in beyond.items():
         charged = np.where(fits, values, np.floor(values * share).astype(np.int64))
-        # Sums of pieces that lie one behind the other, by where each ends.
+        # Sums of consecutive pieces, by the end of each.
         total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(charged)])[ends]
         by_rank[name] = np.diff(total, prepend=0)
         by_phase |= _by_phase(charged, {phase: excess(phases[phase]) for phase in WORK_PHASES[name]})
@@ -247,26 +257,26 @@ def _moved(
 
 
 def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
-    """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
+    """Returns the sum of moved time by phase; each time is divided in proportion to the excess of the phases."""
     if len(excess) == 1:
         return {name: int(charged.sum()) for name in excess}
-    whole = np.maximum(reduce(np.add, excess.values()), 1)
-    reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
+    total = np.maximum(reduce(np.add, excess.values()), 1)
+    reached, before, sums = np.zeros_like(charged), np.zeros_like(charged), {}
     *others, last = excess
     for name in others:
         reached += excess[name]
-        upto = np.minimum(np.floor(charged * (reached / whole)).astype(np.int64), charged)
-        found[name] = int((upto - before).sum())
+        upto = np.minimum(np.floor(charged * (reached / total)).astype(np.int64), charged)
+        sums[name] = int((upto - before).sum())
         before = upto
-    return {**found, last: int((charged - before).sum())}
+    return {**sums, last: int((charged - before).sum())}
 
 
 def _shared_out(waited: Times, late: Times) -> Times:
-    """The waiting of each step, shape (steps,), among its late ranks in proportion to their lateness; sums stay."""
+    """Divides the waiting of each step, shape (steps,), among its late ranks in proportion to their lateness."""
     reached = np.cumsum(late, axis=0)
-    whole = np.maximum(reached[-1], 1)
-    # Floors of the running sum lose nothing; in floating point for the reason above, so the end is set.
-    upto: Times = np.minimum(np.floor(waited * (reached / whole)).astype(np.int64), waited)
-    upto = np.where(reached == whole, waited, upto)
+    total = np.maximum(reached[-1], 1)
+    # Floors of the running sum keep the total; in floating point as in `_moved`, so the end is set exactly.
+    upto: Times = np.minimum(np.floor(waited * (reached / total)).astype(np.int64), waited)
+    upto = np.where(reached == total, waited, upto)
     upto[1:] -= upto[:-1].copy()
     return upto

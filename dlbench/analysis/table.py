@@ -1,4 +1,4 @@
-"""A scan of `runs/` becomes tables: figures of the runs that have any, and the reason of those that have none."""
+"""Tables of the figures of a scan of `runs/`, and the reasons of runs without figures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
-MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
+MAX_PROCESSES = 6  # Maximum processes: each holds the steps of a run, a fifth of a gigabyte for a million of them.
 WORTH_A_PROCESS = 32 << 20
-"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
-FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
+"""Bytes of step files, plus `FILE_BYTES` for each, that take longer to read than a process takes to start."""
+FILE_BYTES = 16 << 10  # Bytes that are read in the time of opening a step file and reading its header.
 
 _MEASURES = ("steps", "samples", "measured_s", "throughput", "step_median_s", "step_p95_s", "step_cv")  # In this order.
 
@@ -35,7 +35,7 @@ PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutFigures(Generic[R]):
-    """A run that yields no figure, and why."""
+    """A run without figures, and the reason."""
 
     run: R
     state: str
@@ -45,33 +45,29 @@ class WithoutFigures(Generic[R]):
 
 
 def copy_problem(run: LaunchedRun, first: LaunchedRun) -> str:
-    """Returns why a run yields no figure whose id an earlier run has."""
-    where = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}"
-    return f"{where}; a copy is no repeat and is left out"
+    """Returns the reason why a copy of a run has no figures."""
+    return f"{run.folder.path}: run {run.plan.run_id} is also in {first.folder.path}; the copy is left out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTable:
     """All runs of a scan."""
 
-    figures: dict[str, FigureRow]  # Of the runs with figures, by run id, in the order of the scan; see `tabulate`.
+    figures: dict[str, FigureRow]  # Figures by run id, in the order of the scan; see `tabulate`.
     parts: dict[str, dict[str, float]]
-    """Of the same runs: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
-    `exchange_wait_first`."""
+    """Seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and `exchange_wait_first`, by run
+    id."""
     runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures[Run], ...]
     damaged: tuple[str, ...]
-    """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
-    causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
-    digests: dict[str, StepDigest] = field(default_factory=dict)
-    """Of the runs with figures, by run id; empty unless they were asked for."""
+    """Damaged files, one line each; their runs have no figures, unless only spans or samples are damaged."""
+    causes: dict[str, Causes] = field(default_factory=dict)  # Causes by run id; empty unless requested.
+    digests: dict[str, StepDigest] = field(default_factory=dict)  # Digests by run id; empty unless requested.
     samples: Samples = "some"  # How many samples of its runs may be read.
 
     @cached_property
     def points(self) -> dict[PointKey, list[Run]]:
-        """Returns the runs of every scaling point: the one whose throughput is in the middle first, then those next to
-        it; points with most ranks first.
-        """
+        """The runs of every scaling point, those with median throughput first; points with most ranks first."""
         runs: dict[PointKey, list[Run]] = {}
         for run_id, row in self.figures.items():
             runs.setdefault((row["group"], row["ranks"], row["nodes"]), []).append(self.runs[run_id])
@@ -80,24 +76,25 @@ class RunTable:
 
     @cached_property
     def readings(self) -> dict[str, MachineReading]:
-        """Reads what samplers saw of the runs with figures, each file once, when a view first asks for it. By run id;
-        runs whose samples were not read are not in it.
+        """The samples of the nodes of runs with figures, by run id; read once, at the first use.
+
+        Runs whose samples were not read are not included.
         """
         return read_machines(self.points.values(), self.samples)
 
     @cached_property
     def sessions(self) -> dict[str, str]:
-        """What is one look at a machine, of the runs with figures, by run id."""
+        """The session of each run with figures, by run id; see `allocations_of`."""
         return allocations_of(self.runs.values())
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """Throughput of the runs with figures, samples per second, by run id."""
+        """The throughput of the runs with figures, samples per second, by run id."""
         return {run_id: row["throughput"] for run_id, row in self.figures.items()}
 
     @cached_property
     def keys(self) -> dict[str, RunKey]:
-        """Block and repeat of the runs with figures, with their sessions, by run id."""
+        """The block and repeat of the runs with figures, with their sessions, by run id."""
         return {
             run_id: KnownKey.of(row["block"], row["repeat"], self.sessions[run_id])
             for run_id, row in self.figures.items()
@@ -116,18 +113,20 @@ def _from_the_middle(runs: Sequence[Run], rates: Mapping[str, float]) -> list[Ru
 
 
 def without_resumed(table: RunTable) -> RunTable:
-    """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""
-    why = "resumed after an interruption, so no repeat of runs that ran through"
+    """Returns a table without resumed runs, which are no repeats of uninterrupted ones."""
+    reason = "resumed after an interruption, so not a repeat of uninterrupted runs"
     resumed = [run for run in table.runs.values() if run.record is not None and run.record.goes_on]
-    left_out = tuple(WithoutFigures(run=run, state=run.state, why=why) for run in resumed)
-    kept = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
-    return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
+    if not resumed:
+        return table
+    left_out = tuple(WithoutFigures(run=run, state=run.state, why=reason) for run in resumed)
+    uninterrupted = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
+    return replace(table, runs=uninterrupted, without=(*table.without, *left_out))
 
 
 def tabulate(
     scan: Scan, *, with_causes: bool = False, with_digests: bool = False, samples: Samples = "some"
 ) -> RunTable:
-    """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
+    """Returns the figures of every valid run, with the causes and the digest of its steps if requested.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
     (equal for comparable runs), `series`, `repeat`, `block` (series and swept values: runs of one block and repeat ran
@@ -135,12 +134,12 @@ def tabulate(
     `samples`, `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number
     of recorded ones).
 
-    Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
-    several processes read; the table is the same. Raises RunError: one of these processes was killed.
+    Damaged runs are listed, not raised, so that one bad file does not hide the others. Large tables are read by several
+    processes. Raises RunError: one of these processes was killed.
     """
     valid = [run for run in scan.runs if run.state == "valid"]
     loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
-    found: dict[str, LoadedRun] = {}
+    loaded_by_run: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
     without: list[WithoutFigures[Run]] = []
     damaged = list(scan.problems)
@@ -148,41 +147,47 @@ def tabulate(
         if run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
             continue
-        one = next(loaded)
+        result = next(loaded)
         first = runs.get(run.plan.run_id)
-        if first is not None or isinstance(one, IncompleteDataError):
-            why = str(one) if first is None else copy_problem(run, first)
-            damaged.append(why)
-            without.append(WithoutFigures(run=run, state="damaged", why=why))
+        if first is None and isinstance(result, LoadedRun):
+            runs[run.plan.run_id] = run
+            loaded_by_run[run.plan.run_id] = result
+            damaged += result.damaged
             continue
-        runs[run.plan.run_id] = run
-        found[run.plan.run_id] = one
-        damaged += one.damaged
+        reason = str(result)
+        if first is not None:
+            reason = copy_problem(run, first)
+        damaged.append(reason)
+        without.append(WithoutFigures(run=run, state="damaged", why=reason))
     return RunTable(
-        figures={run_id: one.row for run_id, one in found.items()},
-        parts={run_id: one.parts for run_id, one in found.items()},
+        figures={run_id: loaded_run.row for run_id, loaded_run in loaded_by_run.items()},
+        parts={run_id: loaded_run.parts for run_id, loaded_run in loaded_by_run.items()},
         runs=runs,
         without=tuple(without),
         damaged=tuple(damaged),
-        causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
-        digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+        causes={
+            run_id: loaded_run.causes for run_id, loaded_run in loaded_by_run.items() if loaded_run.causes is not None
+        },
+        digests={
+            run_id: loaded_run.digest for run_id, loaded_run in loaded_by_run.items() if loaded_run.digest is not None
+        },
         samples=samples,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRun:
-    """What is kept of a run."""
+    """The figures of one run."""
 
-    row: FigureRow  # Its row of `dlbench.analysis.table.RunTable.figures`.
+    row: FigureRow  # Its row of `RunTable.figures`.
     parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
-    causes: Causes | None  # None unless asked for.
-    digest: StepDigest | None  # Likewise.
-    damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
+    causes: Causes | None  # None unless requested.
+    digest: StepDigest | None  # None unless requested.
+    damaged: tuple[str, ...] = ()  # Damaged spans and samples, one line each, which do not affect the figures.
 
 
 def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
-    """Reads the step files of a run, once; returns why, if it gives nothing. Raises ValueError: it has no figures."""
+    """Reads the step files of a run; returns the error if they are damaged. Raises ValueError: it is not valid."""
     try:
         steps = load_steps(run)
         measures = measure(run, steps)
@@ -227,30 +232,33 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
 def load_runs(
     runs: Sequence[Run], *, with_causes: bool = False, with_digests: bool = False, processes: int | None = None
 ) -> list[LoadedRun | IncompleteDataError]:
-    """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
+    """Reads many runs; returns the figures or the error of each, in the order of `runs`.
 
-    `processes`: how many read; None: as many as pay for being started, at most one for each usable core. The results
-    are the same. Raises RunError: a process was killed; or RuntimeError: a defect, with its traceback.
+    `processes`: number of processes; None: as many as save time, at most one for each usable core. Raises RunError: a
+    process was killed; or RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:
         cores = len(os.sched_getaffinity(0))
         processes = min(cores, MAX_PROCESSES, sum(weights) // WORTH_A_PROCESS)
-    # The largest first, so that none of them is left for the end.
-    order = sorted(range(len(runs)), key=lambda number: -weights[number])
+    # The largest first, so that none of them is read alone at the end.
+    order = sorted(range(len(runs)), key=weights.__getitem__, reverse=True)
     items = [runs[number] for number in order]
     work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
-        found = {order[place]: result for place, result in results}
-    return [found[number] for number in range(len(runs))]
+        result_by_index = {order[place]: result for place, result in results}
+    return [result_by_index[number] for number in range(len(runs))]
 
 
 def _weight(run: Run) -> int:
-    """Bytes of a run's step files, as if all were as large as the first, and as much again as opening them takes."""
+    """Returns the bytes of a run's step files, estimated from the first, plus `FILE_BYTES` for each."""
+    layout = run.plan.layout
     try:
         first = run.folder.steps(0)
-        layout = run.plan.layout
-        size = file_of(first).stat().st_size // (1 if file_of(first) == first else layout.ranks_per_node)
+        file = file_of(first)
+        size = file.stat().st_size
+        if file != first:
+            size //= layout.ranks_per_node
     except (OSError, IncompleteDataError):
         size = 0
-    return run.plan.layout.ranks * (size + FILE_BYTES)
+    return layout.ranks * (size + FILE_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import signal
 import sys
 from contextlib import suppress
@@ -57,7 +58,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 """Commands by purpose: name, module, one line of help (so that --help imports no command)."""
 
-COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for commands in GROUPS.values() for command in commands)
+COMMANDS: tuple[tuple[str, str, str], ...] = tuple(itertools.chain.from_iterable(GROUPS.values()))
 
 
 class CommandGroups(click.Group):

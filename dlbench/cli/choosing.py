@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
     """Returns the argument RUNS of a command that reads any number of folders."""
-    default_paths = () if default is None else (Path(default),)
+    paths = () if default is None else (Path(default),)
     return click.argument(
-        "runs",
-        nargs=-1,
-        required=default is None,
-        type=FILE,
-        callback=lambda ctx, param, value: value or default_paths or (),
+        "runs", nargs=-1, required=not paths, type=FILE, callback=lambda ctx, param, value: value or paths
     )
 
 

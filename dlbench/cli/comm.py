@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from dlbench.specs.expand import CommRuns
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
-SHARDS = value_option(
-    "--shards", "K", "Number of servers of the algorithm parameter-server (default: every rank).", type=int
+SIZES = value_option(
+    "--sizes", "LOW:HIGH[:COUNT]|A,B", "Buffer sizes per rank; ranges have factor 4, or COUNT sizes.", "1KiB:64MiB"
 )
+SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-server (default: every rank).", type=int)
 
 
 @click.command()
@@ -45,7 +46,7 @@ SHARDS = value_option(
 @value_option(
     "--table",
     None,
-    "Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
+    "Table to write as CSV: points (default), pairs of ranks, costs, fits or runs.",
     type=click.Choice(TABLES),
 )
 def report(
@@ -129,11 +130,7 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
 @value_option(
-    "--ranks",
-    "N",
-    "Rank count of outputs that do not state it: one for all files, or one per file.",
-    type=int,
-    multiple=True,
+    "--ranks", "N", "Rank count of outputs that do not state it: one for all, or one per file.", type=int, multiple=True
 )
 @value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
 @value_option(
@@ -239,12 +236,7 @@ def table_(
 @value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
 @value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
 @value_option("--leaf-size", "N", "Ranks per leaf switch (default: all on one switch).", type=int)
-@value_option(
-    "--sizes",
-    "LOW:HIGH[:COUNT]|A,B",
-    "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
-    "1KiB:64MiB",
-)
+@SIZES
 @value_option("--collective", "NAME", "Collective.", "allreduce")
 @value_option("--algorithms", "A,B", "Algorithms of dlbench (default: all that support the layout).")
 @value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32")
@@ -323,40 +315,16 @@ def measure_options(function: F) -> F:
             "allreduce",
         ),
         value_option(
-            "--victims --pairs victims",
-            "auto|0:1,0:2",
-            "p2p: pairs of ranks to measure (default: chosen by the layout).",
+            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
         ),
+        value_option("--congestors", "auto|1:3", "p2p: pairs that send at the same time; auto: all other ranks."),
+        value_option("--algorithms", "all|A,B|none", "Algorithms of dlbench; all: those for the layout.", "all"),
         value_option(
-            "--congestors",
-            "auto|1:3",
-            "p2p: pairs of ranks that send at the same time; auto: all other ranks in pairs.",
+            "--backends", "auto|A,B|none", "Libraries for comparison: gloo, mpi, nccl; auto: those installed.", "auto"
         ),
-        value_option(
-            "--algorithms",
-            "all|A,B|none",
-            "Algorithms of dlbench; all: every algorithm that supports the layout.",
-            "all",
-        ),
-        value_option(
-            "--backends",
-            "auto|A,B|none",
-            "Libraries to time for comparison: gloo, mpi, nccl; auto: those that are installed.",
-            "auto",
-        ),
-        value_option(
-            "--sizes",
-            "LOW:HIGH[:COUNT]|A,B",
-            "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
-            "1KiB:64MiB",
-        ),
+        SIZES,
         value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
-        value_option(
-            "--transport",
-            "torch|mpi",
-            "Transport of the algorithms' messages: torch (torch.distributed) or mpi (mpi4py).",
-            "torch",
-        ),
+        value_option("--transport", "torch|mpi", "Transport of messages: torch.distributed or mpi4py.", "torch"),
         value_option("--iterations", "N", "Timed iterations per point.", 10, type=int),
         value_option("--warmup", "N", "Untimed iterations before them.", 2, type=int),
         value_option("--group-size", "N", "Ranks per group (default: the ranks of a node).", type=int),
@@ -365,13 +333,7 @@ def measure_options(function: F) -> F:
         shared.LAUNCHER,
         shared.RANKS_PER_NODE,
         value_option("--set overrides", "system.KEY=VALUE", "Set a key of the system, repeatable.", multiple=True),
-        value_option(
-            "--timeout",
-            "SECONDS",
-            "Maximum time of one iteration, in seconds; a slower run is aborted.",
-            60.0,
-            type=float,
-        ),
+        value_option("--timeout", "SECONDS", "Maximum time of an iteration; then the run ends.", 60.0, type=float),
         shared.SERIES,
         shared.output_folder(),
         shared.DRY_RUN,

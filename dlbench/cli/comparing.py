@@ -47,9 +47,7 @@ def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, cli
             raise UserError(f"--{param.name} {text}: 1 or more must be given in percent: write {text.strip()}%")
         if not (0 <= share <= max_share and (share > 0 or with_zero)):
             lower_bound = "from 0" if with_zero else "above 0"
-            raise UserError(
-                f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2% or 0.02"
-            )
+            raise UserError(f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2%")
         return share
 
     return convert
@@ -94,19 +92,16 @@ def rule_options(function: F) -> F:
             type=FILE,
         ),
         value_option(
-            "--allow",
-            "KEY[,KEY]",
-            "Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
-            multiple=True,
+            "--allow", "KEY[,KEY]", "Key that may differ between the sides, repeatable, e.g. system.", multiple=True
         ),
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
         click.option(
-            "--full", is_flag=True, help="Print the evidence of every comparison as text (default: one screen)."
+            "--full", is_flag=True, help="Print the evidence of all comparisons as text (default: one screen)."
         ),
         value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
         value_option(
-            "--summary summary_file", None, "Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
+            "--summary summary_file", None, "Append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
         ),
     ]
     return decorated(function, decorators)
@@ -199,7 +194,7 @@ def comparison(
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
-    allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
+    allowed = parse_allowed(options["allow"], (point.content for point in (*a.points, *b.points)))
     history = None if options["history"] is None else read_history(options["history"], (a, b))
     names, rule = metric_names(options["metrics"]), rule_of(options)
     return compare_sides(a, b, metrics=names, rule=rule, allowed=allowed, history=history, options=where, floors=floors)
@@ -309,16 +304,13 @@ def compare(
 
 @click.command()
 @value_option(
-    "--baseline",
-    "FILE|RUNS",
-    "Baseline: a baseline file (`dlbench baseline`), a folder of runs, or a history.",
-    type=FILE,
+    "--baseline", "FILE|RUNS", "A baseline file (`dlbench baseline`), a folder of runs, or a history.", type=FILE
 )
 @value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
 @value_option(
     "--paired",
     "RUNS",
-    "Folder of interleaved runs (`run --ab`), instead of --baseline and --candidate; side b is checked against side a.",
+    "Folder of interleaved runs (`run --ab`); check side b against side a.",
     type=FILE,
 )
 @value_option(
@@ -440,17 +432,19 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     name = named(runs)
     side = side_of_runs(runs_at(*runs), name, chosen, "--where")
     if side.damaged:
-        raise IncompleteDataError(f"{name}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
+        raise IncompleteDataError(f"{name}: a baseline cannot be made from damaged data: {'; '.join(side.damaged[:3])}")
     write_baseline(output, baseline_of(side, allow_few=allow_few))
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
-    sessions = sessions_at(side.points)
-    counts = [len({sessions[run.run_id] for run in point.runs}) for point in side.points]
-    for point, count in zip(side.points, counts, strict=True):
+    session_by_run = sessions_at(side.points)
+    has_few_sessions = False
+    for point in side.points:
+        count = len({session_by_run[run.run_id] for run in point.runs})
+        has_few_sessions |= count < MIN_SESSIONS
         click.echo(f"{output}: {point_label(point)}: {runs_text(len(point.runs))} in {sessions_text(count)}", err=True)
-    if min(counts) < MIN_SESSIONS:
+    if has_few_sessions:
         click.echo(
-            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
-            "inconclusive without --history; add runs of other nights, or compare by run --ab",
+            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how much sessions differ: dlbench check will be "
+            "inconclusive without --history; add runs of other nights, or compare with run --ab",
             err=True,
         )

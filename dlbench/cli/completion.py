@@ -1,11 +1,8 @@
-"""Shell completion of workloads, systems, presets, series and keys, by Click's own mechanism.
-
-Click asks the parameter at the cursor. Its name decides the completions, in all commands. They are added only if a
-shell asks (the variable below), so that other commands do not get slower.
-"""
+"""Shell completion by Click; parameters get completions only if a shell asks, so that other commands stay fast."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -26,7 +23,7 @@ VARIABLE = "_DLBENCH_COMPLETE"
 def _files(*kinds: Kind) -> list[str]:
     from dlbench.specs.files import available
 
-    return [name for kind in kinds for name in available(kind)]
+    return list(itertools.chain.from_iterable(map(available, kinds)))
 
 
 def _given(ctx: click.Context) -> str:

@@ -37,9 +37,9 @@ def available_cores() -> int:
 
 @contextmanager
 def meter() -> Iterator[Meter]:
-    """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
+    """Yields a function that shows progress on standard error: a bar on a terminal, else lines every ten seconds.
 
-    Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
+    Meanwhile SIGTERM and SIGHUP act like Ctrl-C, so that worker processes end.
     """
     from dlbench.jobs.processes import interrupted_by_signals
 
@@ -98,12 +98,8 @@ def demo(folder: Path, seed: int) -> None:
 @click.argument("kind", metavar="images|text|density")
 @click.argument("folder", type=FILE)
 @value_option("--samples", "N", "Number of training images or volumes.", type=_COUNT)
-@value_option(
-    "--validation", "N", "Number of validation samples (default: a tenth of --samples).", type=click.IntRange(min=0)
-)
-@value_option(
-    "--size", "SIZE", "Size of images in pixels (default: 500x375), or edge length of volumes (default: 128)."
-)
+@value_option("--validation", "N", "Validation samples (default: a tenth of --samples).", type=click.IntRange(min=0))
+@value_option("--size", "SIZE", "Image size in pixels (default: 500x375), or edge length of volumes (default: 128).")
 @value_option("--classes", "N", "Number of image classes, 2 to 10 (default: 10).", type=_COUNT)
 @value_option("--container", "NAME", "density: file format, hdf5 or tfrecord (default: hdf5).")
 @value_option("--samples-per-file", "N", "density: number of volumes per file.", type=_COUNT)

@@ -71,16 +71,10 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
 @value_option(
-    "--deadline",
-    "DURATION",
-    "Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
-    callback=duration,
+    "--deadline", "DURATION", "Maximum training time, e.g. 3d: name the cheapest rank count for it.", callback=duration
 )
 @value_option(
-    "--budget",
-    "AMOUNT",
-    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count that meets "
-    "it.",
+    "--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': name the fastest rank count for it."
 )
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
@@ -88,7 +82,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
 @value_option(
-    "--time stated", "DURATION", "With --throughput: a stated training time to check, e.g. 6.6min.", callback=duration
+    "--time stated", "DURATION", "With --throughput: a training time to check, e.g. 6.6min.", callback=duration
 )
 def estimate(
     what: tuple[str, ...],
@@ -125,9 +119,7 @@ def estimate(
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
-            raise UserError(
-                f"{option} {value:g}: --samples {samples} sets the amount of training already; leave one out"
-            )
+            raise UserError(f"{option} {value:g}: --samples {samples} sets the amount already; leave one out")
     if throughput is None:
         for option in given_options("per_rank", "ranks", "efficiency", "stated"):
             raise UserError(f"{option}: only for WORKLOAD --throughput; runs have a measured speed")
@@ -218,9 +210,7 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
         problem = f"--price is in {currency}" if currency else f"needs --price in {money}"
         raise UserError(f"--budget {budget}: {problem}; an amount of hours is e.g. '500 GPU-hours'")
     if cost_of and limit_of and cost_of != limit_of:
-        raise UserError(
-            f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use the same resource"
-        )
+        raise UserError(f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use one unit")
     resource = cost_of or limit_of or None
     return {"price": cost, "currency": currency, "held": resource, "budget": limit, "is_money": bool(money)}
 
@@ -230,9 +220,9 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
         raise UserError(f"{runs[0]}: is not a folder of runs; for a workload, --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
-    from dlbench.views.time_to_train import Asked, TimeToTrain
+    from dlbench.views.time_to_train import TimeToTrain, TrainingQuestion
 
-    report, document = estimate_of(read_runs(runs, where), Asked(**question))
+    report, document = estimate_of(read_runs(runs, where), TrainingQuestion(**question))
     emit(document, "json" if as_json else "text", None, full=True)
     times = [time_to_train for group in report.groups if (time_to_train := group.of(TimeToTrain))]
     problem = f"{named(runs)}: no run has figures of speed; `dlbench report` says why"
@@ -242,10 +232,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:
-    """Returns the sample unit, the samples per epoch if they are known, and their source.
-
-    A published set is that of a bundled workload alone: a file of one's own trains on data of one's own.
-    """
+    """Returns sample unit, samples per epoch if known, and their source; only bundled workloads have published data."""
     from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose
     from dlbench.specs.files import find
@@ -285,7 +272,6 @@ def _words(verdict: TimeVerdict) -> str:
 
 
 def _count(value: float) -> str:
-    """Formats a rate: whole numbers from 1,000 on, else four significant digits."""
     if value >= 1000:
         return f"{value:,.0f}"
     return format_number(value)
@@ -305,9 +291,7 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@value_option(
-    "-o --output", None, "File to write (.html, .md, .json, .csv or .txt; default: standard output).", type=FILE
-)
+@value_option("-o --output", None, "File to write: .html, .md, .json, .csv or .txt (default: stdout).", type=FILE)
 @click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:

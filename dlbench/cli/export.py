@@ -128,7 +128,6 @@ def _statement(org: str | None, platform: str | None, status: Status, cache_clea
 
 
 def _read(path: Path, output: Path | None) -> Run:
-    """Returns a run with a valid record. Raises an error for any other run."""
     check_writable(output)
     run = read_one_run(path)
     if run.record is None:

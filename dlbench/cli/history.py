@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 store_option = value_option(
-    "--store",
-    "DIR",
-    "Folder of the history (default: the variable DLBENCH_HISTORY).",
-    type=FILE,
-    envvar="DLBENCH_HISTORY",
+    "--store", "DIR", "Folder of the history (default: $DLBENCH_HISTORY).", type=FILE, envvar="DLBENCH_HISTORY"
 )
 where_option = value_option(
     "--where",

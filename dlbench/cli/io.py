@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import sys
@@ -45,9 +46,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.KEYS
 @shared.SYSTEM
 @click.option(
-    "--tiers",
-    is_flag=True,
-    help="Train instead: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
+    "--tiers", is_flag=True, help="Train with synthetic data and with a warm and a cold page cache; report the stalls."
 )
 @shared.value_option(
     "--seconds",
@@ -56,13 +55,11 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
     type=float,
     callback=_above_zero,
 )
-@shared.value_option(
-    "--like", "RUN", "Without --tiers: compare with the rate of a rank of this run, instead of published rates."
-)
+@shared.value_option("--like", "RUN", "Without --tiers: compare with a rank of this run, instead of published rates.")
 @shared.value_option(
     "--rate",
     None,
-    "Without --tiers: compare with this rate, in samples/s per accelerator.",
+    "Without --tiers: compare with this rate, samples/s per accelerator.",
     type=float,
     callback=_above_zero,
 )
@@ -97,9 +94,7 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
             raise UserError(f"{option}: has no effect with --tiers")
     else:
         for option in shared.given_options(*_TIERS_OPTIONS):
-            raise UserError(
-                f"{option}: needs --tiers: without it nothing is trained or stored (figures: --json > FILE)"
-            )
+            raise UserError(f"{option}: needs --tiers: without it nothing is trained or stored (use --json > FILE)")
     if options["like"] is not None and options["rate"] is not None:
         raise UserError("--like and --rate exclude each other: both set the required rate")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
@@ -166,15 +161,13 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
-    orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
+    orders = [_order(plan, cache, seconds, repeats) for plan, cache in itertools.product(plans, ("cold", "warm"))]
     if options["dry_run"]:
         from dlbench.jobs.node_program import READING, supervised
         from dlbench.jobs.scripts.words import quoted
 
         for order in orders:
-            click.echo(
-                f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:"
-            )
+            click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; standard input:")
             click.echo(f"# {json.dumps(order)}")
             click.echo(quoted(supervised(sys.executable, READING)).encode())
         return

@@ -135,9 +135,7 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     for system in (plan.system for plan in plans):
         missing.append(_variable_missing(system))
         if system.scheduler == "slurm" and sbatch:
-            missing.append(
-                f"{sbatch}: set in this shell and not used: jobs are requested as in system {system.name} (slurm.*)"
-            )
+            missing.append(f"{sbatch}: set here but not used: jobs are requested as in system {system.name} (slurm.*)")
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(
@@ -196,9 +194,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     scope = counted(cores, "core")
     if len(plans) > 1:
         scope += f" for {len(plans)} runs"
-    return (
-        f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product here); "
-    )
+    return f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product); "
 
 
 class GroupedCommand(click.Command):
@@ -226,12 +222,10 @@ def plan_options(function: F) -> F:
         PRESET,
         value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
         value_option(
-            "--data",
-            "PATH|synthetic",
-            "Folder of the data set, or `synthetic`: random tensors (default: the workload's).",
+            "--data", "PATH|synthetic", "Folder of the data set, or random tensors (default: the workload's)."
         ),
         click.option(
-            "--to-accuracy", is_flag=True, help="Train until the workload's target quality, instead of timing steps."
+            "--to-accuracy", is_flag=True, help="Train to the workload's target quality, instead of timing steps."
         ),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
         REPEATS,
@@ -251,13 +245,11 @@ def plan_options(function: F) -> F:
         value_option(
             "--sweep",
             "KEY=A,B",
-            "Run every point with each of these values of a key, repeatable. Lists as values: [16,32],[32,64].",
+            "Run every point with each value of a key, repeatable. Lists: [16,32],[32,64].",
             multiple=True,
         ),
         click.option(
-            "--ladder",
-            is_flag=True,
-            help="Run every point once per optimisation of the workload's ladder; each run adds one to those before.",
+            "--ladder", is_flag=True, help="Run every point once per step of the workload's ladder of optimisations."
         ),
         value_option(
             "--ab",
@@ -283,9 +275,7 @@ def plan_options(function: F) -> F:
 
 def output_folder() -> Callable[[F], F]:
     """Returns the option --out."""
-    return value_option(
-        "--out", None, "Folder that contains the run folders.", Path("runs"), type=FILE, callback=_for_scripts
-    )
+    return value_option("--out", None, "Folder of the runs.", Path("runs"), type=FILE, callback=_for_scripts)
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -337,11 +327,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 "points",
                 type=click.Choice(["points", "all"]),
             ),
-            click.option(
-                "--one-run-per-job",
-                is_flag=True,
-                help="Submit one job per run; jobs with equal resources form an array.",
-            ),
+            click.option("--one-run-per-job", is_flag=True, help="Submit one job per run; equal jobs form an array."),
             click.option(
                 "--chain/--no-chain",
                 default=True,
@@ -349,19 +335,11 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
                 "other.",
             ),
-            value_option(
-                "--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs)."
-            ),
+            value_option("--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: from earlier runs)."),
             value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
-            value_option(
-                "--max-jobs", "N", "Maximum number of jobs of the series in the queue.", type=click.IntRange(min=1)
-            ),
+            value_option("--max-jobs", "N", "Maximum jobs of the series in the queue.", type=click.IntRange(min=1)),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
-            click.option(
-                "--write-only",
-                is_flag=True,
-                help="Write plans and job scripts and print the sbatch commands; submit nothing.",
-            ),
+            click.option("--write-only", is_flag=True, help="Write plans and scripts, and print the sbatch commands."),
         ]
         return decorated(function, decorators)
 
@@ -407,19 +385,9 @@ def request_from(
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
-    same_names = (
-        "workload",
-        "preset",
-        "engine",
-        "data",
-        "to_accuracy",
-        "resume",
-        "ranks_per_node",
-        "repeats",
-        "scaling",
-    )
+    names = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
     return Request(
-        **{name: options[name] for name in (*same_names, "launcher", "series")},
+        **{name: options[name] for name in (*names, "launcher", "series")},
         system=system,
         points=points,
         points_are=points_are,
@@ -559,13 +527,8 @@ def require_torch(system: SystemSpec) -> None:
 
 def precision_words(plan: RunPlan) -> str:
     """Returns the precision of a run as text, e.g. ``strict fp32 (TF32 off)``."""
-    words = {
-        "fp32": "strict fp32 (TF32 off)",
-        "tf32": "fp32 with TF32",
-        "bf16": "bf16 autocast",
-        "fp16": "fp16 autocast",
-    }
-    return words[plan.workload.train.precision]
+    precision = plan.workload.train.precision
+    return {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32"}.get(precision, f"{precision} autocast")
 
 
 def describe_plan(plan: LaunchPlan) -> str:

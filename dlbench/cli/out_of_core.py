@@ -35,15 +35,13 @@ def memory() -> None:
     "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
 )
 @shared.value_option(
-    "--capacity",
-    "BYTES|SHARE",
-    "Memory that a rank may use, e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%.",
+    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of its need without a plan."
 )
 @shared.PRESET
 @shared.KEYS
 @shared.SYSTEM
 @shared.value_option(
-    "-o --output", None, "File to write (.html, .md, .json or .txt; default: standard output).", type=shared.FILE
+    "-o --output", None, "File to write: .html, .md, .json or .txt (default: stdout).", type=shared.FILE
 )
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")

@@ -101,7 +101,6 @@ def _lines(report: PreflightReport) -> Iterator[str]:
 
 
 def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
-    """Returns each problem or doubt once, with the nodes that have it."""
     from dlbench.specs.hostlist import compressed
 
     hosts: dict[str, list[str]] = {}

@@ -241,7 +241,6 @@ class Bar(ProgressLines):
 
 
 def _description(plan: LaunchPlan) -> str:
-    """Returns the description that all runs of a series have in common."""
     if isinstance(plan, RunPlan):
         return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
     return plan.title

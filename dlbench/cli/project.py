@@ -1,7 +1,4 @@
-"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command.
-
-Each source of a projection is a command with the options that act there.
-"""
+"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command."""
 
 from __future__ import annotations
 
@@ -31,15 +28,10 @@ SCALING = value_option(
     type=click.Choice(["weak", "strong"]),
 )
 INGREDIENTS = value_option(
-    "--ingredients",
-    "FILE",
-    "Write the inputs of the projection to this file, for `dlbench project ingredients`.",
-    type=FILE,
+    "--ingredients", "FILE", "Write the projection's inputs to FILE, for `dlbench project ingredients`.", type=FILE
 )
 STRATEGY = value_option(
-    "--strategy",
-    "all|NAME",
-    "Also project step time and memory of other parallelisation strategies: all, or one, e.g. fsdp.",
+    "--strategy", "all|NAME", "Also project time and memory of other strategies: all, or one, e.g. fsdp."
 )
 MEMORY_LIMIT = value_option(
     "--memory-limit",
@@ -63,7 +55,6 @@ class Sources(InOrder):
 
 
 def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Returns the folders. Raises `UserError`: there are none."""
     if not paths:
         command = ctx.command_path
         raise UserError(f"{command}: RUNS is missing; add the folders of the runs, e.g. {command} my-runs")
@@ -100,9 +91,7 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
-    exchange_help = (
-        "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
-    )
+    exchange_help = "Change the gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
     slow = "History folder: take from it how many nodes of the system are slow, and by how much."
     system_help = "Project to the nodes and the network of another system, from its data sheet."
     price = "Price of a node-hour, e.g. '9 EUR'."
@@ -172,9 +161,7 @@ def project_runs(
     groups = projecting.with_costs(measured.groups, question, runs)
     is_changed = question.overrides or question.system or not all(group.configuration for group in groups)
     if record and is_changed:
-        raise UserError(
-            "--record cannot be combined with --set, --system or another --scaling: no later run could score it"
-        )
+        raise UserError("--record cannot be combined with --set, --system or another --scaling: no run could score it")
     recorded, problems = ledger.read_ledger(*expanded(runs))
     rows = ledger.against(recorded, measured.runs)
     projecting.write_ingredients(groups, ingredients)
@@ -247,9 +234,7 @@ def project_points(
 @project.command("spec")
 @click.argument("workload")
 @TO
-@value_option(
-    "--system", "SYSTEM", "System to project to, described by its data sheet.", required=True, callback=_machine
-)
+@value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
 @SCALING
 @STRATEGY

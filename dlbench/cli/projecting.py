@@ -111,7 +111,7 @@ def projected(
             sections.append(cost)
         elif question.price[0] is not None:
             click.echo(
-                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is not known", err=True
+                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is unknown", err=True
             )
     return projected_group(name, group, projection, ledger=rows, more_sections=sections)
 
@@ -123,7 +123,6 @@ def _strategies_section(
     target_group: Ingredients | None,
     projection: Projection,
 ) -> Section:
-    """Returns the table of strategies at the targets of a group, next to measured ones."""
     priced, limit = target_group or group, strategies_asked.memory_limit
     case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # The runs are no measurements of another system.

@@ -50,9 +50,7 @@ def report_options(function: F) -> F:
         where_option("--where", "runs"),
         OUTPUT,
         format_option(*get_args(FormatName)),
-        click.option(
-            "--full", is_flag=True, help="Print all tables and evidence as text (default: one screen per group)."
-        ),
+        click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group)."),
     ]
     return decorated(function, decorators)
 
@@ -132,10 +130,8 @@ def report(
     else:
         emit(document, chosen, output, table or "points", full=full)
         note_counts(output, scaling_report)
-    finish(
-        scaling_report.damaged,
-        "" if scaling_report.groups else f"{named(runs)}: no run has figures; the report says why",
-    )
+    problem = f"{named(runs)}: no run has figures; the report says why"
+    finish(scaling_report.damaged, problem, unless=scaling_report.groups)
 
 
 def prepared(
@@ -187,9 +183,7 @@ def format_by_suffix(
         return default
     suffix = output.suffix.lower()
     if suffix not in suffixes:
-        raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} is unknown; {nearest(suffix, suffixes)}"
-        )
+        raise UserError(f"-o {output}: no --format and an unknown suffix {suffix!r}; {nearest(suffix, suffixes)}")
     return suffixes[suffix]
 
 

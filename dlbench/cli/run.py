@@ -165,9 +165,7 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
 def require_here(system: SystemSpec) -> None:
     """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
-        raise UserError(
-            f"system {system.name} has a scheduler, and this is not inside an allocation: use `dlbench submit` or salloc"
-        )
+        raise UserError(f"system {system.name} has a scheduler, and this is no allocation: use `dlbench submit`")
     from dlbench.jobs.local import require_launcher
 
     require_launcher(system)

@@ -261,7 +261,6 @@ def resume_series(options: dict[str, Any]) -> None:
 
 
 def _remaining(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
-    """Returns the jobs that were not submitted yet, and those of runs that are submitted again."""
     from dlbench.jobs.campaign.campaign import Campaign, TimeEstimate
     from dlbench.jobs.scripts.job import limit_seconds
 
@@ -369,7 +368,7 @@ def _command(*words: str) -> str:
 
 
 def streams_are_one() -> bool:
-    """Whether standard output and error go to the same file or terminal, where bare job ids would confuse."""
+    """Returns whether standard output and error go to the same file or terminal, where bare job ids would confuse."""
     try:
         output, error = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):  # closed, or no file

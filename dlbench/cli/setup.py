@@ -57,10 +57,7 @@ def setup() -> None:
 @setup.command()
 @click.option("--rebuild", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
 @value_option(
-    "--source",
-    "FILE",
-    "Source archive of Horovod, for machines without network (also: the variable DLBENCH_HOROVOD_SDIST).",
-    type=FILE,
+    "--source", "FILE", "Horovod's source archive, if there is no network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE
 )
 def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from its PyPI source for this Python and torch, and install it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -143,10 +144,7 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
 
 
 def _meaning(key: Key, value: Any) -> str:
-    """Returns the first sentence of a key's description; for choices also that of the value, and the other choices.
-
-    Descriptions of choices have a sentence `value: meaning.` for each.
-    """
+    """Returns the first sentence of a key's description; for choices also the sentence `value: ...`, and the others."""
     meaning, *others = _sentences(key.field.description or "")
     choices = [choice for choice in typing.get_args(key.field.annotation) if isinstance(choice, str)]
     value_sentence = next((sentence for sentence in others if sentence.startswith(f"{value}: ")), "")
@@ -230,9 +228,7 @@ def schema(name: str) -> dict[str, Any]:
 @click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @value_option(
-    "--schema schema_name",
-    "FILE",
-    "Print the JSON schema of a report or of a file in a run folder; an unknown name lists all.",
+    "--schema schema_name", "FILE", "Print the JSON schema of a report or run file; an unknown name lists all."
 )
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
@@ -332,7 +328,6 @@ def _mark(origin: str) -> str:
 
 
 def _origin_name(origin: str) -> str:
-    """Returns the file name of a file, ``preset ci`` for a preset, or the option."""
     if origin.endswith(")") and " (preset " in origin:
         return origin.rpartition(" (")[2].rstrip(")")
     if origin.startswith("--"):
@@ -379,7 +374,7 @@ def ls(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
-    width = max(len(row["name"]) for rows in content.values() for row in rows)
+    width = max(len(row["name"]) for row in itertools.chain.from_iterable(content.values()))
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:

@@ -78,9 +78,8 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     all_statuses = statuses
     if conditions:
         all_statuses = run_statuses(all_runs)[0]
-    series, damaged = _unfinished_series(
-        roots, conditions.get("series", ""), {status.run_id: status for status in all_statuses}
-    )
+    status_by_run = {status.run_id: status for status in all_statuses}
+    series, damaged = _unfinished_series(roots, conditions.get("series", ""), status_by_run)
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
@@ -200,10 +199,7 @@ def _one_line(text: str) -> str:
 
 
 def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
-    """Returns the existing logs of a run: those of its job, its launcher and its ranks, or of one `rank` only.
-
-    Raises `UserError`: there is no log (yet). `IncompleteDataError`: `submission.json` is damaged.
-    """
+    """Returns the logs of a run or of one `rank`. Raises `UserError`: none yet. `IncompleteDataError`: damage."""
     names = sorted(path.name for path in folder.path.iterdir())
     if rank is not None:
         if folder.log(rank).exists():
@@ -253,10 +249,7 @@ def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
 
 
 def run_folder(run: str, out: Path) -> RunFolder:
-    """Returns the folder of a run, which is given by its path or by its name in `out`.
-
-    Raises `UserError`: there is no such run; runs of a series of that name are listed.
-    """
+    """Returns the folder of a run, given by its path or by its name in `out`. Raises `UserError`: there is none."""
     # The given path may be a link to the folder.
     for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():

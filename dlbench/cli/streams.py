@@ -41,10 +41,7 @@ _ESCAPING = "dlbench-escaped"
 
 
 def cleaned(text: str, limit: int = MAX_LINE) -> str:
-    """Removes control and bidirectional characters from lines for a terminal, and cuts lines at about `limit`.
-
-    Newlines and tabs stay.
-    """
+    """Removes control and bidirectional characters (not newlines, tabs) and cuts lines at about `limit`."""
     if text.isascii() and len(text) <= limit and text.replace("\n", "").isprintable():
         return text
     return "\n".join(_cleaned_line(line, limit) for line in text.split("\n"))
@@ -137,7 +134,7 @@ def terminal() -> Console:
 
 
 def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether this is the stream of the process, and not a replacement by a caller."""
+    """Returns whether this is the stream of the process, and not a replacement by a caller."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
     except (OSError, ValueError):

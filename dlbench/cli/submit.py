@@ -35,11 +35,9 @@ class SubmitCommand(shared.GroupedCommand):
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-@shared.value_option("--same-nodes", "HOSTS", "Run everything on the same nodes: the first of HOSTS, e.g. n[1-8].")
+@shared.value_option("--same-nodes", "HOSTS", "Run everything on the first of these nodes, e.g. n[1-8].")
 @shared.value_option(
-    "--rotate-nodes",
-    "HOSTS",
-    "Run the repeats on different nodes of HOSTS, e.g. n[1-8], so that node differences average out.",
+    "--rotate-nodes", "HOSTS", "Run the repeats on different nodes, e.g. n[1-8], which averages their differences."
 )
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
@@ -105,10 +103,7 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
-    """Raises `UserError` if one of the options, which act on submitted jobs only, is given with --write-only.
-
-    Raises `UserError`: one of them is given with --write-only.
-    """
+    """Raises `UserError` if one of these options, which act on submitted jobs only, is given with --write-only."""
     for name in names:
         if options["write_only"] and options[name]:
             raise UserError(f"--write-only and --{name.replace('_', '-')} exclude each other")
@@ -131,23 +126,14 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     if max_node_hours is not None and not 0 < max_node_hours < float("inf"):
         raise UserError(f"--max-node-hours {max_node_hours:g}: must be a number above zero")
     packing: Literal["points", "all", "runs"] = "runs" if options["one_run_per_job"] else options["pack"]
-    campaign = campaign_of(
-        plans,
-        options["out"],
-        packing=packing,
-        chain=options["chain"],
-        time=options["time"],
-    )
+    campaign = campaign_of(plans, options["out"], packing=packing, chain=options["chain"], time=options["time"])
     if max_node_hours is not None:
         refuse_above(campaign, max_node_hours)
     return campaign
 
 
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
-    """Checks that jobs can be written for this system and folder; `instead`: the command without a scheduler.
-
-    Raises `UserError`: they cannot.
-    """
+    """Raises `UserError` if jobs cannot be written for this system or folder; `instead`: the local command."""
     if system.scheduler != "slurm":
         raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
     if "\\" in str(out.absolute()):

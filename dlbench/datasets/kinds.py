@@ -244,7 +244,6 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
 
 
 def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, str]]]:
-    """Decodes images; returns lines about bad ones, and names and remarks of unusual ones."""
     faults, remarks = [], []
     for index in span:
         try:

@@ -1,9 +1,9 @@
-"""What a prepared data set consists of: `manifest.json`, and in `manifest.files.jsonl` the SHA-256 of every other file.
+"""The manifest of a prepared data set, `manifest.json`, with the SHA-256 of every file in `manifest.files.jsonl`.
 
-The form: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "files": {"list":
+Format: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "files": {"list":
 "manifest.files.jsonl", "sha256" of that list, "count", "bytes"}}`. The list has one line per file, `{"path", "sha256",
-"bytes"}`, so that a million of them need not be in memory at once. Paths are relative and use `/`; bytes of a name that
-are not UTF-8 are kept as Python's surrogate escapes.
+"bytes"}`, so that a million files need not be in memory at once. Paths are relative and use `/`; bytes of a name that
+are not UTF-8 are stored as Python's surrogate escapes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
 FORMAT = "dlbench.dataset"
 VERSION = 1
-MAX_BYTES = 1 << 24  # of `manifest.json` at most: it says what a set was made with, and lists no file
-MAX_LINE = 1 << 20  # of a line of `manifest.files.jsonl` at most: it names one file, and paths have 4,096 bytes
+MAX_BYTES = 1 << 24  # largest `manifest.json`, which does not list files
+MAX_LINE = 1 << 20  # longest line of `manifest.files.jsonl` in bytes; it names one file, and paths have 4,096 bytes
 
 Value = str | int | float | bool
 MadeWith = Mapping[str, Value]  # what determines the content: generator, its version, seed, sources
@@ -40,10 +40,10 @@ class FileEntry:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> FileEntry:
-        """The reverse; TypeError, KeyError or ValueError if it is none, or names a file outside of the set."""
+        """Parses an entry. Raises TypeError, KeyError or ValueError: it is damaged, or names a file outside the set."""
         path = str(content["path"])
         if path.startswith("/") or not path or {"", "..", "."} & set(path.split("/")) or "\0" in path:
-            raise ValueError(f"{path!r} is no path of a file in the set")
+            raise ValueError(f"{path!r} is not a path of a file in the set")
         return FileEntry(path, str(content["sha256"]), int(content["bytes"]))
 
 
@@ -67,10 +67,7 @@ def save_manifest(
     counts: Mapping[str, int],
     files: Iterable[FileEntry],
 ) -> Manifest:
-    """Writes a manifest of files that are digested already; the list first, the manifest last, both as a whole.
-
-    Raises OSError: the disk refuses.
-    """
+    """Writes the list of files and then the manifest, each completely or not at all. Raises OSError: disk full etc."""
     digest, count, total = hashlib.sha256(), 0, 0
     listing = folder / f".{FILES_NAME}.partial"
     with listing.open("wb") as file:
@@ -102,7 +99,7 @@ def save_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None if it has none."""
+    """Reads the manifest of a folder; None if it has none. Raises UserError: it is damaged."""
     content = _read(folder)
     if content is None:
         return None
@@ -113,10 +110,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def read_files(folder: Path) -> Iterator[FileEntry]:
-    """The files of a prepared data set, one at a time."""
+    """Yields the files in the manifest of a data set. Raises UserError: it has none, or the list is damaged."""
     content = _read(folder)
     if content is None:
-        raise UserError(f"{str(folder)!r} has no {NAME}: it was not prepared by dlbench, nothing to verify against")
+        raise UserError(f"{str(folder)!r} has no {NAME}: dlbench did not prepare it, so its files cannot be verified")
     try:
         path, digest = folder / FILES_NAME, hashlib.sha256()
         with open_file(path) as file:
@@ -130,7 +127,7 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
 
 
 def verify_file(folder: Path, entry: FileEntry) -> str | None:
-    """What is wrong with one file, in one line that begins with its path; None if nothing is."""
+    """Returns how a file differs from its entry, as a line that begins with its path; None if it is equal."""
     path = folder / entry.path
     try:
         size = path.stat().st_size
@@ -145,33 +142,32 @@ def verify_file(folder: Path, entry: FileEntry) -> str | None:
     return None
 
 
-def describe_files(folder: Path, skip: Callable[[str], bool] = lambda _name: False) -> list[FileEntry]:
-    """Digests the files below a folder, sorted by path, apart from those at its top whose name begins with a dot.
+def describe_files(folder: Path, skip: Callable[[str], bool] | None = None) -> list[FileEntry]:
+    """Returns entries of the files in a folder and its subfolders, sorted by path, without hidden names at its top.
 
-    `folder`: where to look; or one file, which gives one entry with its name. `skip`: is given a relative path; such
-    files are left out.
+    `folder`: or a single file. `skip`: returns whether to leave out a file, by its relative path.
     """
     if not folder.is_dir():
         return [FileEntry(folder.name, file_sha256(folder), folder.stat().st_size)]
-    found = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    entries = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        if not name.startswith(".") and not skip(name):
-            found.append(FileEntry(name, file_sha256(path), path.stat().st_size))
-    return found
+        if not name.startswith(".") and not (skip is not None and skip(name)):
+            entries.append(FileEntry(name, file_sha256(path), path.stat().st_size))
+    return entries
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
     path = folder / NAME
     try:
         content = read_json(path, MAX_BYTES, follow=True)
-        form = content["format"], content["version"]
+        file_format, version = content["format"], content["version"]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, error) from None
-    if form != (FORMAT, VERSION):
-        raise UserError(f"{path}: format {form[0]!r}, version {form[1]!r}; expected {FORMAT!r}, version {VERSION}")
+    if (file_format, version) != (FORMAT, VERSION):
+        raise UserError(f"{path}: format {file_format!r}, version {version!r}; expected {FORMAT!r}, version {VERSION}")
     assert isinstance(content, dict)
     return content
 

@@ -65,7 +65,6 @@ def _manifest(source: Path) -> Manifest | None:
 
 
 def _foreign_files(folder: Path) -> str | None:
-    """Returns what to do with files of a known format that is not supported; None if a folder holds none."""
     if not folder.is_dir():
         return foreign_form([folder.name])
     names = names_in(folder)[0]

@@ -4,10 +4,8 @@ Partial shuffling after Nguyen et al., "Why Globally Re-shuffle? Revisiting Data
 (IPDPS 2022): in each epoch every rank shuffles its samples, and exchanges the first floor(Q * (N // M)) of that order.
 The k-th samples of all ranks are distributed by a random permutation of the ranks, so that every rank sends and
 receives the same number; a rank may draw itself and then keeps that sample. A sample that moves in an epoch is read
-once more by its old rank, and belongs to its new rank from the next epoch on.
-
-Everything is a function of the seed, the epoch and the sizes: every rank knows it of all others, and a resumed run
-needs only the epoch.
+once more by its old rank, and belongs to its new rank from the next epoch on. Everything is a function of the seed, the
+epoch and the sizes: every rank knows it of all others, and a resumed run needs only the epoch.
 """
 
 from __future__ import annotations
@@ -154,7 +152,6 @@ class Ownership:
         )
 
     def _keys(self, epoch: int) -> NDArray[np.float64]:
-        """Returns random sort keys (M, ceil(N / M)) for the samples of each rank."""
         width = -(-self.num_samples // self.ranks)
         keys = np.random.default_rng([self.seed, _ORDER, epoch]).random((self.ranks, width))
         if self.num_samples % self.ranks:

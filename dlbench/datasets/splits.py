@@ -88,9 +88,7 @@ def holds_named_splits(folder: Path) -> bool:
 def split_word(name: str) -> str | None:
     """Returns train, validation or test, by the last such word in a file's name; None if there is none."""
     base = name.rpartition("/")[2]
-    pattern = _WORD
-    if base.lower().endswith(".txt"):
-        pattern = _WORD_OF_TEXT
+    pattern = _WORD_OF_TEXT if base.lower().endswith(".txt") else _WORD
     word: str | None = None
     for match in pattern.finditer(base):
         word = match.lastgroup

@@ -1,15 +1,12 @@
-"""TFRecord files without TensorFlow: framed records with checksums, plain or gzip.
+"""Reads and writes TFRecord files without TensorFlow: framed records with checksums, plain or gzip.
 
-One record is: length (uint64), masked CRC-32C of those 8 bytes (uint32), payload, masked CRC-32C of the payload; all
-little-endian (tensorflow.org, "TFRecord and tf.train.Example"). A file is records, one after the other, the whole
-perhaps gzip-compressed. A payload is most often a `tf.train.Example`.
-
-Damage is a ValueError that says which record and at which byte of the uncompressed file; the caller names the file.
-
-The messages (tensorflow/core/example/example.proto and feature.proto): Example{features = 1}, Features{map<string,
-Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list = 3}, each list{repeated value = 1}. The
-encoding is that of protobuf.dev, "Encoding": numbers are packed or not, unknown fields are passed over, of a name that
-comes twice the last counts.
+A record is: length (uint64), masked CRC-32C of these 8 bytes (uint32), payload, masked CRC-32C of the payload; all
+little-endian (tensorflow.org, "TFRecord and tf.train.Example"). A file is a sequence of records, optionally compressed
+with gzip. A payload is mostly a `tf.train.Example`. Damage raises a ValueError with the record and its byte in the
+uncompressed file; the caller adds the file's name. Messages (tensorflow/core/example/example.proto and feature.proto):
+Example{features = 1}, Features{map<string, Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list
+= 3}, each list{repeated value = 1}. The encoding is that of protobuf.dev, "Encoding": numbers are packed or not,
+unknown fields are ignored, and if a name occurs twice the last one counts.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
-FRAME = _HEAD.size + _TAIL.size  # bytes of a record besides its payload
+FRAME = _HEAD.size + _TAIL.size  # bytes of a record without its payload
 _LARGEST = 2**31 - 1  # bytes of a payload: the largest protocol buffer
-_EXPANDS = 1032  # what deflate makes of one byte at most (zlib.net, "zlib technical details")
+_MAX_EXPANSION = 1032  # largest compression ratio of deflate (zlib.net, "zlib technical details")
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
@@ -45,7 +42,7 @@ _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 def _codec() -> tuple[str, ModuleType, ModuleType]:
     try:
         return "isal", import_module("isal.isal_zlib"), import_module("isal.igzip")
-    except ImportError:  # the same streams, at about a third of the speed
+    except ImportError:  # slower by a factor of three
         return "zlib", zlib, python_gzip
 
 
@@ -58,12 +55,12 @@ def _crc32c() -> Any:
 
 
 def decompressor() -> str:
-    """Which library takes gzip apart here: `isal`, or Python's own `zlib`."""
+    """Returns the library that decompresses gzip: `isal`, or Python's own `zlib`."""
     return _codec()[0]
 
 
 def masked_crc32c(data: bytes | NDArray[np.uint8]) -> int:
-    """The checksum that TFRecord stores: CRC-32C (RFC 3720, appendix B.4) rotated by 15 bits, plus a constant."""
+    """Returns TFRecord's checksum: CRC-32C (RFC 3720, appendix B.4) rotated by 15 bits, plus a constant."""
     crc = int(_crc32c()(data))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -77,9 +74,9 @@ def _length(head: bytes, where: str) -> int:
     return int(length)
 
 
-def _whole(got: int, wanted: int, where: str) -> None:
-    if got != wanted:
-        raise ValueError(f"{where}: cut off, {got} of {wanted} bytes are there")
+def _whole(size: int, expected: int, where: str) -> None:
+    if size != expected:
+        raise ValueError(f"{where}: truncated, {size} of {expected} bytes are there")
 
 
 def _checked(payload: Any, tail: bytes, where: str) -> None:
@@ -88,18 +85,17 @@ def _checked(payload: Any, tail: bytes, where: str) -> None:
 
 
 def is_gzip(start: bytes) -> bool:
-    """Whether a file that starts with these (at least 12) bytes is gzip and not a record that begins like it."""
+    """Returns whether a file that starts with these (at least 12) bytes is gzip, not a record that begins like it."""
     if not start.startswith(b"\x1f\x8b"):
         return False
     return len(start) < _HEAD.size or masked_crc32c(start[:8]) != _HEAD.unpack_from(start)[1]
 
 
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
-    """The payloads of a file, one after the other; memory holds one at a time.
+    """Yields the payloads of a file; only one at a time is in memory.
 
-    `gzip`: whether it is compressed; None looks at its first bytes.
-    Raises OSError: it cannot be opened or read. ValueError: it is damaged or cut off. EnvironmentLacksError:
-    google-crc32c is not installed.
+    `gzip`: whether it is compressed; None: determined from its first bytes. Raises OSError: it cannot be opened or
+    read. ValueError: it is damaged or truncated. EnvironmentLacksError: google-crc32c is not installed.
     """
     with open_file(path) as file:
         if gzip is None:
@@ -113,13 +109,13 @@ def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
             with opener.open(file, "rb") as stream:
                 yield from _records(stream)
         except (codec.error, zlib.error, python_gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"not a whole gzip file: {error}") from None
+            raise ValueError(f"not an intact gzip file: {error}") from None
 
 
 def _records(stream: IO[bytes]) -> Iterator[bytes]:
-    record = at = 0
+    record = offset = 0
     while head := stream.read(_HEAD.size):
-        where = f"record {record} at byte {at}"
+        where = f"record {record} at byte {offset}"
         _whole(len(head), _HEAD.size, where)
         length = _length(head, where)
         body = stream.read(length + _TAIL.size)
@@ -127,19 +123,17 @@ def _records(stream: IO[bytes]) -> Iterator[bytes]:
         payload = body[:length]
         _checked(payload, body[length:], where)
         yield payload
-        record, at = record + 1, at + FRAME + length
+        record, offset = record + 1, offset + FRAME + length
 
 
 def gunzip(data: bytes) -> bytes:
-    """A whole gzip file, of one or several members, taken apart at once.
-
-    Raises ValueError: it is damaged or cut off.
-    """
+    """Decompresses a whole gzip file of one or several members. Raises ValueError: it is damaged or truncated."""
     _name, codec, _opener = _codec()
-    # The last four bytes say how much a file of one member holds: with one byte more, one buffer is enough. Of a
-    # damaged file they say anything, hence the bounds.
-    expected = max(4 * len(data), min(int.from_bytes(data[-4:], "little"), _EXPANDS * len(data))) + 1
-    blocks, position = [], len(data)
+    # The last four bytes hold the size of a file of one member: with one byte more, one buffer is enough. The bounds
+    # are for damaged files.
+    expected = max(4 * len(data), min(int.from_bytes(data[-4:], "little"), _MAX_EXPANSION * len(data))) + 1
+    blocks: list[bytes] = []
+    position = len(data)
     try:
         while data:
             engine = codec.decompressobj(31)
@@ -147,57 +141,56 @@ def gunzip(data: bytes) -> bytes:
                 blocks.append(engine.decompress(data, expected))
                 data = engine.unconsumed_tail
                 if not data and not engine.eof and len(blocks[-1]) < expected:
-                    raise ValueError(f"gzip: cut off after {position} bytes")
+                    raise ValueError(f"gzip: truncated after {position} bytes")
             data = engine.unused_data.lstrip(b"\0")  # padding is allowed
     except (codec.error, zlib.error) as error:
         raise ValueError(f"gzip: damaged: {error}") from None
-    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+    if len(blocks) == 1:
+        return blocks[0]
+    return b"".join(blocks)
 
 
 def unframe(data: bytes) -> Iterator[memoryview]:
-    """The payloads of an uncompressed file that is in memory, checked and not copied.
-
-    Raises ValueError: it is damaged or cut off.
-    """
+    """Yields the payloads of an uncompressed file in memory without copies. Raises ValueError: it is damaged."""
     view, array = memoryview(data), np.frombuffer(data, dtype=np.uint8)
-    record = at = 0
-    while at < len(data):
-        where = f"record {record} at byte {at}"
-        _whole(min(_HEAD.size, len(data) - at), _HEAD.size, where)
-        length = _length(data[at : at + _HEAD.size], where)
-        start, end = at + _HEAD.size, at + _HEAD.size + length
+    record = offset = 0
+    while offset < len(data):
+        where = f"record {record} at byte {offset}"
+        _whole(min(_HEAD.size, len(data) - offset), _HEAD.size, where)
+        length = _length(data[offset : offset + _HEAD.size], where)
+        start, end = offset + _HEAD.size, offset + _HEAD.size + length
         _whole(min(length + _TAIL.size, len(data) - start), length + _TAIL.size, where)
         _checked(array[start:end], data[end : end + _TAIL.size], where)
         yield view[start:end]
-        record, at = record + 1, end + _TAIL.size
+        record, offset = record + 1, end + _TAIL.size
 
 
 def record_offsets(path: Path) -> NDArray[np.int64]:
-    """Where each record of a plain file starts, in bytes: (num_records,). Payloads are passed over, not read.
+    """Returns the byte offsets (num_records,) of the records of a plain file, whose payloads are not read.
 
-    Raises OSError: it cannot be opened or read. ValueError: it is compressed, damaged or cut off.
+    Raises OSError: it cannot be opened or read. ValueError: it is compressed, damaged or truncated.
     """
     offsets: list[int] = []
     with open_file(path) as file:
-        at, end = 0, os.fstat(file.fileno()).st_size
+        offset, end = 0, os.fstat(file.fileno()).st_size
         if is_gzip(os.pread(file.fileno(), _HEAD.size, 0)):
-            raise ValueError("gzip has no places to jump to; decompress it, or read it from its start")
-        while at < end:
-            where = f"record {len(offsets)} at byte {at}"
-            head = os.pread(file.fileno(), _HEAD.size, at)
+            raise ValueError("gzip allows no random access; decompress it, or read it from its start")
+        while offset < end:
+            where = f"record {len(offsets)} at byte {offset}"
+            head = os.pread(file.fileno(), _HEAD.size, offset)
             _whole(len(head), _HEAD.size, where)
             length = _length(head, where)
-            _whole(min(FRAME + length, end - at), FRAME + length, where)
-            offsets.append(at)
-            at += FRAME + length
+            _whole(min(FRAME + length, end - offset), FRAME + length, where)
+            offsets.append(offset)
+            offset += FRAME + length
     return np.array(offsets, dtype=np.int64)
 
 
 def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
-    """The payload of the record that starts at a byte of a plain file, given as a descriptor or an open file.
+    """Reads the payload of the record at a byte of a plain file, given as a descriptor or an open file.
 
-    A descriptor's position is neither used nor moved, so that processes may share it.
-    Raises OSError: it cannot be read. ValueError: no whole record starts there, or it is damaged.
+    A descriptor's position is neither used nor changed, so that processes can share it.
+    Raises OSError: it cannot be read. ValueError: there is no complete record, or it is damaged.
     """
     descriptor = file if isinstance(file, int) else file.fileno()
     head = os.pread(descriptor, _HEAD.size, offset)
@@ -205,10 +198,10 @@ def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
     if len(head) < _HEAD.size:
         raise ValueError(f"{where}: the file ends before it")
     length = _length(head, where)
-    wanted, body = length + _TAIL.size, b""
-    while len(body) < wanted and (block := os.pread(descriptor, wanted - len(body), offset + _HEAD.size + len(body))):
-        body = body + block if body else block
-    _whole(len(body), wanted, where)
+    size, body = length + _TAIL.size, b""
+    while len(body) < size and (block := os.pread(descriptor, size - len(body), offset + _HEAD.size + len(body))):
+        body += block
+    _whole(len(body), size, where)
     payload = body[:length]
     _checked(payload, body[length:], where)
     return payload
@@ -234,10 +227,12 @@ class RecordWriter:
     def write(self, payload: bytes) -> None:
         head = struct.pack("<Q", len(payload))
         for part in (head + _TAIL.pack(masked_crc32c(head)), payload, _TAIL.pack(masked_crc32c(payload))):
-            self._file.write(part if self._engine is None else self._engine.compress(part))
+            if self._engine is not None:
+                part = self._engine.compress(part)
+            self._file.write(part)
 
     def close(self) -> None:
-        """Ends the file; twice does no harm."""
+        """Completes the file. May be called twice."""
         if not self._file.closed:
             with self._file:
                 if self._engine is not None:
@@ -245,28 +240,31 @@ class RecordWriter:
 
 
 def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:
-    """The features of one Example by name: a list of views of bytes, or an array (n,) of float32 or of int64.
+    """Returns the features of one Example by name: a list of views of bytes, or an array (n,) of float32 or int64.
 
-    Nothing is copied. A feature without content is an empty list, for its kind is not known.
-    Raises ValueError: it is no Example; the message says what does not fit.
+    Nothing is copied. A feature without content is an empty list, because its kind is unknown.
+    Raises ValueError: it is not an Example; the message has the reason.
     """
-    found: dict[str, list[memoryview] | NDArray[Any]] = {}
+    by_name: dict[str, list[memoryview] | NDArray[Any]] = {}
     for features in _fields(memoryview(payload), 1):
         for entry in _fields(features, 1):
-            # In a map's entry field 1 is the key and field 2 the value; either may be left out if it is empty.
-            name = b"".join(bytes(part) for part in list(_fields(entry, 1))[-1:])
-            value = list(_fields(entry, 2))[-1:]
+            # In a map's entry field 1 is the key and field 2 the value; an empty one may be missing.
+            name, feature = b"", None
+            for content in _fields(entry, 1):
+                name = bytes(content)
+            for content in _fields(entry, 2):
+                feature = content
             try:
-                found[name.decode("utf-8")] = _feature(value[0]) if value else []
+                by_name[name.decode("utf-8")] = [] if feature is None else _feature(feature)
             except UnicodeDecodeError:
                 raise ValueError(f"Example: a feature's name is not UTF-8: {name!r}") from None
-    return found
+    return by_name
 
 
 def encode_example(
     features: Mapping[str, bytes | Sequence[bytes] | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]],
 ) -> bytes:
-    """An Example: bytes and lists of bytes as they are, arrays flattened as float32 or int64 (packed), names sorted.
+    """Encodes an Example, sorted by name: bytes, lists of bytes, and arrays, which become float32 or int64 (packed).
 
     Raises ValueError: an array holds neither floating-point numbers nor integers.
     """
@@ -310,58 +308,63 @@ def _feature(message: memoryview) -> list[memoryview] | NDArray[Any]:
             continue
         if field != kind:  # of a `oneof` the last counts
             kind, parts = field, []
-        parts += [(w, c) for f, w, c in _all_fields(content) if f == 1]
+        for list_field, list_wire, element in _all_fields(content):
+            if list_field == 1:
+                parts.append((list_wire, element))
     if kind in (0, _BYTES_LIST):
         return [content for wire, content in parts if wire == _SIZED]
     if kind == _FLOAT_LIST:
         joined = b"".join(content for wire, content in parts if wire in (_SIZED, _FIXED32))
         if len(joined) % 4:
-            raise ValueError(f"Example: a list of floats has {len(joined)} bytes, no multiple of 4")
+            raise ValueError(f"Example: a list of floats has {len(joined)} bytes, not a multiple of 4")
         return np.frombuffer(joined, dtype="<f4")
     packed = b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT))
     small = np.frombuffer(packed, dtype=np.uint8)
-    if not (small & 0x80).any():  # one byte a number
+    if not (small & 0x80).any():  # one byte per number
         return small.astype(np.int64)
-    values, at, view = [], 0, memoryview(packed)
-    while at < len(packed):
-        value, at = _read_varint(view, at)
+    values, position, view = [], 0, memoryview(packed)
+    while position < len(packed):
+        value, position = _read_varint(view, position)
         values.append(value)
     return np.array(values, dtype=np.uint64).view(np.int64)
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Returns the number at a position, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
+        if position >= len(data):
             raise ValueError("Example: ends inside a number")
-        byte = data[at]
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        at += 1
+        position += 1
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, at
+            return value & 0xFFFFFFFFFFFFFFFF, position
     raise ValueError("Example: a number of more than 10 bytes")
 
 
 def _all_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Field number, wire type and content of each field; of a number the content is its encoding."""
-    at = 0
-    while at < len(message):
-        tag, start = _read_varint(message, at)
+    """Yields field number, wire type and content of each field; the content of a number is its encoding."""
+    end = 0
+    while end < len(message):
+        tag, start = _read_varint(message, end)
         field, wire = tag >> 3, tag & 7
         if field == 0:
             raise ValueError("Example: not a protocol buffer (field number 0)")
         if wire == _VARINT:
-            _value, at = _read_varint(message, start)
+            _value, end = _read_varint(message, start)
         elif wire == _SIZED:
             length, start = _read_varint(message, start)
-            at = start + length
-        elif wire in (_FIXED64, _FIXED32):
-            at = start + (8 if wire == _FIXED64 else 4)
+            end = start + length
+        elif wire == _FIXED64:
+            end = start + 8
+        elif wire == _FIXED32:
+            end = start + 4
         else:
             raise ValueError(f"Example: not a protocol buffer (wire type {wire})")
-        if at > len(message):
-            raise ValueError(f"Example: field {field} of {at - start} bytes is cut off")
-        yield field, wire, message[start:at]
+        if end > len(message):
+            raise ValueError(f"Example: field {field} of {end - start} bytes is truncated")
+        yield field, wire, message[start:end]
 
 
 def _fields(message: memoryview, number: int) -> Iterator[memoryview]:

@@ -112,7 +112,6 @@ def _checksums(check: DatasetCheck, workers: int, report: Progress) -> None:
 
 
 def _compared(root: Path, prefix: str, workers: int) -> Iterator[str | None]:
-    """Yields a fault or None for each file of the manifest whose path begins with a prefix."""
     entries = (entry for entry in read_files(root) if entry.path.startswith(prefix))
     compare: Callable[[FileEntry], str | None] = partial(verify_file, root)
     # Threads, because digests release Python's lock; in batches, because there may be a million files.

@@ -1,15 +1,15 @@
-"""A folder of density volumes becomes an index, single samples and a verdict, whatever container they lie in.
+"""Indexes, reads and checks folders of density volumes in one of three containers.
 
-The container follows from the files' names, which may lie in the folder and in its subfolders, one level deep:
+The container is known by the names of the files, which may be in the folder and its direct subfolders:
 
 - HDF5: `x`, int16 counts, (n, S, S, S, C) or one sample (S, S, S, C), and `y`, float32 parameters scaled to [-1, 1],
-  (n, T) or (T,). One chunk per sample reads best. The published CosmoFlow samples have S = 128, C = 4, T = 4.
-- TFRecord, in the form of the public cosmoUniverse set of MLPerf HPC (github.com/mlcommons/hpc, cosmoflow): one
-  Example a file, perhaps gzip-compressed, with `x`, the bytes of the counts in C order, and `y`, T floats. `x` has no
-  shape of its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
+  (n, T) or (T,). One chunk per sample is fastest. The published CosmoFlow samples have S = 128, C = 4, T = 4.
+- TFRecord, as in the public cosmoUniverse set of MLPerf HPC (github.com/mlcommons/hpc, cosmoflow): one Example per
+  file, plain or gzip, with `x`, the bytes of the counts in C order, and `y`, T floats. `x` has no stored shape: C is 4
+  if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
 - Pairs of .npy files, one sample each, as MLPerf HPC's submissions prepare cosmoUniverse: `<name>_data.npy`, int16
-  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest distinguishes an
-  altered file from a whole one.
+  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest reveals altered
+  files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -43,23 +44,23 @@ else:
 
 _DATA, _LABEL = "_data.npy", "_label.npy"
 MAX_SAMPLE = 1 << 33
-"""Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
+"""Largest file of one sample in bytes: 512^3 voxels of 16 channels with two bytes need half of that."""
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
 """Samples of the public set, of MLPerf HPC v1.0 and later, then of v0.7 (mlcommons/hpc, cosmoflow/README.md)."""
-_MOST_TARGET = 1.001  # of parameters scaled to [-1, 1], with some room for rounding
-_FLOATS = (1e-10, 1e10)  # between which counts of float32 are; int16 counts in pairs are never so large, or denormal
+_MAX_TARGET = 1.001  # largest parameter: they are scaled to [-1, 1], and rounded
+_FLOATS = (1e-10, 1e10)  # range of float32 counts; two int16 counts read as a float32 are rarely in it
 _INSTEAD = {
     "data": "it holds data and label instead; write them as x (int16) and y",
     "full": "it holds a whole universe, as published; cut it with prepare.py of MLPerf HPC's CosmoFlow (mlcommons/hpc)",
 }
-"""Of HDF5 files without `x`, by a dataset that others have."""
+"""Explanations of HDF5 files without `x`, by a dataset that they have."""
 _CHANNELS = (4, 1, 2, 3, *range(5, 17))
 _PART_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeShape:
-    """How many samples of which shape one file holds."""
+    """The number and the shape of the samples in a file."""
 
     num: int
     size: int  # edge of a volume, voxels
@@ -68,7 +69,7 @@ class VolumeShape:
     spans: bool = False  # whether reading one sample decompresses others
 
     def fits(self, other: VolumeShape) -> bool:
-        """Whether volumes and targets have the same shapes."""
+        """Returns whether volumes and targets have the same shapes."""
         return (self.size, self.channels, self.num_targets) == (other.size, other.channels, other.num_targets)
 
     def __str__(self) -> str:
@@ -76,29 +77,29 @@ class VolumeShape:
 
 
 class Volumes:
-    """Reads files of one container; picklable while nothing has been read. Files are open only while they are read."""
+    """Reads files of one container. Can be pickled before the first read. Files are open only while they are read."""
 
     LAYOUT: ClassVar[str]
     SUFFIXES: ClassVar[tuple[str, ...]]
 
     @staticmethod
     def inspect(path: Path) -> VolumeShape:
-        """How many volumes of which shape; volumes of HDF5 and .npy are not read.
+        """Returns number and shape of the volumes; volumes of HDF5 and .npy are not read.
 
-        Raises OSError: it cannot be read. ValueError: it is damaged or empty, or lacks `x` or `y`, or has them in
-        another type or shape.
+        Raises OSError: it cannot be read. ValueError: it is damaged or empty, or `x` or `y` is missing or has another
+        type or shape.
         """
         raise NotImplementedError
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        """All samples of a file, in order; raises as `inspect` does."""
+        """Yields all samples of a file, in order; raises as `inspect` does."""
         raise NotImplementedError
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
-        """The sample at a place of a file that holds `num` of them: its counts into `counts`, its parameters returned.
+        """Reads sample `place` of the `num` samples of a file: its counts into `counts`; returns its parameters.
 
-        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone, the form differs, or a
+        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or missing, the shape differs, or a
         count is negative.
         """
         x, y = self._sample(path, place, num)
@@ -116,25 +117,25 @@ class Volumes:
 
 
 def require_form(shape: tuple[int, ...], counts: NDArray[np.int16]) -> None:
-    """Raises ValueError: a volume has another shape than `counts`."""
+    """Raises ValueError if a volume has another shape than `counts`."""
     if shape != counts.shape:
         raise ValueError(f"x has shape {shape}, the others have {counts.shape}")
 
 
 def require_counts(part: NDArray[np.int16]) -> None:
-    """Raises ValueError: one of them is negative."""
-    if np.minimum.reduce(part, axis=None) < 0:  # what `min` calls, without its detours
+    """Raises ValueError if a count is negative."""
+    if np.minimum.reduce(part, axis=None) < 0:  # faster than `min`
         raise ValueError("x has a negative count")
 
 
 def _parts(counts: NDArray[np.int16]) -> Iterator[NDArray[np.int16]]:
-    """A volume in parts that are still in a core's cache when they are looked at after they were read."""
+    """Yields a volume in parts that fit into a core's cache, so that they are checked right after reading."""
     step = max(1, _PART_BYTES // counts[0].nbytes)
     return (counts[start : start + step] for start in range(0, len(counts), step))
 
 
 class Hdf5Volumes(Volumes):
-    """`x` and `y` of an HDF5 file; it may be forked, too."""
+    """Samples as `x` and `y` of HDF5 files; can also be forked."""
 
     LAYOUT = ".h5 files with x (int16, (n, S, S, S, C)) and y (float32, (n, T))"
     SUFFIXES = (".h5", ".hdf5")
@@ -147,29 +148,30 @@ class Hdf5Volumes(Volumes):
         try:
             with damage_as_oserror(), open_hdf5(path) as file:
                 x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
-                shape, several = x.shape, x.ndim == 5
-                spans = bool(several and x.chunks and x.chunks[0] > 1)
-                targets = y.shape
+                shape, targets, chunks = x.shape, y.shape, x.chunks
         except OSError as error:
             raise ValueError(f"not a readable HDF5 file: {str(error).splitlines()[0]}") from None
-        volume = shape[1:] if several else shape
-        if len(set(volume[:3])) != 1 or 0 in shape:
+        *num, size, height, depth, channels = shape  # one sample has no `num`
+        if len({size, height, depth}) != 1 or 0 in shape:
             raise ValueError(f"x has shape {shape}, expected (n, S, S, S, C) or (S, S, S, C)")
-        if len(targets) != (2 if several else 1) or (several and targets[0] != shape[0]):
+        if list(targets[:-1]) != num:
             raise ValueError(f"y has shape {targets}, which does not fit x of shape {shape}")
-        num = shape[0] if several else 1
-        return VolumeShape(num=num, size=volume[0], channels=volume[3], num_targets=targets[-1], spans=spans)
+        spans = bool(num and chunks and chunks[0] > 1)
+        return VolumeShape(num=math.prod(num), size=size, channels=channels, num_targets=targets[-1], spans=spans)
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         num = Hdf5Volumes.inspect(path).num
         with damage_as_oserror(), open_hdf5(path) as file:
             x, y = file["x"], file["y"]
+            if x.ndim == 4:
+                yield x[...], y[...]
+                return
             for place in range(num):
-                yield (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
+                yield x[place], y[place]
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
-        with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
+        with damage_as_oserror():  # HDF5 itself raises an error for an index beyond the end
             x, y, descriptor, start_of = self._files.content(path, _hdf5_content)
             require_form(x.shape[-4:], counts)
             chosen = place if len(x.shape) == 5 else ()
@@ -180,7 +182,7 @@ class Hdf5Volumes(Volumes):
                 return target
             for part in _parts(counts):
                 if os.preadv(descriptor, [part.data], start) < part.nbytes:
-                    raise ValueError("cut off")
+                    raise ValueError("truncated")
                 require_counts(part)
                 start += part.nbytes
             return target
@@ -195,36 +197,45 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
     if key not in file:  # not `get`, which would hide damage
         instead = "".join(f"{text}; " for other, text in _INSTEAD.items() if other in file)
         raise ValueError(f"no dataset {key!r}; {instead}expected {Hdf5Volumes.LAYOUT}")
-    found = file[key]
-    if not isinstance(found, h5py.Dataset):
+    dataset = file[key]
+    if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")  # noqa: TRY004 -- the file is wrong
-    if found.dtype != dtype or found.ndim not in dimensions:
-        raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
-    require_plausible(file, found)
-    return found
+    if dataset.dtype != dtype or dataset.ndim not in dimensions:
+        raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {Hdf5Volumes.LAYOUT}")
+    require_plausible(file, dataset)
+    return dataset
 
 
 def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int | None]]:
-    """`x` and `y` of a file, its descriptor, and at which of its bytes a volume begins, by its place.
+    """Returns `x` and `y` of a file, its descriptor, and a function for the byte offset of a volume.
 
-    None: it does not lie there as int16 in one piece.
+    The function returns None if the file does not store the volume as contiguous int16.
     """
     x = file["x"]
-    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], x.file.id.get_vfd_handle(), lambda _place: None)
-    # Behind a user block some releases of HDF5 give a start that counts from its end, or one of what was never written.
+    return x, file["y"], x.file.id.get_vfd_handle(), _volume_offsets(file, x)
+
+
+def _volume_offsets(file: h5py.File, x: Any) -> Callable[[int], int | None]:
+    def no_offset(_place: int) -> int | None:
+        return None
+
+    # With a user block some releases of HDF5 count offsets from its end, and give offsets of data never written.
     if x.dtype != "<i2" or file.userblock_size or not x.id.get_storage_size():
-        return nowhere
-    if x.chunks is None:  # the start is None of a compact one
-        start, num_bytes = x.id.get_offset(), math.prod(shape[1:]) * x.dtype.itemsize
-        return nowhere if start is None else (*nowhere[:3], lambda n: start + n * num_bytes if n < shape[0] else None)
-    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :]:
-        return nowhere
-    rest = (0,) * (x.ndim - 1)
-    return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
+        return no_offset
+    num, *volume_shape = (1, *x.shape)[-5:]
+    if x.chunks is None:
+        start, num_bytes = x.id.get_offset(), math.prod(volume_shape) * x.dtype.itemsize
+        if start is None:  # a compact dataset
+            return no_offset
+        return lambda place: start + place * num_bytes if place < num else None
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *volume_shape)[-x.ndim :]:
+        return no_offset
+    origin = (0,) * (x.ndim - 1)
+    return lambda place: x.id.get_chunk_info_by_coord((place, *origin)).byte_offset if place < num else None
 
 
 class TfrecordVolumes(Volumes):
-    """An Example in a TFRecord file, plain or gzip."""
+    """One sample per TFRecord file, plain or gzip."""
 
     LAYOUT = "TFRecord files of one Example with x (bytes of int16, (S, S, S, C)) and y (floats, (T,))"
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
@@ -243,21 +254,23 @@ class TfrecordVolumes(Volumes):
 
 def _record(path: Path) -> Volume:
     data = read_bytes(path, MAX_SAMPLE)
-    payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
+    if tfrecord.is_gzip(data[:12]):
+        data = tfrecord.gunzip(data)
+    payloads = list(tfrecord.unframe(data))
     if len(payloads) != 1:
         raise ValueError(f"holds {len(payloads)} records; expected {TfrecordVolumes.LAYOUT}")
     return decode_volume(payloads[0])
 
 
 def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
-    """A volume and its parameters as the payload of one record."""
+    """Returns the payload of a record with a volume and its parameters."""
     return tfrecord.encode_example({"x": x.astype("<i2").tobytes(), "y": y})
 
 
 def decode_volume(payload: bytes | memoryview) -> Volume:
-    """The volume of one record (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32.
+    """Returns the volume (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32.
 
-    Raises ValueError: it is no Example, lacks `x` or `y`, or has them in another form.
+    Raises ValueError: it is not an Example, or `x` or `y` is missing or has another form.
     """
     features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
@@ -270,11 +283,11 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
         edge = round((counts / channels) ** (1 / 3))
         if edge and not odd and edge**3 * channels == counts:
             return np.frombuffer(x[0], dtype="<i2").reshape(edge, edge, edge, channels), y
-    raise ValueError(f"x has {len(x[0])} bytes, which are no int16 cube of 1 to 16 channels")
+    raise ValueError(f"x has {len(x[0])} bytes, which is not an int16 cube of 1 to 16 channels")
 
 
 class NpyVolumes(Volumes):
-    """Pairs of .npy files."""
+    """One sample per pair of .npy files."""
 
     LAYOUT = "<name>_data.npy (int16, (S, S, S, C)) next to <name>_label.npy (float32, (T,))"
     SUFFIXES = (_DATA,)
@@ -292,7 +305,7 @@ class NpyVolumes(Volumes):
 
 
 def targets_name(name: str) -> str:
-    """The .npy file of the parameters of a .npy file of counts."""
+    """Returns the name of the .npy file with the parameters for a .npy file of counts."""
     return name.removesuffix(_DATA) + _LABEL
 
 
@@ -311,16 +324,19 @@ LAYOUT = ", or ".join(container.LAYOUT for container in CONTAINERS.values())
 
 
 def container_of(name: str) -> str | None:
-    """The container that a file's name says; None if it is no file of volumes."""
-    return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
+    """Returns the container of a file by its name; None if it is not a file of volumes."""
+    for container, volumes in CONTAINERS.items():
+        if name.lower().endswith(volumes.SUFFIXES):
+            return container
+    return None
 
 
 def target_fault(y: NDArray[np.float32]) -> str | None:
-    """Says what is wrong with the parameters of a sample; None if nothing is."""
+    """Returns what is wrong with the parameters of a sample; None if nothing is."""
     if not np.isfinite(y).all():
         return "y is not finite"
     largest = float(y[np.abs(y).argmax()])
-    if abs(largest) > _MOST_TARGET:
+    if abs(largest) > _MAX_TARGET:
         return (
             f"y holds {largest:g}, outside -1..1; give the scaled parameters (unitPar), not the physical ones (physPar)"
         )
@@ -341,7 +357,7 @@ def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32]) -> VolumeShape:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensityIndex:
-    """Which volumes there are; all of one shape."""
+    """The files of a data set and the position of each volume; all volumes have one shape."""
 
     root: Path
     container: str  # A key of `CONTAINERS`
@@ -358,24 +374,24 @@ class DensityIndex:
         return int(self.offsets[-1])
 
     def paths(self) -> Sequence[Path]:
-        """The files that samples are read from; of .npy also those of targets."""
+        """Returns the files that samples are read from, for .npy with those of targets."""
         names = Files(len(self.files), lambda number: self.root / self.files[number])
         if self.container != "npy":
             return names
         return [*names, *(self.root / targets_name(name) for name in self.files)]
 
     def place(self, index: int) -> tuple[Path, int, int]:
-        """The file of a sample, its place in it, and how many samples the file holds."""
+        """Returns the file of a sample, its index in the file, and the file's number of samples."""
         file = int(self.offsets.searchsorted(index, side="right")) - 1
         first = int(self.offsets[file])
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 
 
 def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
-    """The container of a folder and its files, relative and sorted; of one split where names tell two apart."""
+    """Returns the container and the files of a folder, relative and sorted; of one split if names distinguish two."""
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
-    found: dict[str, list[str]] = {}
+    by_container: dict[str, list[str]] = {}
     targets = set()
     names = []
     try:
@@ -384,22 +400,22 @@ def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
             if name.endswith(_LABEL):
                 targets.add(name)
             elif (container := container_of(name)) is not None:
-                found.setdefault(container, []).append(name)
+                by_container.setdefault(container, []).append(name)
     except OSError as error:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
-    if not found:
+    if not by_container:
         foreign = foreign_form(names) or f"expected {LAYOUT}"
-        endings = ", ".join(suffix for volumes in CONTAINERS.values() for suffix in volumes.SUFFIXES)
+        endings = ", ".join(chain.from_iterable(volumes.SUFFIXES for volumes in CONTAINERS.values()))
         raise UserError(f"{str(folder)!r} holds no file that ends in {endings}; {foreign}")
-    if len(found) > 1:
-        examples = " and ".join(repr(min(names)) for names in found.values())
-        raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
-    container = next(iter(found))
-    chosen = sample_names(folder, names, frozenset(found[container]).__contains__, split, LAYOUT)
-    for name in chosen if container == "npy" else ():
-        if targets_name(name) not in targets:
+    if len(by_container) > 1:
+        examples = " and ".join(repr(min(names)) for names in by_container.values())
+        raise UserError(f"{str(folder)!r} holds {examples}: a data set has one container; move the others away")
+    [(container, volume_names)] = by_container.items()
+    split_names = sample_names(folder, names, frozenset(volume_names).__contains__, split, LAYOUT)
+    for name in split_names:
+        if container == "npy" and targets_name(name) not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
-    return container, chosen
+    return container, split_names
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -410,17 +426,17 @@ def _names(folder: Path) -> Iterator[str]:
             if not entry.is_dir():
                 yield entry.name
                 continue
-            if is_split_name(entry.name):  # they would be mixed
-                raise UserError(f"{str(folder)!r} holds the folder {entry.name!r} of a split; give that one")
+            if is_split_name(entry.name):  # splits would be mixed
+                raise UserError(f"{str(folder)!r} holds the folder {entry.name!r} of a split; give that folder")
             with os.scandir(entry.path) as inner:
                 yield from (f"{entry.name}/{e.name}" for e in inner if not e.name.startswith(".") and e.is_file())
 
 
 def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
-    """Lists a folder and learns how many volumes of which shape its files hold; volumes of HDF5 and .npy are not read.
+    """Lists the files of a folder with the number and the shape of their volumes.
 
-    Half a million files of one sample must not all be opened: of TFRecord and .npy the first, the middle and the last
-    are. One that does not hold one sample is a bad sample when it is read.
+    All HDF5 files are opened. Of TFRecord and .npy files, which may be half a million with one sample each, only the
+    first, the middle and the last one are; another one without exactly one sample fails when it is read.
     """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
@@ -431,10 +447,12 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     for name, shape in shapes.items():
         if not shape.fits(first):
             raise UserError(f"{str(folder / name)!r}: {shape}, but {names[0]!r} has {first}")
-    counts = [shapes[name].num if name in shapes else 1 for name in names]
+    counts = []
     digest = hashlib.sha256()
-    for name, num in zip(names, counts, strict=True):
-        digest.update(os.fsencode(name) + f"\0{num}\0".encode())
+    for name in names:
+        count = shapes.get(name, first).num
+        counts.append(count)
+        digest.update(os.fsencode(name) + f"\0{count}\0".encode())
     return DensityIndex(
         root=folder,
         container=container,
@@ -449,7 +467,7 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
 
 
 def require_sizes(stored: VolumeShape | DensityIndex, model: CosmoFlowModel, where: str) -> None:
-    """Raises UserError: volumes or targets have another size than the network takes. `where`: key and path."""
+    """Raises UserError if volumes or targets have other sizes than the network's. `where`: key and path."""
     sizes = {"input_size": stored.size, "input_channels": stored.channels, "num_targets": stored.num_targets}
     for name, size in sizes.items():
         if size != getattr(model, name):
@@ -457,7 +475,7 @@ def require_sizes(stored: VolumeShape | DensityIndex, model: CosmoFlowModel, whe
 
 
 def file_shape(folder: Path, name: str, container: str) -> VolumeShape:
-    """What one file holds; UserError if it is damaged, or lacks `x` or `y`, or has them in another type or shape."""
+    """Returns number and shape of a file's samples. Raises UserError: it is damaged, or has other types or shapes."""
     try:
         return CONTAINERS[container].inspect(folder / name)
     except (OSError, ValueError) as error:
@@ -465,25 +483,25 @@ def file_shape(folder: Path, name: str, container: str) -> VolumeShape:
 
 
 def checked_file(folder: Path, container: str, name: str) -> VolumeShape | str:
-    """What one file holds after all of it was read, or what is wrong with it."""
-    number, shape = 0, None
+    """Reads a whole file; returns the shape of its samples, or a fault."""
+    number, first_shape = 0, None
     try:
         for x, y in CONTAINERS[container].samples(folder / name):
-            found = _shape_of(x, y)
-            shape = found if shape is None else shape
-            if not found.fits(shape):
-                return f"sample {number}: {found}, but the first has {shape}"
+            shape = _shape_of(x, y)
+            first_shape = first_shape or shape
+            if not shape.fits(first_shape):
+                return f"sample {number}: {shape}, but the first has {first_shape}"
             require_counts(x)
             if (fault := target_fault(y)) is not None:
                 return f"sample {number}: {fault}"
             number += 1
     except (OSError, KeyError, ValueError, IndexError) as error:
         return f"sample {number}: {why_unreadable(error)}"
-    return shape if shape is not None else "holds no sample"
+    return first_shape or "holds no sample"
 
 
 def completeness(index: DensityIndex, split: str) -> str | None:
-    """What a split of the public set lacks or has too much, in one line; None if the count is a published one."""
+    """Returns how the number of samples differs from the public set; None if it is a published number."""
     published = PUBLIC[split]
     if index.num_samples in published:
         return None

@@ -48,7 +48,7 @@ def monitored_points(table: RunTable) -> tuple[MonitoredPoint, ...]:
     """Returns the points with figures in the report's order, without control runs and sides of pairs."""
     energies: Mapping[str, Mapping[str, float]] = {}
     if table.runs:
-        energies = metrics_by_run(table, wanted=("energy_per_sample_j",))
+        energies = metrics_by_run(table, names=("energy_per_sample_j",))
     points = []
     for group in groups(table):
         if group.sample.plan.series.variant != "plain" or group.sample.plan.series.side:

@@ -77,11 +77,8 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
 
 
 def _identities(side: GateSide) -> set[tuple[object, ...]]:
-    return {
-        (run.run_id, run.circumstances.finished, *sorted(run.figures.items()))
-        for point in side.points
-        for run in point.runs
-    }
+    runs = itertools.chain.from_iterable(point.runs for point in side.points)
+    return {(run.run_id, run.circumstances.finished, *sorted(run.figures.items())) for run in runs}
 
 
 def compare_floors(b: GateSide, *, rule: Rule, floors: Sequence[Floor]) -> ComparisonReport:
@@ -96,7 +93,7 @@ def compare_pairs(
 ) -> ComparisonReport:
     """Compares side b with side a of interleaved runs; `points` and `both` are those of `paired_points`."""
     at_least = floors_at([match.b for match in points if match.b is not None], floors, both.name)
-    sessions = sessions_at(point for match in points for point in match.points)
+    sessions = sessions_at(itertools.chain.from_iterable(match.points for match in points))
     drafts = [_Draft(match, metrics, sessions, at_least, paired=True) for match in points]
     a = GateSide(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
     return _judged_report(a, dataclasses.replace(both, name=f"{both.name}, side b"), drafts, rule, paired=True)
@@ -152,8 +149,7 @@ def _refuse_unmatched(
     any_match = any(match.b is not None for match in matches)
     pairs = [
         (_all_differences(match.a, point, allowed), match.a)
-        for match in matches
-        for point in only_b
+        for match, point in itertools.product(matches, only_b)
         if match.b is None and (not any_match or (match.a.place == point.place and match.a.workload == point.workload))
     ]
     if not pairs:
@@ -179,7 +175,7 @@ def _all_differences(a: SidePoint, b: SidePoint, allowed: Collection[str]) -> li
 
 def _earlier_runs(match: Match, history: GateSide, sessions: Mapping[str, str]) -> list[list[SideRun]]:
     """Returns the runs of the history at one point by their session, without the sessions that are compared."""
-    compared = {sessions[run.run_id] for point in match.points for run in point.runs}
+    compared = {sessions[run.run_id] for run in match.runs}
     for point in match.points:
         content = digest(point.content)
         runs = [
@@ -380,7 +376,7 @@ class _Draft:
         ratio = ratios.get("time_to_quality_s")
         if ratio is None or not ratio.is_confident or not is_other_than(ratio, 1):
             return None
-        have_all = all("time_to_quality_s" in run.figures for point in self.match.points for run in point.runs)
+        have_all = all("time_to_quality_s" in run.figures for run in self.match.runs)
         return ratio if have_all else None
 
     def _quality(self, metric: Metric, judgement: Judgement, sooner: Estimate | None) -> str:

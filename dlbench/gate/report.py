@@ -43,7 +43,7 @@ MAX_NAMED = 4  # Points with one verdict on their floors that the headline names
 
 def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
     """Returns the overall verdict with its largest change, and the verdicts on each floor, as sentences."""
-    gated = [(point, metric) for point in points for metric in point.gated]
+    gated = list(_gated(points))
     floors = [(point, metric) for point, metric in gated if metric.is_floor]
     compared = [(point, metric) for point, metric in gated if not metric.is_floor]
     if not floors:
@@ -159,7 +159,7 @@ def methods(
     correction = f" for all {num_compared} comparisons of this command together, by Holm's correction"
     if num_compared < 2:
         correction = "; no correction, as there is no second comparison"
-    kinds = {metric.is_floor for point in points for metric in point.gated}
+    kinds = {metric.is_floor for _, metric in _gated(points)}
     if False not in kinds:
         return _FLOOR, ("Level", f"{share_text(rule.level)} below the interval, and the same above{correction}.")
     if paired:
@@ -316,9 +316,13 @@ class ComparisonReport:
 
     def each(self) -> Iterator[tuple[PointResult, MetricResult]]:
         """Yields every comparison that counts for the verdict, with its point."""
-        for point in self.points:
-            for metric in point.gated:
-                yield point, metric
+        return _gated(self.points)
+
+
+def _gated(points: Iterable[PointResult]) -> Iterator[tuple[PointResult, MetricResult]]:
+    for point in points:
+        for metric in point.gated:
+            yield point, metric
 
 
 def report_of(  # noqa: PLR0913 - the parts of a report that are not in its points
@@ -346,7 +350,7 @@ def report_of(  # noqa: PLR0913 - the parts of a report that are not in its poin
         own_cautions = tuple(caution for caution in point.cautions if caution not in cautions)
         results.append(dataclasses.replace(point, label=label, environment=own_differences, cautions=own_cautions))
     points = tuple(results)
-    gated = [metric for point in points for metric in point.gated]
+    gated = [metric for _, metric in _gated(points)]
     verdict = overall(metric.verdict for metric in gated)
     num_compared = sum(metric.tested is not None for metric in gated)
     return ComparisonReport(

@@ -107,8 +107,8 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
 
 def parse_allowed(texts: Iterable[str], contents: Iterable[Content]) -> frozenset[str]:
     """Returns the keys that may differ, from `--allow KEY[,KEY]`; `contents`: those of all runs, for errors."""
-    keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
-    paths = {path for content in contents for path in content.plan}.union(*_COVERED.values())
+    keys = {key.strip() for key in ",".join(texts).split(",") if key.strip()}
+    paths = set[str]().union(*(content.plan for content in contents), *_COVERED.values())
     for key in sorted(keys):
         if key in _NEVER:
             raise UserError(f"--allow {key}: runs of different workloads are never compared")
@@ -263,6 +263,11 @@ class Match:
         return () if self.b is None else self.b.runs
 
     @property
+    def runs(self) -> tuple[SideRun, ...]:
+        """The runs of both sides."""
+        return (*self.a.runs, *self.runs_b)
+
+    @property
     def quality(self) -> str:
         """The losses of both sides (medians over runs), if their ranks train differently between averages; else empty.
 
@@ -272,11 +277,10 @@ class Match:
             return ""
         losses_a = [run.loss for run in self.a.runs if run.loss is not None]
         losses_b = [run.loss for run in self.b.runs if run.loss is not None]
-        runs = (*self.a.runs, *self.b.runs)
-        if not losses_a or not losses_b or len(losses_a) + len(losses_b) < len(runs):
+        if not losses_a or not losses_b or len(losses_a) + len(losses_b) < len(self.runs):
             return f"{QUALITY_OPEN}: not every loss is finite and known"
         loss_a, loss_b = median(losses_a), median(losses_b)
-        if len({run.samples for run in runs}) > 1:
+        if len({run.samples for run in self.runs}) > 1:
             return f"{QUALITY_OPEN}: unequal samples; loss {loss_b:.5g} (B) against {loss_a:.5g} (A)"
         return f"{QUALITY_OPEN}: {losses_text(loss_b, loss_a, 'A')}"
 

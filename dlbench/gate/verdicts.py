@@ -17,6 +17,7 @@ and Howell, The Clinical Neuropsychologist 12, 1998).
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -238,12 +239,13 @@ def _with_borrowed_scatter(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evi
     freedom = sum(len(means) - 1 for means in repeated_means)
     between = max(sum((len(means) - 1) * variance(means) for means in repeated_means) / freedom, ROUNDING**2)
     # Pooled variance of runs within their sessions; 0 if every session is one run.
-    repeated_sessions = [session for group in groups for session in group if len(session) > 1]
+    repeated_sessions = [session for session in itertools.chain.from_iterable(groups) if len(session) > 1]
     within = 0.0
     if repeated_sessions:
         within_freedom = sum(len(session) - 1 for session in repeated_sessions)
         within = sum((len(session) - 1) * variance(session) for session in repeated_sessions) / within_freedom
-    usual_runs = harmonic_mean([len(session) for group in groups if len(group) > 1 for session in group])
+    repeated_groups = [group for group in groups if len(group) > 1]
+    usual_runs = harmonic_mean(list(map(len, itertools.chain.from_iterable(repeated_groups))))
     squared_error = sum(
         (between + within * max(0.0, 1 / harmonic_mean(list(map(len, group))) - 1 / usual_runs)) / len(group)
         for group in groups[:2]

@@ -131,6 +131,11 @@ class HistoryEntry:
         """Group, ranks and nodes, equal for runs of one point."""
         return self.group, self.ranks, self.nodes
 
+    @property
+    def compares_hosts(self) -> bool:
+        """True if the own work of its hosts was compared."""
+        return any(host.work_ratio for host in self.hosts)
+
     def figure(self, metric: str) -> float | None:
         """Returns the figure of a metric; None if the run has none."""
         return self.figures.get(metric)

@@ -67,7 +67,7 @@ class LevelStretch:
 
     @property
     def is_drift(self) -> bool:
-        """Whether the level changes from night to night."""
+        """True if the level changes from night to night."""
         return self.at_first != self.value.value
 
     @property
@@ -128,7 +128,7 @@ class Change:
 
     @property
     def is_drift(self) -> bool:
-        """Whether it is a change over many nights, without a date."""
+        """True for a change over many nights, which has no date."""
         return self.shape == "drift"
 
     @property

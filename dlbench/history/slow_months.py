@@ -145,14 +145,13 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     """Returns the state of all hosts of valid runs on two hosts or more; copies of a run count once."""
     all_entries = list(entries)
     runs = dated(all_entries)
-    counted = [run for run in runs if any(host.work_ratio for host in run.hosts)]
+    counted = [run for run in runs if run.compares_hosts]
     months = sorted({run.finished[:7] for run in counted})
     nights_by_host: dict[str, list[_HostNight]] = {}
     for runs_of_night in by_night(counted):
         for host, night in _host_nights(runs_of_night).items():
             nights_by_host.setdefault(host, []).append(night)
-    courses = [[night.work for night in nights] for nights in nights_by_host.values()]
-    changes = dict(zip(nights_by_host, change_points_together(courses), strict=True))
+    changes = dict(zip(nights_by_host, change_points_together(list(map(_works, nights_by_host.values()))), strict=True))
     as_of, oldest = "", ""
     if counted:
         as_of = counted[-1].finished
@@ -239,14 +238,18 @@ def _host_months(
         for host, nights in nights_by_host.items():
             month_nights[host] = [night for night in nights if night.month == month]
         for host, verdict in _verdicts(month_nights).items():
-            ratio = mean_ratio([night.work for night in month_nights[host]])
+            ratio = mean_ratio(_works(month_nights[host]))
             later = _mean_later(month_nights[host])
             host_months[host].append(HostMonth(month=month, ratio=ratio, later=later, verdict=verdict))
     return host_months
 
 
 def _mean_work(nights: Sequence[_HostNight]) -> Estimate | None:
-    return mean_ratio([night.work for night in nights]) if nights else None
+    return mean_ratio(_works(nights)) if nights else None
+
+
+def _works(nights: Sequence[_HostNight]) -> list[float]:
+    return [night.work for night in nights]
 
 
 def _mean_later(nights: Sequence[_HostNight]) -> Estimate | None:
@@ -260,5 +263,5 @@ def _verdicts(nights_by_host: Mapping[str, Sequence[_HostNight]]) -> dict[str, H
     for host, nights in nights_by_host.items():
         if nights:
             at_least = [night.at_least for night in nights if night.at_least is not None]
-            sessions[host] = HostSessions(work=[night.work for night in nights], at_least=at_least)
+            sessions[host] = HostSessions(work=_works(nights), at_least=at_least)
     return verdicts_of(sessions)

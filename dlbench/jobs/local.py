@@ -193,7 +193,6 @@ def _code(run: LaunchedRun) -> ExitCode:
 
 
 def _quality_text(result: QualityResult) -> str:
-    """Returns for example ``reached 0.52 top1 after 4,096 samples``, or the distance to the target."""
     target = f"{result.target:.6g} {result.metric}"
     if result.reached:
         return f"reached {target} after {result.samples_to_quality or 0:,} samples"
@@ -306,7 +305,6 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
 
     Modules and setup lines of the system are executed first, as in a job; with launcher `local` by each rank's shell.
-
     Raises `EnvironmentLacksError`: the launcher or the ranks' Python cannot be executed; recorded in the folder.
     `UserError`: a variable that the plan refers to has no value. `KeyboardInterrupt`: passed on, after the ranks were
     ended and the interruption was recorded.
@@ -357,9 +355,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
                 raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-        killed: tuple[int, int] | None = None
-        if not is_local:
-            killed = killed_by_signal(folder)
+        killed = killed_by_signal(folder) if not is_local else None
         ending = ranks.first_ending(launcher_log, killed)
         if ending is not None:
             ending = replace(ending, out_of_memory=memory.since())
@@ -383,7 +379,6 @@ def require_launcher(system: SystemSpec, path: str | None = None) -> None:
 
 
 def _program(launcher: LauncherName) -> str:
-    """Returns the program of a launcher, `mpirun` or `srun`; empty for launcher `local`."""
     return "" if launcher == "local" else launcher.partition("-")[0]
 
 

@@ -82,7 +82,6 @@ def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], w
 
 
 def _error(code: int, lines: Sequence[str], who: str) -> DlbenchError:
-    """Returns the error of a program that failed, from its exit code and the lines of its standard error."""
     for line in reversed(lines):
         if line.startswith(_PREFIX):
             return _KINDS.get(code, RunError)(line.removeprefix(_PREFIX))

@@ -1,10 +1,9 @@
 """Starts, monitors and ends the processes of a run on this machine, and handles signals to dlbench.
 
 Each process is a supervisor (dlbench.supervisor), which ends the processes of its program. If a supervisor itself was
-killed, all processes that carry the token of the launch are ended.
-
-Ctrl-C, SIGTERM and SIGHUP take effect only where dlbench checks for them, never during cleanup. SIGUSR1 does not
-interrupt: it asks the ranks to stop after the current step.
+killed, all processes that carry the token of the launch are ended. Ctrl-C, SIGTERM and SIGHUP take effect only where
+dlbench checks for them, never during cleanup. SIGUSR1 does not interrupt: it asks the ranks to stop after the current
+step.
 """
 
 from __future__ import annotations
@@ -70,9 +69,8 @@ class Interruption:
     """A context in which SIGINT, SIGTERM and SIGHUP are only counted, until `check` or the end of the context.
 
     After a signal the handlers stay in place beyond the context, so that repeated Ctrl-C does not interrupt the end of
-    the command. Ignored signals (nohup) stay ignored. Outside of the main thread the context changes nothing.
-
-    Raises `KeyboardInterrupt`: at the end, if there was a signal and no other error.
+    the command. Ignored signals (nohup) stay ignored. Outside of the main thread the context changes nothing. Raises
+    `KeyboardInterrupt`: at the end, if there was a signal and no other error.
     """
 
     def __init__(self) -> None:
@@ -136,7 +134,7 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one process ended."""
+    """The end of a process: exit code or signal, time and last error message."""
 
     rank: int | None  # None if the process is a launcher, which starts several ranks.
     program: str = ""  # The launcher, or `the supervisor of mpirun`; empty if the process is a rank.
@@ -148,7 +146,7 @@ class Ending:
 
     @property
     def by_signal(self) -> bool:
-        """Whether a signal ended it, so that the rank itself could not report why."""
+        """True if a signal ended it, so that the rank itself could not report why."""
         return self.code < 0
 
     @property
@@ -255,9 +253,8 @@ class RankProcesses:
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one supervisor; its output goes to `log`, its progress lines to `on_progress`.
 
-        The processes end when the thread that called this ends.
-
-        Raises `EnvironmentLacksError`: the command cannot be executed. `OSError`: the log cannot be written.
+        The processes end when the thread that called this ends. Raises `EnvironmentLacksError`: the command cannot be
+        executed. `OSError`: the log cannot be written.
         """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
@@ -392,9 +389,7 @@ class RankProcesses:
                 causes += [end for end in ends if end[2] < 0]
             if causes:
                 at, index, code = causes[0]
-        rank: int | None = index
-        if self._launcher and (at, index, code) not in self._ended:
-            rank = None
+        rank = None if self._launcher and (at, index, code) not in self._ended else index
         return self._ending(rank, code, at, log)
 
     def _ends(self) -> list[tuple[float, int, int]]:

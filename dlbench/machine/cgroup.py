@@ -1,8 +1,8 @@
-"""What the job's cgroup allows and takes: limits of processors and memory, throttled time, memory in use.
+"""Reads limits and use of the job's cgroup: cores, throttled time and memory.
 
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst; for version 1 Documentation/scheduler/sched-bwc.rst and
-Documentation/admin-guide/cgroup-v1/memory.rst. A limit acts on all groups below the one that has it, so that all groups
-from the process's own upwards are looked at, and the tightest is the one that is read.
+Documentation/admin-guide/cgroup-v1/memory.rst. A limit applies to all groups below the one that has it: of the
+process's own group and those above it, the one with the tightest limit is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlbench.machine.sources import (
 )
 from dlbench.machine.storage import mounts
 
-_UNLIMITED = 2**62  # Version 1 says `none` by a number near 2^63.
+_UNLIMITED = 2**62  # Version 1 has a number near 2^63 if there is no limit.
 MEMORY_FILES = {
     1: {
         "limit": "memory.limit_in_bytes",
@@ -36,7 +36,7 @@ MEMORY_FILES = {
     },
     2: {"limit": "memory.max", "used": "memory.current", "kills": "memory.events", "met": "memory.events"},
 }
-"""Files of a group by its version: the limit of memory, what is used, processes killed, how often the limit was met."""
+"""Files of a group by its version: memory limit, memory in use, killed processes, number of times the limit was met."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class ControlGroup:
     """The process's own group of one controller."""
 
     version: int
-    top: Path  # Where the hierarchy is mounted.
+    top: Path  # Mount point of the hierarchy.
     own: Path
 
     def upwards(self) -> Iterator[Path]:
-        """The own group's folder, then those above it that can be seen."""
+        """Yields the folder of the process's own group, then the visible ones above it."""
         folder = self.own
         while True:
             yield folder
@@ -58,7 +58,7 @@ class ControlGroup:
 
 
 def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Reads throttled time and memory of the group with the tightest limit; of the own one where none is limited."""
+    """Returns readings of throttled time and memory of the groups with the tightest limits, else of the own group."""
     plan = (
         ("cpu", "host.cpu.throttled_s", "host.cgroup.cpu_limit_cores", _cpu_limit, _throttled),
         ("memory", "host.cgroup.memory_bytes", "host.cgroup.memory_limit_bytes", memory_limit, _memory),
@@ -80,27 +80,27 @@ def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
 
 
 def own_group(root: Path, controller: str) -> ControlGroup:
-    """This process's group of a controller; `ReadingFailedError` where it cannot be seen."""
+    """Returns this process's group of a controller. Raises `ReadingFailedError`: it is not visible."""
     paths: dict[str, str] = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _number, controllers, path = [*line.split(":", 2), "", ""][:3]
         paths |= dict.fromkeys(controllers.split(","), path)  # version 2 has an empty name
-    hierarchies = [mount for mount in mounts(root) if mount.kind in ("cgroup", "cgroup2")]
-    for version, key in ((1, controller), (2, "")):
+    all_mounts = mounts(root)
+    version_1 = [mount for mount in all_mounts if mount.kind == "cgroup" and controller in mount.options]
+    version_2 = [mount for mount in all_mounts if mount.kind == "cgroup2"]
+    for version, key, hierarchies in ((1, controller, version_1), (2, "", version_2)):
         for mount in hierarchies:
-            is_it = mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
-            if is_it and key in paths:
+            if key in paths:
                 top = root / mount.place.lstrip("/")
                 return ControlGroup(version=version, top=top, own=_below(top, paths[key], mount.root))
     raise ReadingFailedError(f"no cgroup of the controller {controller} is mounted")
 
 
 def _below(top: Path, path: str, mount_root: str) -> Path:
-    """Where a group of /proc/self/cgroup is, in a hierarchy of which `mount_root` is mounted at `top`."""
+    """Returns the folder of a group of /proc/self/cgroup, if `mount_root` of its hierarchy is mounted at `top`."""
     inside = PurePosixPath(path)
     if ".." in inside.parts:
-        raise ReadingFailedError(f"the cgroup {fact(path)} is outside of what is mounted here")
+        raise ReadingFailedError(f"the cgroup {fact(path)} is outside of the mounted hierarchy")
     try:
         folder = top / inside.relative_to(mount_root)
     except ValueError as error:
@@ -113,22 +113,25 @@ def _below(top: Path, path: str, mount_root: str) -> Path:
 
 
 def tightest(group: ControlGroup, limit_of: Callable[[ControlGroup, Path], float | None]) -> tuple[Path, str]:
-    """The group with the lowest limit, and that limit as a fact; the own group and `none` without any."""
+    """Returns the group with the lowest limit, and the limit as text; without a limit the own group and `none`."""
     best: tuple[float, Path] | None = None
     for folder in group.upwards():
         try:
             limit = limit_of(group, folder)
         except ReadingFailedError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                continue  # the root of a hierarchy has no limits, nor has a group without the controller
+                continue  # the root of a hierarchy, and a group without the controller, have no limits
             return group.own, f"unknown: {error.reason}"
         if limit is not None and (best is None or limit < best[0]):
             best = limit, folder
-    return (group.own, "none") if best is None else (best[1], f"{best[0]:.15g}")
+    if best is None:
+        return group.own, "none"
+    lowest, limited_group = best
+    return limited_group, f"{lowest:.15g}"
 
 
 def _cpu_limit(group: ControlGroup, folder: Path) -> float | None:
-    """Cores' worth of time that the group may use."""
+    """Returns the CPU time per time that a group may use, in cores; None without a limit."""
     if group.version == 1:
         quota = read_line(folder / "cpu.cfs_quota_us")
         period = read_line(folder / "cpu.cfs_period_us")
@@ -136,14 +139,14 @@ def _cpu_limit(group: ControlGroup, folder: Path) -> float | None:
         quota, _, period = read_line(folder / "cpu.max").partition(" ")
     if quota in ("max", "-1"):
         return None
-    length = number_in(period, folder)
-    if length == 0:
+    period_us = number_in(period, folder)
+    if period_us == 0:
         raise ReadingFailedError(f"{folder}: a period of 0 microseconds")
-    return number_in(quota, folder) / length
+    return number_in(quota, folder) / period_us
 
 
 def memory_limit(group: ControlGroup, folder: Path) -> float | None:
-    """Bytes that a group may use; None where it has no limit. `ReadingFailedError` where that cannot be read."""
+    """Returns the bytes that a group may use; None without a limit. Raises `ReadingFailedError`: it is not readable."""
     path = folder / MEMORY_FILES[group.version]["limit"]
     text = read_line(path)
     if text == "max":
@@ -153,14 +156,16 @@ def memory_limit(group: ControlGroup, folder: Path) -> float | None:
 
 
 def _throttled(group: ControlGroup, folder: Path) -> Callable[[], Values]:
-    key, factor = ("throttled_time", 1e-9) if group.version == 1 else ("throttled_usec", 1e-6)
+    key, seconds_per_unit = "throttled_usec", 1e-6
+    if group.version == 1:
+        key, seconds_per_unit = "throttled_time", 1e-9
     path = folder / "cpu.stat"
 
     def call() -> Values:
         throttled = keyed_number(path, key)
         if throttled is None:
-            raise ReadingFailedError(f"{path}: no line {key}; a group without a limit of time has none")
-        return [throttled * factor]
+            raise ReadingFailedError(f"{path}: no line {key}, as in a group without a CPU limit")
+        return [throttled * seconds_per_unit]
 
     return call
 

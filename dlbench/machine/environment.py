@@ -1,6 +1,7 @@
-"""Captures the environment a run had: machine, software, scheduler, settings. Reads only; never the whole environment.
+"""Captures the environment of a run: machine, software, scheduler and settings.
 
-Variables are taken by an allow-list, because an environment holds secrets; of these, what looks like one is left out.
+Variables are selected by an allow-list, because an environment contains secrets; values that look like secrets are left
+out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import dlbench
 from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpus import adapters, hidden_gpus, nvml_session
-from dlbench.units import utf8_text
+from dlbench.units import counted, utf8_text
 
 PACKAGES = (
     *("torch", "horovod", "mpi4py", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers"),
@@ -45,16 +46,16 @@ VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "LD_PRELOAD", "GLIBC_TUNABLES"),
 )
 DIGESTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
-"""Lists of folders: whether two are equal matters to speed, which folders of a person they name is private."""
+"""Lists of folders, of which only a digest is recorded: equality matters to speed, the names of folders are private."""
 
-# What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
+# Variables that launchers set for their own processes, which differ between ranks or starts.
 INTERNAL = re.compile(
     r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+|AUTOTUNE_LOG)$"
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 
-# Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
+# Set by dlbench itself for several ranks; a run of one rank would seem to have another environment.
 _OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
 
 HOST_NAME_REMEDY = (
@@ -65,9 +66,9 @@ HOST_NAME_REMEDY = (
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """Returns what shapes a run's speed, by name; what is not known is left out, what cannot be asked is in `problems`.
+    """Returns facts that influence a run's speed, by name, without unknown ones; errors are appended to `problems`.
 
-    `withheld`: names of variables that are not to be written down, besides those that look like secrets.
+    `withheld`: names of other variables that must not be recorded.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):
@@ -83,24 +84,25 @@ def _facts(
 ) -> Iterable[tuple[str, Callable[[], Mapping[str, str]]]]:
     for name, call in _SINGLE.items():
         yield name, partial(_fact, name, call)
-    # What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers).
+    # Set by the launch of the rank (dlbench.jobs.scripts.containers).
     names = ("kind", "image", "sha256")
     container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in names}
-    yield "container", lambda: container
+    yield "container", partial(dict, container)
     yield "package", lambda: {f"package.{name}": package_version(name) for name in PACKAGES}
     allowed = {
-        k: v
-        for k, v in sorted(variables.items())
-        if k not in withheld
-        and (k in VARIABLES or k.startswith(VARIABLE_PREFIXES))
-        and not INTERNAL.match(k)
-        and (k, v) != _OWN_TIMELINE
-        and not is_secret_name(k)
-        and not is_secret_value(v)
+        name: value
+        for name, value in sorted(variables.items())
+        if name not in withheld
+        and (name in VARIABLES or name.startswith(VARIABLE_PREFIXES))
+        and not INTERNAL.match(name)
+        and (name, value) != _OWN_TIMELINE
+        and not is_secret_name(name)
+        and not is_secret_value(value)
     }
-    yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
-    lists = {k: variables[k] for k in DIGESTED if variables.get(k) and k not in withheld}
-    yield "list of folders", lambda: {f"variable.{k}": _list_digest(v) for k, v in lists.items()}
+    for name in DIGESTED:
+        if variables.get(name) and name not in withheld:
+            allowed[name] = _list_digest(variables[name])
+    yield "variable", partial(dict, {f"variable.{name}": value for name, value in allowed.items()})
     yield "adapter", lambda: {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
     yield "gpu", _gpus
 
@@ -110,8 +112,8 @@ def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
 
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
-    """Where one environment differs from another, each as ``key: mine, reference has ...``."""
-    # A boot, and Slurm's address of a node in its network, name the node.
+    """Returns the differences between two environments, each as ``key: VALUE, rank 0 has VALUE``."""
+    # The boot and Slurm's topology address differ between nodes.
     skipped = {"host", "boot_id", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
     keys = sorted((mine.keys() | reference.keys()) - skipped)
     return [
@@ -129,13 +131,13 @@ def _text(path: str) -> str:
 
 
 def _line(path: str, pattern: str) -> str:
-    """The group of a pattern in the first line of a file that begins so; empty where there is none."""
+    """Returns the group of a pattern in the first line of a file that matches; empty if none does."""
     match = re.search(rf"^{pattern}", _text(path), re.MULTILINE)
     return match[1].strip() if match else ""
 
 
 def package_version(package: str) -> str:
-    """Returns the installed version of a package; empty where it is not installed."""
+    """Returns the installed version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -144,12 +146,11 @@ def package_version(package: str) -> str:
 
 def _list_digest(folders: str) -> str:
     digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
-    count = folders.count(os.pathsep) + 1
-    return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"
+    return f"{counted(folders.count(os.pathsep) + 1, 'folder')}, SHA-256 {digest}"
 
 
 def _mpi_library() -> str:
-    """What the MPI library in this process says of itself, its first line; empty where none is loaded.
+    """Returns the first line of the version of the MPI library in this process; empty if none is loaded.
 
     MPI-4.1, section 9.1.1: MPI_Get_library_version may be called before MPI_Init and after MPI_Finalize.
     """
@@ -162,8 +163,9 @@ def _mpi_library() -> str:
 
 
 def _gpus() -> dict[str, str]:
-    hidden = hidden_gpus()
-    facts = {"gpu.unused": hidden.reason} if hidden else {}
+    facts = {}
+    if hidden := hidden_gpus():
+        facts["gpu.unused"] = hidden.reason
     with nvml_session() as nvml:
         if nvml is None:
             return facts
@@ -177,29 +179,34 @@ def _gpus() -> dict[str, str]:
     return facts
 
 
+def _memory_bytes() -> str:
+    kilobytes = _line("/proc/meminfo", r"MemTotal:\s*(\d+) kB")
+    return str(int(kilobytes) * 1024) if kilobytes else ""
+
+
 _SINGLE: dict[str, Callable[[], str]] = {
     "host": platform.node,
-    "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),
+    "boot_id": partial(_text, "/proc/sys/kernel/random/boot_id"),
     "os": lambda: _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system(),
     "kernel": platform.release,
     "python": platform.python_version,
     "libc": lambda: " ".join(platform.libc_ver()),
     "cpu.model": lambda: _line("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor(),
     "cpu.cores": lambda: str(os.cpu_count() or ""),
-    "cpu.governor": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-    "cpu.clocksource": lambda: _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-    "memory.bytes": lambda: str(int(_line("/proc/meminfo", r"MemTotal:\s*(\d+) kB") or 0) * 1024 or ""),
-    "memory.transparent_hugepages": lambda: _line("/sys/kernel/mm/transparent_hugepage/enabled", r".*\[(\w+)\]"),
+    "cpu.governor": partial(_text, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "cpu.clocksource": partial(_text, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+    "memory.bytes": _memory_bytes,
+    "memory.transparent_hugepages": partial(_line, "/sys/kernel/mm/transparent_hugepage/enabled", r".*\[(\w+)\]"),
     "mpi.library": _mpi_library,
-    "dlbench.version": lambda: dlbench.__version__,
+    "dlbench.version": partial(str, dlbench.__version__),
     "dlbench.commit": bundled.commit,
     "dlbench.files": bundled.installed_files,
 }
-"""Facts that are one text each, by their names."""
+"""Functions for facts of one value each, by name."""
 
 
 def host_name_problem() -> str:
-    """Why the host's own name leads to no address, one line without the remedy; empty if it does."""
+    """Returns why the host's own name does not resolve to an address, without a remedy; empty if it does."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)

@@ -1,11 +1,11 @@
-"""Cores, memory, networks, disks, cgroup and energy of this machine: counters of the kernel, read and never changed.
+"""Reads the kernel's counters of cores, memory, networks, disks, cgroups and energy on this machine.
 
-psutil reads what it knows, InfiniBand, cgroups and RAPL are read from sysfs here; counters that fall were reset, and go
-on from where they stood. Sources:
+psutil reads most of them; InfiniBand, cgroups and RAPL are read from sysfs. A counter that falls was reset, and
+continues from its last value. Sources:
 
 - InfiniBand: `port_rcv_data` and `port_xmit_data` of /sys/class/infiniband count units of four bytes (InfiniBand
   Architecture Specification, PortCounters; Linux, Documentation/ABI/stable/sysfs-class-infiniband).
-- RAPL: Linux, Documentation/power/powercap/powercap.rst: `energy_uj` counts microjoules and starts again at zero after
+- RAPL: Linux, Documentation/power/powercap/powercap.rst: `energy_uj` counts microjoules and restarts at zero after
   `max_energy_range_uj`. Since CVE-2020-8694 only root may read it on most systems.
 """
 
@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ from dlbench.machine.sources import (
     read_text,
 )
 
-MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
-KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
-MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
+MAX_INTERFACES = 64  # Most interfaces that are read, those of real devices first.
+KEEP_UP_S = 60.0  # The smallest counters overflow after 65 kJ, which is two minutes of a package that takes 500 W.
+MAX_CORES = 64  # Most cores with a field each; larger machines have only fields for mean and maximum.
 
 _LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
 
@@ -56,29 +57,32 @@ _ABOUT = {
 def _moved_bytes(
     group: str, names: list[str], counters: Callable[[], Mapping[str, Any]], members: Mapping[str, str]
 ) -> Reading:
-    """Counters of several devices from one call of psutil; `members`: its name of each, by the end of the field's."""
+    """Returns a reading of several devices by one call of psutil; `members`: its attributes by suffix of the field."""
 
     def call() -> Values:
         devices = counters()
-        return [
-            float(getattr(devices[name], member)) if name in devices else ReadingFailedError(f"{fact(name)} is gone")
-            for name in names
-            for member in members.values()
-        ]
+        values: list[float | ReadingFailedError] = []
+        for name in names:
+            for member in members.values():
+                if name in devices:
+                    values.append(float(getattr(devices[name], member)))
+                else:
+                    values.append(ReadingFailedError(f"{fact(name)} is gone"))
+        return values
 
     fields = _fields(f"{group}.", field_parts(names).values(), members)
     return Reading(fields=fields, call=call)
 
 
 def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Interfaces that are up, without the loopback; all of them, where none is left."""
+    """Returns a reading of the interfaces that are up, except the loopback; of all interfaces if there are none."""
     import psutil
 
     def all_interfaces() -> dict[str, Any]:
         return psutil.net_io_counters(pernic=True) or {}
 
     try:
-        known = guarded(all_interfaces)
+        interfaces = guarded(all_interfaces)
         is_up = {name: state.isup for name, state in psutil.net_if_stats().items()}
     except ReadingFailedError as error:
         unavailable["host.net"] = error.reason
@@ -86,28 +90,30 @@ def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str
     except OSError as error:
         unavailable["host.net"] = f"states of the interfaces: {error.strerror or error}"
         return []
-    names = [name for name in known if name != "lo" and is_up.get(name, False)] or list(known)
+    names = [name for name in interfaces if name != "lo" and is_up.get(name, False)] or list(interfaces)
     if not names:
         unavailable["host.net"] = "the kernel lists no interface"
         return []
     names.sort(key=lambda name: (not (root / "sys/class/net" / name / "device").exists(), name))
     chosen = names[:MAX_INTERFACES]
-    left_out = sorted(known.keys() - set(chosen))
+    left_out = sorted(interfaces.keys() - set(chosen))
     if left_out:
         facts["host.net.left_out"] = fact(", ".join(left_out))
     members = {"received_bytes": "bytes_recv", "sent_bytes": "bytes_sent"}
     return [_moved_bytes("host.net", chosen, all_interfaces, members)]
 
 
-def _fields(prefix: str, parts: Iterable[str], ends: Iterable[str]) -> tuple[Field, ...]:
-    return tuple(Field(name=f"{prefix}{part}.{end}", kind=DOUBLE) for part in parts for end in ends)
+def _fields(prefix: str, parts: Iterable[str], suffixes: Iterable[str]) -> tuple[Field, ...]:
+    names = [f"{prefix}{part}.{suffix}" for part, suffix in product(parts, suffixes)]
+    return tuple(Field(name=name, kind=DOUBLE) for name in names)
 
 
 def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Ports that are active; each direction of each is a reading of its own."""
     top = root / "sys/class/infiniband"
+    ports: list[Path] = []
     try:
-        ports = sorted(port for device in top.iterdir() for port in (device / "ports").iterdir())
+        for device in top.iterdir():
+            ports += (device / "ports").iterdir()
     except FileNotFoundError:
         ports = []
     except OSError as error:
@@ -116,6 +122,7 @@ def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[st
     if not ports:
         unavailable["host.infiniband"] = "no InfiniBand device"
         return []
+    ports.sort()
     readings = []
     names = field_parts([f"{port.parent.parent.name}.{port.name}" for port in ports])
     for port, part in zip(ports, names.values(), strict=True):
@@ -136,21 +143,21 @@ def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[st
 
 
 def _port_bytes(path: Path) -> Callable[[], Values]:
-    rising = MonotonicCounter()
+    counter = MonotonicCounter()
 
     def call() -> Values:
         words = read_number(path)
         if words == 2**32 - 1:
-            raise ReadingFailedError(f"{path}: an old counter of 32 bits, which has reached its end and stays there")
-        return [float(4 * rising.at(words))]
+            raise ReadingFailedError(f"{path}: an old counter of 32 bits, which stays at its maximum")
+        return [float(4 * counter.at(words))]
 
     return call
 
 
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """One counter of joules for each package, and for each package's memory; no two of them overlap.
+    """Returns readings of the joules of each package and of its memory.
 
-    Cores and uncore are within their package, and `psys` holds all of them; they are left out.
+    Cores and uncore are parts of a package, and `psys` includes all packages: these are left out.
     """
     top = root / "sys/class/powercap"
     try:
@@ -169,7 +176,9 @@ def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, s
         try:
             name = _name(zone)
             if name:
-                names[zone] = name if name not in names.values() else f"{name}.{zone.name}"
+                if name in names.values():
+                    name = f"{name}.{zone.name}"
+                names[zone] = name
                 counters[zone] = _joules(zone)
         except ReadingFailedError as error:
             unavailable[f"host.energy.{names.get(zone, zone.name)}_j"] = error.reason
@@ -185,7 +194,7 @@ def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, s
 
 
 def _name(zone: Path) -> str:
-    """The package, or the package and `dram`; empty for a zone that is part of another one that is read."""
+    """Returns the package, or the package and `dram`; empty for a zone that is part of another one."""
     name = read_line(zone / "name")
     if zone.name.count(":") == 1:
         return "" if name == "psys" else name
@@ -196,28 +205,28 @@ def _name(zone: Path) -> str:
 
 
 def _joules(zone: Path) -> Callable[[], Values]:
-    # Without its end a counter that wraps cannot be told from one that was reset.
-    rising = MonotonicCounter(wraps_at=read_number(zone / "max_energy_range_uj"))
+    # Without its maximum an overflow could not be distinguished from a reset.
+    counter = MonotonicCounter(wraps_at=read_number(zone / "max_energy_range_uj"))
 
     def call() -> Values:
         try:
-            return [rising.at(read_number(zone / "energy_uj")) / 1e6]
+            return [counter.at(read_number(zone / "energy_uj")) / 1e6]
         except ReadingFailedError as error:
             if not isinstance(error.__cause__, PermissionError):
                 raise
-            reason = f"{error.reason}; most systems let only root read it since CVE-2020-8694"
+            reason = f"{error.reason}; since CVE-2020-8694 most systems let only root read it"
             raise ReadingFailedError(reason) from error
 
     return call
 
 
 def open_sources() -> Source:
-    """GPUs and host of this machine in one source; what it lacks is in `unavailable`, and is no error."""
+    """Opens GPUs and host of this machine as one source; missing parts are listed in `unavailable`."""
     return open_nvml().joined(open_host())
 
 
 def open_host(root: Path = Path("/")) -> Source:
-    """Host counters of this machine; `root`: where `proc` and `sys` are, but for psutil (`psutil.PROCFS_PATH`)."""
+    """Opens the host counters; `root`: parent folder of `proc` and `sys`, except for psutil (`psutil.PROCFS_PATH`)."""
     unavailable: dict[str, str] = {}
     facts: dict[str, str] = dict(_ABOUT)
     load = Field(name="host.load_1min")
@@ -235,8 +244,6 @@ def open_host(root: Path = Path("/")) -> Source:
 
 
 class _Cores:
-    """How busy each core was since the call before."""
-
     def __init__(self) -> None:
         self._before = self._times()
 
@@ -246,14 +253,14 @@ class _Cores:
 
     @staticmethod
     def _times() -> list[tuple[float, float]]:
-        """Of each core: seconds in all, and of them idle or waiting for I/O."""
+        """Returns for each core the total seconds, and the seconds in which it was idle or waited for I/O."""
         import psutil
 
-        found = []
+        times = []
         for core in psutil.cpu_times(percpu=True):
-            guest = getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0)  # within user and nice already
-            found.append((sum(core) - guest, core.idle + getattr(core, "iowait", 0.0)))
-        return found
+            guest = getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0)  # already part of user and nice
+            times.append((sum(core) - guest, core.idle + getattr(core, "iowait", 0.0)))
+        return times
 
     def busy(self) -> list[float]:
         before, now = self._before, self._times()
@@ -262,9 +269,12 @@ class _Cores:
         self._before = now
         shares = []
         for (total, idle), (total_before, idle_before) in zip(now, before, strict=True):
-            passed = total - total_before
-            # The kernel's count of idle time may step back (proc(5), /proc/stat), hence the limits.
-            shares.append(min(1.0, max(0.0, 1 - (idle - idle_before) / passed)) if passed > 0 else math.nan)
+            elapsed_s = total - total_before
+            share = math.nan
+            if elapsed_s > 0:
+                # Limited, because the kernel's idle time may decrease (proc(5), /proc/stat).
+                share = min(1.0, max(0.0, 1 - (idle - idle_before) / elapsed_s))
+            shares.append(share)
         return shares
 
 
@@ -285,15 +295,17 @@ def _core_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str
         few = (Field(name="host.cpu.mean.busy"), Field(name="host.cpu.max.busy"))
 
         def mean_and_maximum() -> Values:
-            known = [share for share in cores.busy() if not math.isnan(share)]
-            return [sum(known) / len(known), max(known)] if known else [math.nan, math.nan]
+            shares = [share for share in cores.busy() if not math.isnan(share)]
+            if not shares:
+                return [math.nan, math.nan]
+            return [sum(shares) / len(shares), max(shares)]
 
         return [Reading(fields=few, call=mean_and_maximum), *readings]
     try:
         numbers = sorted(cpu_list(read_line(root / "sys/devices/system/cpu/online")))
     except ReadingFailedError:
         numbers = []
-    if len(numbers) != cores.count:  # psutil tells of others
+    if len(numbers) != cores.count:  # psutil lists other cores
         numbers = list(range(cores.count))
     fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in numbers)
     return [Reading(fields=fields, call=cores.busy), *readings]
@@ -303,16 +315,16 @@ def _mean_frequency() -> Values:
     import psutil
 
     if not hasattr(psutil, "cpu_freq"):
-        raise ReadingFailedError("the kernel tells no core's frequency")
-    # 0 is what psutil says of a core that is off.
-    known = [core.current for core in psutil.cpu_freq(percpu=True) if core.current > 0]
-    if not known:
-        raise ReadingFailedError("the kernel tells no core's frequency")
-    return [sum(known) / len(known) * 1e6]
+        raise ReadingFailedError("the kernel provides no core frequency")
+    # psutil returns 0 for a core that is offline.
+    frequencies_mhz = [core.current for core in psutil.cpu_freq(percpu=True) if core.current > 0]
+    if not frequencies_mhz:
+        raise ReadingFailedError("the kernel provides no core frequency")
+    return [sum(frequencies_mhz) / len(frequencies_mhz) * 1e6]
 
 
 def _memory_readings(root: Path) -> list[Reading]:
-    """Memory in use and page cache; not by psutil, which counts memory of the kernel (SReclaimable) as cache."""
+    """Returns a reading of memory in use and page cache, without psutil, which counts SReclaimable as cache."""
     path = root / "proc/meminfo"
 
     def call() -> Values:
@@ -334,9 +346,9 @@ def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
         return psutil.disk_io_counters(perdisk=True) or {}
 
     try:
-        # Partitions have no folder in /sys/block; where nothing at all has one, there is nothing to tell them by.
-        found = sorted(name for name in guarded(all_disks) if not _LEFT_OUT_DISKS.match(name))
-        names = [n for n in found if (root / "sys/block" / n.replace("/", "!")).exists()] or found
+        # Partitions have no folder in /sys/block. If no disk has one, all are kept.
+        all_names = sorted(name for name in guarded(all_disks) if not _LEFT_OUT_DISKS.match(name))
+        names = [name for name in all_names if (root / "sys/block" / name.replace("/", "!")).exists()] or all_names
     except ReadingFailedError as error:
         unavailable["host.disk"] = error.reason
         return []

@@ -1,7 +1,7 @@
-"""Memory of this process, what a job may still put into memory, and whether the kernel killed for lack of it.
+"""Reads the memory of this process, the memory that a job may still use, and out-of-memory kills by the kernel.
 
-A process that is killed so ends by SIGKILL as any other. The proof is `oom_kill`, in `memory.events` of version 2
-(Linux, Documentation/admin-guide/cgroup-v2.rst) and in `memory.oom_control` of version 1 (since Linux 4.13).
+Such a kill is a SIGKILL like any other. It is proved by the counter `oom_kill` in `memory.events` of version 2 (Linux,
+Documentation/admin-guide/cgroup-v2.rst) or `memory.oom_control` of version 1 (since Linux 4.13).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def resident_bytes() -> int | None:
-    """Resident now (VmRSS); None where the kernel does not say."""
+    """Returns the resident memory (VmRSS); None if unknown."""
     return _kilobytes(_STATUS, "VmRSS")
 
 
 def peak_resident_bytes() -> int | None:
-    """The peak since the process began or `reset_peak` (VmHWM); None where the kernel does not say."""
+    """Returns the peak of resident memory since the process began or `reset_peak` (VmHWM); None if unknown."""
     return _kilobytes(_STATUS, "VmHWM")
 
 
 def reset_peak() -> bool:
-    """The peak is from now on that of what follows; whether the kernel can do that."""
+    """Resets the peak of resident memory; returns whether the kernel supports that."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # proc(5), since Linux 4.0
     except OSError:
@@ -40,7 +40,6 @@ def reset_peak() -> bool:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """Bytes of a line ``name: number kB``; None where nobody says."""
     try:
         lines = read_text(path, _MAX_FILE).splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
@@ -49,12 +48,12 @@ def _kilobytes(path: Path, name: str) -> int | None:
 
 
 def lies_in_memory(folder: Path) -> bool:
-    """Whether a folder's file system is in memory, by the mount point nearest above it (/proc/self/mountinfo)."""
+    """Returns whether a folder's file system is in memory, by its mount (/proc/self/mountinfo)."""
     return file_system_of(folder) in _IN_MEMORY
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that this process may still put into memory, page cache included; None: nobody says."""
+    """Returns the bytes that this process may still use in memory, page cache included; None if unknown."""
     rooms = [_kilobytes(root / "proc/meminfo", "MemAvailable")]
     with suppress(ReadingFailedError):
         group = own_group(root, "memory")
@@ -63,7 +62,7 @@ def memory_room(root: Path = Path("/")) -> int | None:
 
 
 def _room(group: ControlGroup, folder: Path) -> int | None:
-    """What a group's limit leaves; None without a limit, or where it cannot be read."""
+    """Returns the bytes that a group may still use; None without a limit, or if it cannot be read."""
     files = ("inactive_file", "active_file")
     if group.version == 1:
         files = ("total_inactive_file", "total_active_file")
@@ -83,10 +82,10 @@ def _room(group: ControlGroup, folder: Path) -> int | None:
 
 
 class MemoryKills:
-    """The counters of this process's own cgroup and of those above it, as they were when this was made."""
+    """Detects kills by the out-of-memory killer since its creation, with counters of this process's cgroups."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """`root`: where `proc` and the mounted hierarchies are."""
+        """`root`: parent folder of `proc` and of the mounted hierarchies."""
         try:
             self._group: ControlGroup | None = own_group(root, "memory")
         except ReadingFailedError:
@@ -95,18 +94,20 @@ class MemoryKills:
         self._full = self._times_full()
 
     def since(self) -> str:
-        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest full group; empty: nothing."""
+        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest full group, or an empty text."""
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:
             return ""
-        before, now = self._full, self._times_full()
-        limits = [limit for folder, (limit, times) in now.items() if times > before.get(folder, (0.0, times))[1]]
+        limits = []
+        for folder, (limit, times) in self._times_full().items():
+            if folder in self._full and times > self._full[folder][1]:
+                limits.append(limit)
         if not limits:
-            return "its counter oom_kill rose, and no limit of a cgroup was met: the machine's own memory was full"
+            return "its counter oom_kill rose, and no cgroup met its limit: the machine's own memory was full"
         return f"the cgroup's limit is {format_bytes(min(limits))} ({MEMORY_FILES[self._group.version]['limit']})"
 
     def _count(self) -> int | None:
-        """Processes of the own group that were killed so far; None where the kernel does not say."""
+        """Returns how many processes of the own group were killed so far; None if unknown."""
         if self._group is None:
             return None
         with suppress(ReadingFailedError):
@@ -114,17 +115,17 @@ class MemoryKills:
         return None
 
     def _times_full(self) -> dict[Path, tuple[float, int]]:
-        """Limit in bytes of each group that has one, and how often it was met."""
+        """Returns for each group with a limit the limit in bytes, and how often it was met."""
         if self._group is None:
             return {}
-        found = {}
+        by_folder = {}
         for folder in self._group.upwards():
             path = folder / MEMORY_FILES[self._group.version]["met"]
             try:
                 limit = memory_limit(self._group, folder)
                 times = read_number(path) if self._group.version == 1 else keyed_number(path, "oom")
-            except ReadingFailedError:  # the root of a hierarchy has none
+            except ReadingFailedError:  # the root of a hierarchy has no limit
                 continue
             if limit is not None and times is not None:
-                found[folder] = limit, times
-        return found
+                by_folder[folder] = limit, times
+        return by_folder

@@ -1,16 +1,15 @@
-"""GPUs through NVML (package nvidia-ml-py), read-only: no call here sets, resets or clears.
+"""Reads counters of GPUs with NVML (package nvidia-ml-py); no call sets, resets or clears anything.
 
-NVML's utilisation says whether any kernel ran; its GPU performance monitoring (GPM, Hopper and newer) says how much of
-the GPU it used. Those metrics are read without privileges and are means over the time since the reading before, so that
-reading seldom loses nothing.
-
-Source: the NVML API reference of the NVIDIA driver (nvml.h), through the package nvidia-ml-py.
+NVML's utilisation shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of
+the GPU it used, as means since the previous reading, so that infrequent reading loses nothing; it needs no privileges.
+Source: the NVML API reference of the NVIDIA driver (nvml.h).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from dlbench.machine.sources import DOUBLE, FLOAT, Field, Kind, Reading, Reading
 
 Call = Callable[[], Values]
 
-# Codes after which nothing of this GPU can be read.
-_GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_GPU_NOT_FOUND")
+# Error codes after which no field of this GPU can be read.
+_LOST = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_GPU_NOT_FOUND")
 _MISSING = ("NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
 _VALUE_TYPES = (
     ("NVML_VALUE_TYPE_DOUBLE", "dVal"),
@@ -37,7 +36,7 @@ _CLOCK, _MAX_CLOCK = ("nvmlDeviceGetClockInfo",), ("nvmlDeviceGetMaxClockInfo",)
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _TEMPERATURE = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 _PCIE = ("nvmlDeviceGetPcieThroughput",)
-LEAST_S = 0.1  # Between two readings of GPM; only the first, which shows whether the GPU answers, has to wait for it.
+LEAST_S = 0.1  # Least time between two readings of GPM; only the first reading, right after the start, has to wait.
 _MIB = 2.0**20
 METRICS: tuple[tuple[str, str, float, Kind], ...] = (
     # Field, NVML's constant, factor to the field's unit.
@@ -68,12 +67,10 @@ _ABOUT = {
 
 
 class _Single(NamedTuple):
-    """A field that is one number of one call."""
-
     name: str
-    functions: tuple[str, ...]  # The call; older names after newer ones, the first that answers is used.
+    functions: tuple[str, ...]  # Names of the call, newest first: the first that works is used.
     arguments: tuple[str, ...] = ()  # Names of NVML's constants, after the device.
-    factor: float = 1.0  # Its unit from NVML's.
+    factor: float = 1.0  # From NVML's unit to that of the field.
     kind: Kind = FLOAT
     is_slow: bool = False
 
@@ -89,7 +86,7 @@ _SINGLES = (
     _Single("pcie_replays", ("nvmlDeviceGetPcieReplayCounter",), kind=DOUBLE, is_slow=True),
     _Single("ecc_corrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
     _Single("ecc_uncorrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
-    # Each of these two watches the bus for 20 ms, which is why they come last.
+    # These two come last, because each call measures for 20 ms.
     _Single("pcie_received_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_RX_BYTES",), 1e3, is_slow=True),
     _Single("pcie_sent_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_TX_BYTES",), 1e3, is_slow=True),
 )
@@ -97,11 +94,11 @@ _SINGLES = (
 
 class _Device:
     def __init__(self, nvml: ModuleType, handle: Any, prefix: str) -> None:
-        """`prefix` of the whole GPU's field names: `gpu.0.`; if it is lost, all of them end."""
+        """`prefix`: of the GPU's field names, `gpu.0.`; if the GPU is lost all these fields end."""
         self.nvml, self.handle, self.prefix = nvml, handle, prefix
 
     def has(self, name: str) -> Any:
-        """A constant or function of nvidia-ml-py; `ReadingFailedError` where this version of it does not have it."""
+        """Returns a constant or function of nvidia-ml-py. Raises `ReadingFailedError`: this version lacks it."""
         try:
             return getattr(self.nvml, name)
         except AttributeError as error:
@@ -112,40 +109,40 @@ class _Device:
         return self.has(function)(self.handle, *arguments)
 
     def failure(self, error: Exception) -> ReadingFailedError:
-        """NVML's error in its own words; a lost GPU ends all its fields."""
-        is_gone = getattr(error, "value", None) in {getattr(self.nvml, name, None) for name in _GONE}
-        return ReadingFailedError(str(error), self.prefix if is_gone else "")
+        """Returns an error with NVML's message; a lost GPU ends all its fields."""
+        is_lost = getattr(error, "value", None) in {getattr(self.nvml, name, None) for name in _LOST}
+        return ReadingFailedError(str(error), self.prefix if is_lost else "")
 
     def failed(self, code: int) -> ReadingFailedError:
         return self.failure(self.nvml.NVMLError(code))
 
-    def reading(self, fields: tuple[Field, ...], *ways: Call) -> Reading:
-        """Fields by a call; of several ways the first that answers is used from then on."""
+    def reading(self, fields: tuple[Field, ...], *calls: Call) -> Reading:
+        """Returns a reading of fields by the first of several calls that works."""
         missing = {getattr(self.nvml, name, None) for name in _MISSING}
-        left = list(ways)
+        candidates = list(calls)
 
         def call() -> Values:
             try:
-                while len(left) > 1:
+                while len(candidates) > 1:
                     try:
-                        values = left[0]()
+                        values = candidates[0]()
                     except ReadingFailedError:
-                        left.pop(0)
+                        candidates.pop(0)
                     except self.nvml.NVMLError as error:
                         if error.value not in missing:
                             raise
-                        left.pop(0)
+                        candidates.pop(0)
                     else:
-                        del left[1:]
+                        del candidates[1:]
                         return values
-                return left[0]()
+                return candidates[0]()
             except self.nvml.NVMLError as error:
                 raise self.failure(error) from error
 
         return Reading(fields=fields, call=call)
 
     def memory(self, name: str) -> Reading:
-        """Reads memory in use without the driver's reserve, which drivers without version 2 of the call count in."""
+        """Returns a reading of the memory in use, without the driver's reserve if version 2 of the call exists."""
         field = Field(name=f"{name}memory_used_bytes", kind=DOUBLE)
         return self.reading(
             (field,),
@@ -154,91 +151,93 @@ class _Device:
         )
 
     def single(self, single: _Single) -> Reading:
-        def way(function: str) -> Call:
+        def call_of(function: str) -> Call:
             return lambda: [self.ask(function, *single.arguments) * single.factor]
 
         field = Field(name=self.prefix + single.name, kind=single.kind, is_slow=single.is_slow)
-        return self.reading((field,), *map(way, single.functions))
+        return self.reading((field,), *map(call_of, single.functions))
 
     def utilization(self) -> Values:
         rates = self.ask("nvmlDeviceGetUtilizationRates")
         return [rates.gpu / 100, rates.memory / 100]
 
-    def field_values(self, wanted: Sequence[tuple[str, int]]) -> list[float | ReadingFailedError]:
-        """Returns several field values by one call, each with its return code; `wanted`: constant and link, else 0."""
-        asked = [(self.has(name), scope) for name, scope in wanted]
+    def field_values(self, ids: Sequence[tuple[str, int]]) -> list[float | ReadingFailedError]:
+        """Reads several field values, or their errors, in one call; `ids`: NVML's constant, and the link or 0."""
+        arguments = [(self.has(name), link) for name, link in ids]
         types = {getattr(self.nvml, name, None): member for name, member in _VALUE_TYPES}
         values: list[float | ReadingFailedError] = []
-        for found in self.has("nvmlDeviceGetFieldValues")(self.handle, asked):
-            if found.nvmlReturn != 0:
-                values.append(self.failed(found.nvmlReturn))
-            elif found.valueType not in types:
-                values.append(ReadingFailedError(f"NVML gave a value of unknown type {found.valueType}"))
+        for answer in self.has("nvmlDeviceGetFieldValues")(self.handle, arguments):
+            if answer.nvmlReturn != 0:
+                values.append(self.failed(answer.nvmlReturn))
+            elif answer.valueType not in types:
+                values.append(ReadingFailedError(f"NVML gave a value of unknown type {answer.valueType}"))
             else:
-                values.append(float(getattr(found.value, types[found.valueType])))
+                values.append(float(getattr(answer.value, types[answer.valueType])))
         return values
 
     def links(self, identity: str) -> list[int]:
-        """NVLinks whose counters answer; `ReadingFailedError` where there are none."""
+        """Returns the NVLinks with readable counters. Raises `ReadingFailedError`: there are none."""
         try:
             count = self.field_values([("NVML_FI_DEV_NVLINK_LINK_COUNT", 0)])[0]
             if isinstance(count, ReadingFailedError):
                 raise count
             if count < 1:
                 raise ReadingFailedError("the GPU has no NVLink")
-            found = self.field_values([(identity, link) for link in range(int(count))])
+            values = self.field_values([(identity, link) for link in range(int(count))])
         except self.nvml.NVMLError as error:
             raise self.failure(error) from error
-        links = [link for link, value in enumerate(found) if not isinstance(value, ReadingFailedError)]
+        links = [link for link, value in enumerate(values) if not isinstance(value, ReadingFailedError)]
         if not links:
-            raise next(value for value in found if isinstance(value, ReadingFailedError))
+            raise next(value for value in values if isinstance(value, ReadingFailedError))
         return links
 
     def by_field_values(self) -> Reading:
-        """Reads memory temperature and NVLink, which NVML tells so alone; what failed is not asked for again."""
+        """Returns a reading of memory temperature and NVLink counters; ids that failed are not read again."""
         names = ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
-        wanted = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
+        ids = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
         factors = (1, 1, 1024, 1024)
-        refused: dict[int, ReadingFailedError] = {}
+        errors: dict[int, ReadingFailedError] = {}
         for number, end in ((2, "RX"), (3, "TX")):
             identity = f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{end}"
             try:
-                # KiB of payload of each link; their sum is of the links that answer now.
-                wanted[number] = [(identity, link) for link in self.links(identity)]
+                # KiB of payload of each link; the field is the sum of the links that can be read now.
+                ids[number] = [(identity, link) for link in self.links(identity)]
             except ReadingFailedError as error:
-                refused[number] = error
+                errors[number] = error
 
         def call() -> Values:
-            asked = [(number, one) for number, of in enumerate(wanted) for one in of]
-            sums: list[float | ReadingFailedError] = [refused.get(number, 0.0) for number in range(len(wanted))]
-            found = self.field_values([one for _, one in asked]) if asked else []
-            for (number, _), value in zip(asked, found, strict=True):
-                total = sums[number]
-                if isinstance(total, ReadingFailedError):
-                    continue
-                if isinstance(value, ReadingFailedError):
-                    sums[number] = refused[number] = value
-                    wanted[number] = []
-                else:
-                    sums[number] = total + value * factors[number]
+            values = iter(self.field_values(list(chain.from_iterable(ids))) if any(ids) else [])
+            sums: list[float | ReadingFailedError] = []
+            for number, (field_ids, factor) in enumerate(zip(ids, factors, strict=True)):
+                total = 0.0
+                for value in islice(values, len(field_ids)):
+                    if isinstance(value, ReadingFailedError):
+                        errors.setdefault(number, value)
+                    else:
+                        total += value * factor
+                if number in errors:
+                    ids[number] = []
+                sums.append(errors.get(number, total))
             return sums
 
         kinds = (FLOAT, DOUBLE, DOUBLE, DOUBLE)
-        fields = [Field(name=self.prefix + n, kind=kind, is_slow=True) for n, kind in zip(names, kinds, strict=True)]
+        fields = [
+            Field(name=self.prefix + name, kind=kind, is_slow=True) for name, kind in zip(names, kinds, strict=True)
+        ]
         return self.reading(tuple(fields), call)
 
     def readings(self) -> list[Reading]:
-        found = [self.single(single) for single in _SINGLES]
+        readings = [self.single(single) for single in _SINGLES]
         rates = (Field(name=f"{self.prefix}utilization"), Field(name=f"{self.prefix}memory_utilization"))
-        found[2:2] = [self.reading(rates, self.utilization), self.memory(self.prefix)]
-        return [*found, self.by_field_values()]
+        readings[2:2] = [self.reading(rates, self.utilization), self.memory(self.prefix)]
+        return [*readings, self.by_field_values()]
 
     def fact(self, function: str, *names: str, member: str = "", factor: float | None = None) -> str:
-        """What a call says, as a fact; `unknown: reason` where it says nothing."""
+        """Returns the answer of a call as text; `unknown: reason` if it fails."""
         return _fact(self.nvml, lambda: self.ask(function, *names), member, factor)
 
     def facts(self, number: int) -> dict[str, str]:
-        found = {
+        facts = {
             "index": str(number),
             "uuid": self.fact("nvmlDeviceGetUUID"),
             "name": self.fact("nvmlDeviceGetName"),
@@ -248,17 +247,20 @@ class _Device:
             "memory_clock_max_hz": self.fact(*_MAX_CLOCK, "NVML_CLOCK_MEM", factor=1e6),
             "memory_total_bytes": self.fact("nvmlDeviceGetMemoryInfo", member="total"),
         }
-        return {f"{self.prefix}{name}": value for name, value in found.items()}
+        return {f"{self.prefix}{name}": value for name, value in facts.items()}
 
     def instances(self, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading] | None:
-        """Memory of each MIG instance, and facts about it; None where the GPU is not in MIG mode."""
+        """Returns readings of the memory of each MIG instance, and adds facts; None if the GPU is not in MIG mode."""
         nvml, prefix = self.nvml, self.prefix
+        count = 0
         try:
             is_split = self.ask("nvmlDeviceGetMigMode")[0] == self.has("NVML_DEVICE_MIG_ENABLE")
-            count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)) if is_split else 0
+            if is_split:
+                count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle))
         except nvml.NVMLError as error:
-            is_plain = error.value == nvml.NVML_ERROR_NOT_SUPPORTED
-            facts[f"{prefix}mig"] = "not supported" if is_plain else f"unknown: {fact(error)}"
+            facts[f"{prefix}mig"] = f"unknown: {fact(error)}"
+            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+                facts[f"{prefix}mig"] = "not supported"
             return None
         except ReadingFailedError as error:
             facts[f"{prefix}mig"] = f"unknown: {error.reason}"
@@ -282,12 +284,10 @@ class _Device:
 
 
 class _Gpm:
-    """The GPM metrics of one GPU; `close` gives their two samples back to NVML."""
-
     def __init__(self, device: _Device) -> None:
         self._device = device
         self._samples: list[Any] = []
-        self._refused: ReadingFailedError | None = None
+        self._error: ReadingFailedError | None = None
         self._taken_s = 0.0
         try:
             if device.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
@@ -295,11 +295,11 @@ class _Gpm:
                     self._samples.append(device.has("nvmlGpmSampleAlloc")())
                 self._take()
             else:
-                self._refused = ReadingFailedError("the GPU has no GPM")
+                self._error = ReadingFailedError("the GPU has no GPM")
         except device.nvml.NVMLError as error:
-            self._refused = device.failure(error)
+            self._error = device.failure(error)
         except ReadingFailedError as error:
-            self._refused = error
+            self._error = error
 
     def _take(self) -> None:
         self._device.has("nvmlGpmSampleGet")(self._device.handle, self._samples[0])
@@ -312,39 +312,44 @@ class _Gpm:
         return self._device.reading(fields, self._values)
 
     def _values(self) -> Values:
-        if self._refused is not None:
-            raise self._refused
+        if self._error is not None:
+            raise self._error
         time.sleep(max(0.0, self._taken_s + LEAST_S - time.monotonic()))
         self._take()
         has = self._device.has
-        asked = has("c_nvmlGpmMetricsGet_t")()
-        asked.version = has("NVML_GPM_METRICS_GET_VERSION")
-        asked.numMetrics = len(METRICS)
-        asked.sample1, asked.sample2 = self._samples
+        request = has("c_nvmlGpmMetricsGet_t")()
+        request.version = has("NVML_GPM_METRICS_GET_VERSION")
+        request.numMetrics = len(METRICS)
+        request.sample1, request.sample2 = self._samples
         for number, (_, name, _, _) in enumerate(METRICS):
-            asked.metrics[number].metricId = has(name)
-        has("nvmlGpmMetricsGet")(asked)
-        return [self._value(asked.metrics[number], factor) for number, (_, _, factor, _) in enumerate(METRICS)]
+            request.metrics[number].metricId = has(name)
+        has("nvmlGpmMetricsGet")(request)
+        return [self._value(request.metrics[number], factor) for number, (_, _, factor, _) in enumerate(METRICS)]
 
     def _value(self, metric: Any, factor: float) -> float | ReadingFailedError:
-        return self._device.failed(metric.nvmlReturn) if metric.nvmlReturn != 0 else float(metric.value) * factor
+        if metric.nvmlReturn != 0:
+            return self._device.failed(metric.nvmlReturn)
+        return float(metric.value) * factor
 
     def close(self) -> None:
-        """Nothing can be read afterwards."""
+        """Frees the samples; later readings fail."""
         samples, self._samples = self._samples, []
-        self._refused = ReadingFailedError("closed")
+        self._error = ReadingFailedError("closed")
         for sample in samples:
             try:
                 self._device.nvml.nvmlGpmSampleFree(sample)
             except self._device.nvml.NVMLError:
-                return  # the driver went away meanwhile
+                return  # the driver was unloaded meanwhile
 
 
 def _fact(nvml: ModuleType, call: Callable[[], Any], member: str = "", factor: float | None = None) -> str:
     try:
         answer = call()
-        answer = getattr(answer, member) if member else answer
-        return fact(answer if factor is None else f"{answer * factor:.10g}")
+        if member:
+            answer = getattr(answer, member)
+        if factor is not None:
+            answer = f"{answer * factor:.10g}"
+        return fact(answer)
     except nvml.NVMLError as error:
         return f"unknown: {fact(error)}"
     except ReadingFailedError as error:
@@ -356,7 +361,7 @@ def _fact(nvml: ModuleType, call: Callable[[], Any], member: str = "", factor: f
 
 
 def open_nvml() -> Source:
-    """Opens all GPUs of this machine; without package, library or driver `unavailable["gpu"]` says why."""
+    """Opens all GPUs of this machine; without package, library or driver the reason is in `unavailable["gpu"]`."""
     try:
         import pynvml
     except ImportError:
@@ -386,12 +391,12 @@ def _opened(nvml: ModuleType) -> Source:
         facts["gpu.count"] = str(count)
         if count == 0:
             unavailable["gpu"] = "NVML finds no GPU"
-    split: list[str] = []
+    split_prefixes: list[str] = []
     metrics: list[_Gpm] = []
 
     def close() -> None:
-        for one in metrics:
-            one.close()
+        for gpm in metrics:
+            gpm.close()
         shut_down(nvml)
 
     for number in range(count):
@@ -406,12 +411,12 @@ def _opened(nvml: ModuleType) -> Source:
         facts |= device.facts(number)
         instances = device.instances(unavailable, facts)
         if instances is not None:
-            split.append(device.prefix)
+            split_prefixes.append(device.prefix)
             readings += instances
     if count:
         facts |= _ABOUT
     source = Source(readings, unavailable, facts, close=close)
     for name, reason in source.unavailable.items():
-        if name.startswith(tuple(split)):
+        if name.startswith(tuple(split_prefixes)):
             source.unavailable[name] = f"{reason} (the GPU is in MIG mode)"
     return source

@@ -1,13 +1,13 @@
-"""Which pages of files are in the page cache; how they get out of it and into it.
+"""Counts the pages of files in the page cache, evicts them, and reads them in.
 
-What the kernel answers was tried on ext4, tmpfs and a loop device under Linux 6.18:
+Behaviour of the kernel on ext4, tmpfs and a loop device, tested with Linux 6.18:
 
-- `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, of one's own files only.
-- A read with `RWF_NOWAIT` fails with EAGAIN where it would have to wait, for anybody; it begins to read ahead as it
-  does so, one page where the file is advised as random. What such a look brought in is evicted again. Not on tmpfs.
-- `mincore(2)` is not asked: it answers for one's own files alone, and of others calls every page cached.
+- `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, but only of the user's own files.
+- A read with `RWF_NOWAIT` fails with EAGAIN if it would have to wait, for any user, but not on tmpfs. It starts
+  read-ahead, of one page if the file is advised as random; that page is evicted again.
+- `mincore(2)` is not used: for files of other users it reports every page as cached.
 
-Files on tmpfs are in the page cache and nowhere else. Caches of file servers are out of reach.
+Files on tmpfs are always in the page cache. Caches of file servers cannot be controlled.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dlbench.opening import descriptor, why_unreadable
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 COLD_AT_MOST = 0.01
-"""Share of cached pages up to which a data set counts as cold: some stay in lists of single cores, or are mapped."""
+"""Largest share of cached pages of a cold data set: some pages stay in per-core lists, or are mapped."""
 WARM_AT_LEAST = 0.99
-_LOOKED_AT = 256  # files of a data set whose pages are counted, at most
-_SPOTS = 512
-"""Pages that are looked at one by one where the kernel does not count them, over all files; of each file 4 at least."""
+_MAX_FILES = 256  # most files of a data set whose pages are counted
+_MAX_PAGES = 512
+"""Pages of all files that are tested one by one if `cachestat` is not available, but at least 4 per file."""
 _PIECE = 1 << 20
 _STREAMS = 8  # files that are evicted or read at the same time
 _CACHESTAT = 451  # the system call's number, the same on all architectures but Alpha
@@ -41,10 +41,10 @@ _CACHESTAT = 451  # the system call's number, the same on all architectures but 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedPages:
-    """What the kernel says of some files' pages."""
+    """The share of files' pages in the page cache."""
 
-    share: float | None  # of the pages that were looked at, those in the page cache; None: not known
-    evidence: str  # how that is known, or why not
+    share: float | None  # share of the tested pages that are in the page cache; None if unknown
+    evidence: str  # how it was determined, or why it is unknown
 
 
 class _Range(ctypes.Structure):
@@ -58,77 +58,80 @@ class PageCounts(ctypes.Structure):
 
 
 def cached_pages(files: Sequence[Path]) -> CachedPages:
-    """Returns the share of files' pages that is in the page cache; of a data set some hundred files are looked at."""
+    """Returns the share of files' pages in the page cache, from at most `_MAX_FILES` random files."""
     generator = random.Random(0)
     library = ctypes.CDLL(None)
-    chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(files, _LOOKED_AT)
-    cached = looked = 0
-    ways: dict[str, None] = {}
-    refused = ""
-    for path in chosen:
+    sample, files_text = list(files), f"{len(files):,} files"
+    if len(files) > _MAX_FILES:
+        sample, files_text = generator.sample(files, _MAX_FILES), f"{_MAX_FILES:,} of {len(files):,} files"
+    num_cached = num_tested = 0
+    methods: list[str] = []
+    problem = "the files have no pages"
+    for path in sample:
         try:
             opened = descriptor(path)
         except OSError as error:
-            refused = error.strerror or ""
+            problem = error.strerror or problem
             continue
         try:
             size = os.fstat(opened).st_size
-            spots = max(4, _SPOTS // len(chosen))
-            found = _look(library, opened, size, spots, generator) if size else ("", 0, 0)
+            if not size:
+                continue
+            counts = _count_cached(library, opened, size, max(4, _MAX_PAGES // len(sample)), generator)
         finally:
             os.close(opened)
-        if found is None:
-            refused = "the kernel does not say which pages of these files are cached"
+        if counts is None:
+            problem = "the kernel does not report which pages of these files are cached"
             continue
-        way, here, pages = found
-        ways |= {way: None} if way else {}
-        cached, looked = cached + here, looked + pages
-    if not looked:
-        return CachedPages(share=None, evidence=refused or "there is no page to look at")
-    of = f"{len(chosen):,} of {len(files):,} files" if len(chosen) < len(files) else f"{len(files):,} files"
-    return CachedPages(share=cached / looked, evidence=f"{looked:,} pages of {of} asked for by {' and '.join(ways)}")
+        method, cached, tested = counts
+        methods.append(method)
+        num_cached, num_tested = num_cached + cached, num_tested + tested
+    if not num_tested:
+        return CachedPages(share=None, evidence=problem)
+    methods_text = " and ".join(dict.fromkeys(methods))
+    evidence = f"{num_tested:,} pages of {files_text} tested by {methods_text}"
+    return CachedPages(share=num_cached / num_tested, evidence=evidence)
 
 
-def _look(
-    library: ctypes.CDLL, opened: int, size: int, num_spots: int, generator: random.Random
+def _count_cached(
+    library: ctypes.CDLL, opened: int, size: int, max_pages: int, generator: random.Random
 ) -> tuple[str, int, int] | None:
-    """The way of asking, pages found cached, and pages asked for; None where the kernel does not say."""
+    """Returns the method, the number of cached pages, and the number of tested pages; None if the kernel refuses."""
     pages = -(-size // mmap.PAGESIZE)
     counts = PageCounts()
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)
     if library.syscall(ctypes.c_long(_CACHESTAT), *arguments) == 0:
         return "cachestat", min(int(counts.cached), pages), pages
-    # Before Linux 6.5, or of somebody else's files: by reads that may not wait.
-    spots, cached = sorted(generator.sample(range(pages), min(pages, num_spots))), 0
+    # Before Linux 6.5, or for files of other users.
+    tested_pages, cached = sorted(generator.sample(range(pages), min(pages, max_pages))), 0
     os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
-    for page in spots:
-        start, before = page * mmap.PAGESIZE, storage_reads()
+    for page in tested_pages:
+        start, reads_before = page * mmap.PAGESIZE, storage_reads()
         try:
             os.preadv(opened, [bytearray(1)], start, os.RWF_NOWAIT)
         except BlockingIOError:
-            # A page that is on its way cannot be evicted: it is waited for.
+            # Waits for the page, because one that is being read cannot be evicted.
             os.pread(opened, 1, start)
         except OSError:
             return None
         else:
-            # A fast disk may bring the page within the call.
-            if storage_reads() == before:
+            # A fast disk may read the page within the call.
+            if storage_reads() == reads_before:
                 cached += 1
                 continue
         os.posix_fadvise(opened, start, mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
-    return "reads that may not wait", cached, len(spots)
+    return "reads with RWF_NOWAIT", cached, len(tested_pages)
 
 
 def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
-    """Takes files out of the page cache, for as long as somebody iterates; `report` gets a line on how, or why not.
+    """Evicts files from the page cache while the caller iterates; appends lines about it to `report`.
 
-    Each file is written where it is dirty, and advised as not needed: what other programs have cached stays. Where this
-    process may, the kernel then forgets names and attributes of files (of the whole machine), so that opening is cold,
-    too.
+    Dirty files are written, and all are advised as not needed, which keeps the cache of other files. If this process is
+    allowed to, it also drops the kernel's cache of names and attributes, of the whole machine, so that opening is cold.
     """
     yield from _advise(files, report)
     try:
-        kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # the kernel's own file: never made
+        kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # never created
     except OSError as error:
         report.append(f"names and attributes of files stay cached ({drop_caches}: {why_unreadable(error)})")
         return
@@ -163,18 +166,19 @@ def _advise(files: Sequence[Path], report: list[str]) -> Iterator[None]:
 
 
 def fill(files: Sequence[Path], report: list[str], room_bytes: int | None = None) -> Iterator[None]:
-    """Reads files into the page cache as far as `room_bytes` reach (None: available memory); iterated as `evict`."""
-    room = memory_room() if room_bytes is None else room_bytes
+    """Reads files into the page cache up to `room_bytes` (None: available memory) while the caller iterates."""
+    if room_bytes is None:
+        room_bytes = memory_room()
     sizes = [_size(path) for path in files]
     total = sum(sizes)
-    fitting, taken = 0, 0
-    while fitting < len(files) and (room is None or taken + sizes[fitting] <= room):
-        taken += sizes[fitting]
-        fitting += 1
+    num_fitting, fitting_bytes = 0, 0
+    while num_fitting < len(files) and (room_bytes is None or fitting_bytes + sizes[num_fitting] <= room_bytes):
+        fitting_bytes += sizes[num_fitting]
+        num_fitting += 1
 
     def read(path: Path, stopped: threading.Event) -> None:
         buffer = bytearray(_PIECE)
-        # What cannot be read is found by the look at the pages, and named by the readers.
+        # Unreadable files are noticed when their pages are counted, and reported by the data readers.
         with suppress(OSError):
             opened = descriptor(path)
             try:
@@ -183,15 +187,15 @@ def fill(files: Sequence[Path], report: list[str], room_bytes: int | None = None
             finally:
                 os.close(opened)
 
-    yield from _side_by_side(read, files[:fitting])
-    if fitting < len(files):
-        report.append(f"{taken:,} of {total:,} bytes were read: memory has room for {room:,}, the rest does not fit")
+    yield from _side_by_side(read, files[:num_fitting])
+    if num_fitting < len(files):
+        report.append(f"{fitting_bytes:,} of {total:,} bytes were read: available memory is {room_bytes:,} bytes")
     else:
         report.append(f"filled by reading {total:,} bytes")
 
 
 def _side_by_side(work: Callable[[Path, threading.Event], None], files: Sequence[Path]) -> Iterator[None]:
-    """Does something with each file, several at the same time; yields about once a second."""
+    """Processes all files in `_STREAMS` threads; yields about once a second."""
     waiting, stopped = iter(files), threading.Event()
 
     def stream() -> None:
@@ -207,8 +211,8 @@ def _side_by_side(work: Callable[[Path, threading.Event], None], files: Sequence
                 yield
         finally:
             stopped.set()
-    for one in running:
-        one.result()
+    for future in running:
+        future.result()
 
 
 def _size(path: Path) -> int:
@@ -219,5 +223,5 @@ def _size(path: Path) -> int:
 
 
 def files_bytes(files: Sequence[Path]) -> int:
-    """Bytes of files together; one that is not there has none."""
+    """Returns the total size of files in bytes, without missing ones."""
     return sum(map(_size, files))

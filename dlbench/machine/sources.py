@@ -1,15 +1,16 @@
-"""What is sampled while a node trains: a source made of calls, each probed once, and never called again once it failed.
+"""Sources of telemetry that are sampled during training; a field that fails once is not read again.
 
-Read-only: nothing is set, reset or written. What answers when the source is opened is in `fields`; what does not is in
-`unavailable` with the reason, and is never read as zero.
+Nothing is set, reset or written. The fields that can be read when a source is opened are in `fields`, the others in
+`unavailable` with the reason: a missing value is never 0.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,20 +22,20 @@ DOUBLE: Kind = "<f8"  # For counters, bytes and bit masks: keeps whole numbers u
 Values = Sequence["float | ReadingFailedError"]
 
 _UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError, NotImplementedError)
-"""What a library raises or answers where a driver or the kernel says what it did not expect."""
+"""Errors of a library when a driver or the kernel returns something unexpected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One number that can be read again and again."""
+    """One number that is sampled."""
 
-    name: str  # It says the unit: `gpu.0.power_w`; letters, digits and `_.:-` alone.
+    name: str  # With the unit: `gpu.0.power_w`; only letters, digits and `_.:-`.
     kind: Kind = FLOAT
-    is_slow: bool = False  # Whether it belongs to the slow tier: expensive to read, or changing seldom.
+    is_slow: bool = False  # Sampled less often, because it is expensive to read or rarely changes.
 
 
 class ReadingFailedError(Exception):
-    """A field cannot be read, now and later; with it end all whose names begin with `ends`, e.g. `gpu.1.`."""
+    """A field cannot be read any more, nor can others whose names begin with `ends`, e.g. `gpu.1.`."""
 
     def __init__(self, reason: str, ends: str = "") -> None:
         super().__init__(reason)
@@ -43,7 +44,7 @@ class ReadingFailedError(Exception):
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """What a call answers."""
+    """Calls a function; raises `ReadingFailedError` in place of an unexpected error."""
     try:
         return call()
     except _UNEXPECTED as error:
@@ -52,20 +53,22 @@ def guarded(call: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One call that yields the values of one or several fields of the same tier."""
+    """A call that returns the values of one or several fields, which are all slow or all fast."""
 
     fields: tuple[Field, ...]
     call: Callable[[], Values]
-    """One value for each field; an error in place of a value ends that field, a raised one all."""
+    """Returns a value for each field, or an error that ends this field; if it raises, all its fields end."""
     keep_up_s: float = math.inf
-    """How often it must be called, seconds, so that it does not miss that its source started again at zero."""
+    """Longest time between two calls in seconds, so that no overflow of the counter is missed."""
 
     def values(self) -> list[float | ReadingFailedError]:
-        """Returns one for each field, whatever a library raised or answered; nothing is raised."""
+        """Returns a value or an error for each field; raises nothing."""
 
         def number(value: Any) -> float | ReadingFailedError:
+            if isinstance(value, ReadingFailedError):
+                return value
             try:
-                return value if isinstance(value, ReadingFailedError) else guarded(lambda: float(value))
+                return guarded(lambda: float(value))
             except ReadingFailedError as error:
                 return error
 
@@ -82,10 +85,10 @@ class Reading:
 
 
 class Source:
-    """The fields of these readings, sampled together; each is called once, here, to see whether it answers.
+    """Fields that are sampled together. Each reading is called once here to test it.
 
-    `unavailable`: what is known to be missing, by field or group (`gpu`), and why. `facts`: what `describe` returns.
-    `close`: called once at the end.
+    `unavailable`: reasons of missing fields or groups (`gpu`), by name. `facts`: returned by `describe`. `close`:
+    called once at the end.
     """
 
     def __init__(
@@ -108,15 +111,17 @@ class Source:
         self._set_fields()
 
     def _set_fields(self) -> None:
-        every = [field for reading in self._readings for field in reading.fields]
-        self.fields: tuple[Field, ...] = tuple(field for field in every if field.name not in self._ended)
+        self.fields: tuple[Field, ...] = tuple(field for field in self._all_fields() if field.name not in self._ended)
         self._places = {field.name: place for place, field in enumerate(self.fields)}
+
+    def _all_fields(self) -> Iterator[Field]:
+        return chain.from_iterable(reading.fields for reading in self._readings)
 
     def _lives(self, reading: Reading) -> bool:
         return any(field.name not in self._ended for field in reading.fields)
 
     def _values(self, reading: Reading) -> dict[str, float]:
-        """Values of the fields that live, by name; notes what fails, and all that ends with it."""
+        """Returns the values of fields that have not failed, by name; records new failures."""
         values = {}
         for field, value in zip(reading.fields, reading.values(), strict=True):
             if field.name in self._ended:
@@ -124,15 +129,17 @@ class Source:
             if not isinstance(value, ReadingFailedError):
                 values[field.name] = value
                 continue
-            every = [other.name for reading in self._readings for other in reading.fields]
-            beside = [name for name in every if value.ends and name.startswith(value.ends) and name != field.name]
-            for name in (field.name, *(name for name in beside if name not in self._ended)):
-                self._ended.add(name)
-                self._failed.append((name, value.reason))
+            names = [field.name]
+            if value.ends:
+                names += [other.name for other in self._all_fields() if other.name.startswith(value.ends)]
+            for name in dict.fromkeys(names):
+                if name not in self._ended:
+                    self._ended.add(name)
+                    self._failed.append((name, value.reason))
         return values
 
     def joined(self, other: Source) -> Source:
-        """Both as one, the fields of `other` last; neither is probed again, nor used by itself any more."""
+        """Returns both sources as one, the fields of `other` last; the two must not be used afterwards."""
         both = Source([], self.unavailable | other.unavailable, self._facts | other._facts)
         both._readings = [*self._readings, *other._readings]
         both._ended = self._ended | other._ended
@@ -146,10 +153,11 @@ class Source:
         return both
 
     def read(self, *, slow: bool) -> list[float]:
-        """One value for each field, in their order; NaN where it was not read this time, or failed."""
+        """Returns a value for each field, in their order; NaN if it was not read this time, or has failed."""
         values = [math.nan] * len(self.fields)
-        # Expensive reads last, so that the others are read at one time, close to the sample's own.
-        for tier in (False, True) if slow else (False,):
+        # Slow fields last, so that the others are read close to the time of the sample.
+        tiers = (False, True) if slow else (False,)
+        for tier in tiers:
             for reading in self._readings:
                 if reading.fields[0].is_slow == tier and self._lives(reading):
                     for name, value in self._values(reading).items():
@@ -158,26 +166,26 @@ class Source:
 
     @property
     def keep_up_s(self) -> float:
-        """How often `read` or `keep_up` must be called, seconds, for counters that start again at zero; or infinity."""
+        """Longest time between two calls of `read` or `keep_up` in seconds, so that no counter overflows unnoticed."""
         return min((reading.keep_up_s for reading in self._readings if self._lives(reading)), default=math.inf)
 
     def keep_up(self) -> None:
-        """Reads what else would miss such a start, and keeps it to itself; nothing else is read."""
+        """Reads the counters that might overflow, and discards the values."""
         for reading in self._readings:
             if reading.keep_up_s < math.inf and self._lives(reading):
                 self._values(reading)
 
     def drain_failures(self) -> list[tuple[str, str]]:
-        """Field and reason of what failed since the last call. Each field fails once: it is NaN from then on."""
+        """Returns the fields that failed since the last call, with reasons. A failed field is NaN from then on."""
         failed, self._failed = self._failed, []
         return failed
 
     def describe(self) -> dict[str, str]:
-        """What does not change while sampling."""
+        """Returns facts that do not change during sampling."""
         return dict(self._facts)
 
     def close(self) -> None:
-        """Nothing can be read afterwards."""
+        """Closes the source, which cannot be read afterwards."""
         self._readings = []
         if self._close is not None:
             close, self._close = self._close, None
@@ -185,7 +193,7 @@ class Source:
 
 
 class MonotonicCounter:
-    """A counter that goes on where its source falls: by a wrap after `wraps_at`, or (None) because it was reset."""
+    """A counter that continues when its source falls: by an overflow after `wraps_at`, or (None) by a reset."""
 
     def __init__(self, wraps_at: int | None = None) -> None:
         self._wraps_at = wraps_at
@@ -193,15 +201,17 @@ class MonotonicCounter:
         self._last = 0
 
     def at(self, value: int) -> int:
-        """The counter, given what its source says now; it never falls."""
-        if value < self._last:
-            self._base += self._last if self._wraps_at is None else self._wraps_at
+        """Returns the counter for the current value of its source; it never falls."""
+        if value < self._last and self._wraps_at is not None:
+            self._base += self._wraps_at
+        elif value < self._last:
+            self._base += self._last
         self._last = value
         return self._base + value
 
 
 def read_text(path: Path) -> str:
-    """A file of the kernel, such as those of sysfs, whatever its encoding."""
+    """Reads a file of the kernel, e.g. of sysfs. Raises `ReadingFailedError`: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -209,24 +219,24 @@ def read_text(path: Path) -> str:
 
 
 def read_line(path: Path) -> str:
-    """The same, of one line."""
+    """Reads a file of one line. Raises `ReadingFailedError`: it cannot be read."""
     return read_text(path).strip()
 
 
 def number_in(text: str, where: Path) -> int:
-    """A whole number of at most 64 bits, not below zero. Raises `ReadingFailedError`: it is none."""
+    """Parses a non-negative integer of at most 64 bits. Raises `ReadingFailedError`: it is not one."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ReadingFailedError(f"{where}: {text[:40]!r} is not a whole number")
     return int(text)
 
 
 def read_number(path: Path) -> int:
-    """The number in a file. Raises `ReadingFailedError`: it cannot be read, or holds something else."""
+    """Reads a file that contains a number. Raises `ReadingFailedError`: it cannot be read, or has something else."""
     return number_in(read_line(path), path)
 
 
 def keyed_number(path: Path, key: str) -> int | None:
-    """The number after `key` in a file of lines `key number`; None without such a line."""
+    """Returns the number after `key` in a file of lines `key number`; None without such a line."""
     for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key:
@@ -235,7 +245,7 @@ def keyed_number(path: Path, key: str) -> int | None:
 
 
 def field_parts(names: list[str]) -> dict[str, str]:
-    """Returns each name from outside as up to 64 letters, digits and `_.:-`; equal ones get a number."""
+    """Returns for each name a part of a field's name: up to 64 letters, digits and `_.:-`; duplicates get a number."""
     parts: dict[str, str] = {}
     for name in names:
         part = plain = re.sub(r"[^A-Za-z0-9_.:-]", "_", name[:64]) or "_"
@@ -247,5 +257,5 @@ def field_parts(names: list[str]) -> dict[str, str]:
 
 
 def fact(text: object, limit: int = 200) -> str:
-    """A text from outside as a fact: one line, nothing unprintable, bounded."""
+    """Returns a text from outside as one line of printable characters, at most `limit` long."""
     return "".join(letter if letter.isprintable() else "_" for letter in str(text)[:limit])

@@ -1,9 +1,9 @@
-"""What kind of file system a folder lies on, how fast it opens, and what the kernel fetched from storage for a thread.
+"""Determines the kind of a file system, the rate at which it opens files, and the bytes read from storage by a thread.
 
-The kernel counts a read in read_bytes of /proc/thread-self/io where it is handed to a block device, for the thread that
-asked for it: read-ahead counts, what the page cache had does not (proc(5); tried on ext4, tmpfs and a loop device,
-whose backing file counts for the kernel's own thread). A thread's counter is not disturbed by others of its process.
-File systems without a block device of their own may or may not count (the kernel's documentation leaves NFS open).
+The kernel counts bytes in read_bytes of /proc/thread-self/io when a read is sent to a block device, for the thread that
+caused it: read-ahead counts, hits in the page cache do not (proc(5); tested on ext4, tmpfs and a loop device, whose
+backing file counts for a kernel thread). File systems without a block device may or may not count (the kernel's
+documentation does not say for NFS).
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from dlbench.machine.sources import ReadingFailedError, read_text
 
 COUNTER = Path("/proc/thread-self/io")
 _COUNTING = ("tmpfs", "ramfs", "overlay", "btrfs")
-"""File systems without a device of their own number that count: from memory nothing is fetched, the others read through
-a block device within the call."""
+"""File systems without a device number that count correctly: the first two read nothing, the others read through a
+block device within the call."""
 _opened = threading.local()
 
-_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
+_MAX_NAMES = 1 << 16  # most files of a data set, and names of one of its folders, that are used
 
 
 class Mount(NamedTuple):
     """A line of mountinfo (proc(5))."""
 
-    device: str  # ``major:minor``.
-    root: str  # What of its file system is mounted.
-    place: str
-    kind: str  # E.g. ``ext4`` or ``lustre``.
-    options: list[str]  # Of its file system.
+    device: str  # ``major:minor``
+    root: str  # path within the file system that is mounted
+    place: str  # mount point
+    kind: str  # e.g. ``ext4`` or ``lustre``
+    options: list[str]  # of the file system
 
 
 def mounts(root: Path = Path("/")) -> list[Mount]:
-    """All mounts of this process; `root` is where `proc` is. `ReadingFailedError` where they cannot be read."""
-    found = []
+    """Returns all mounts of this process. Raises `ReadingFailedError`: unreadable. `root`: parent folder of `proc`."""
+    all_mounts = []
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         left, right = before.split(" "), after.split(" ")
         if len(left) > 5 and len(right) > 2:
-            found.append(Mount(left[2], _unescaped(left[3]), _unescaped(left[4]), right[0], right[2].split(",")))
-    return found
+            all_mounts.append(Mount(left[2], _unescaped(left[3]), _unescaped(left[4]), right[0], right[2].split(",")))
+    return all_mounts
 
 
 def _unescaped(text: str) -> str:
-    """A path of mountinfo: blanks and such are in octal (proc(5))."""
-    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
+    """Returns a path of mountinfo, in which blanks and others are octal numbers (proc(5))."""
+    return re.sub(r"\\([0-3][0-7]{2})", lambda match: chr(int(match[1], 8)), text)
 
 
 def file_system_of(folder: Path, root: Path = Path("/")) -> str:
-    """Kind of a folder's file system by its mount; empty where nobody says. `root` is where `proc` is."""
+    """Returns the kind of a folder's file system by its mount; empty if unknown. `root`: parent folder of `proc`."""
     try:
-        real = folder.resolve(strict=True)
-        number = _device(real)
-        known = mounts(root)
+        path = folder.resolve(strict=True)
+        device = _device(path)
+        all_mounts = mounts(root)
     except (OSError, ValueError, ReadingFailedError):
         return ""
-    by_device, by_place = "", ("", "")
-    for mount in known:
-        if mount.device == number:
-            by_device = mount.kind
+    kind_by_device, nearest_place, nearest_kind = "", "", ""
+    for mount in all_mounts:
+        if mount.device == device:
+            kind_by_device = mount.kind
         # Devices of subvolumes (btrfs) and of overlays may differ from those of their mounts.
-        is_above = str(real) == mount.place or str(real).startswith(mount.place.rstrip("/") + "/")
-        if is_above and len(mount.place) >= len(by_place[0]):
-            by_place = (mount.place, mount.kind)
-    return by_device or by_place[1]
+        is_above = str(path) == mount.place or str(path).startswith(mount.place.rstrip("/") + "/")
+        if is_above and len(mount.place) >= len(nearest_place):
+            nearest_place, nearest_kind = mount.place, mount.kind
+    return kind_by_device or nearest_kind
 
 
 def _device(path: Path) -> str:
@@ -81,8 +81,8 @@ def _device(path: Path) -> str:
 
 
 def storage_reads() -> int | None:
-    """Bytes fetched from storage for the calling thread so far; None where the kernel does not count."""
-    # Opened once: the file belongs to the thread, and a forked process has another.
+    """Returns the bytes read from storage by the calling thread so far; None if the kernel does not count them."""
+    # Opened once per thread; a forked process needs its own file.
     if getattr(_opened, "owner", None) != os.getpid():
         if getattr(_opened, "file", None) is not None:
             os.close(_opened.file)
@@ -102,7 +102,7 @@ def storage_reads() -> int | None:
 
 
 def counts_reads(path: Path) -> bool:
-    """Whether reads of a file are sure to be counted, because its file system reads through a block device."""
+    """Returns whether `storage_reads` counts reads of a file, because its file system reads through a block device."""
     try:
         device = _device(path)
         if Path("/sys/dev/block", device).exists():
@@ -113,28 +113,32 @@ def counts_reads(path: Path) -> bool:
 
 
 def call_rates(files: Sequence[Path], seconds: float, seed: int) -> dict[str, float]:
-    """Returns files opened, others looked up and names listed per second of one process; each for `seconds`."""
-    drawn = [str(files[n]) for n in random.Random(seed).sample(range(len(files)), min(len(files), _ASKED))]
-    half = len(drawn) // 2
+    """Measures opened files, `stat` calls of other files, and listed names per second; each for `seconds`."""
+    numbers = random.Random(seed).sample(range(len(files)), min(len(files), _MAX_NAMES))
+    sample = [str(files[number]) for number in numbers]
+    half = len(sample) // 2
 
-    def listed(path: str) -> int:
+    def open_and_close(path: str) -> None:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+
+    def list_names(path: str) -> int:
         with os.scandir(path) as entries:
-            return sum(1 for _ in islice(entries, _ASKED))
+            return sum(1 for _ in islice(entries, _MAX_NAMES))
 
     def rate(call: Callable[[str], Any], paths: Iterable[str]) -> float:
-        done, spent = 0, 0.0
+        count, elapsed_s = 0, 0.0
         for path in paths:
-            begun, found = perf_counter(), None
-            with suppress(OSError):  # a name that has gone is looked up all the same
-                found = call(path)
-            spent += perf_counter() - begun
-            done += found if isinstance(found, int) else 1
-            if spent >= seconds:
+            start, result = perf_counter(), None
+            with suppress(OSError):  # a missing name counts as a call, too
+                result = call(path)
+            elapsed_s += perf_counter() - start
+            count += result if isinstance(result, int) else 1
+            if elapsed_s >= seconds:
                 break
-        return done / spent
+        return count / elapsed_s
 
     return {
-        "opens_per_s": rate(lambda path: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)), drawn[half:]),
-        "stats_per_s": rate(os.stat, drawn[:half] or drawn),
-        "names_per_s": rate(listed, dict.fromkeys(map(os.path.dirname, drawn))),
+        "opens_per_s": rate(open_and_close, sample[half:]),
+        "stats_per_s": rate(os.stat, sample[:half] or sample),
+        "names_per_s": rate(list_names, dict.fromkeys(map(os.path.dirname, sample))),
     }

@@ -165,15 +165,11 @@ def _train(
     engine.barrier()
     engine.stop()
     context.watchdog.stop()
-    if early is not None:
-        return ExitCode.REQUEUE
-    return _code_of(record)
+    return ExitCode.REQUEUE if early is not None else _code_of(record)
 
 
 def _code_of(record: Record | CommRecord | None) -> ExitCode:
-    if record is None or record.state == "valid":
-        return ExitCode.OK
-    return ExitCode.RUN_FAILED
+    return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
 
 
 def _watchdog(timeout_s: float, progress: ProgressReporter) -> Watchdog:

@@ -116,10 +116,7 @@ def _gpus_of_ranks(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]
 
 
 def deal(cores: Sequence[int], num_cores: int, near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
-    """Gives each rank of a node `num_cores` cores, those near its GPU first; `near` holds these for each rank.
-
-    Ranks that are near the same cores divide them evenly if they are too few, and get the others' unused cores.
-    """
+    """Gives each rank `num_cores` cores, those of `near` first, which ranks divide if they share them."""
     free = list(cores)
     dealt: list[list[int]] = [[] for _ in near]
     ranks_by_cores: dict[frozenset[int], list[int]] = {}

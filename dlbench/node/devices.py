@@ -191,10 +191,7 @@ def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) 
 
 
 def _first_shared(ranks: Sequence[tuple[int, str, str]]) -> tuple[str, str, str] | None:
-    """Returns the first device that several ranks of a host have: ranks as text, host, device.
-
-    `ranks` holds rank, host and device ("" if unknown) of each.
-    """
+    """Returns the first device ("": unknown) that several ranks of a host have: ranks as text, host, device."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, host, device in ranks:
         if device:

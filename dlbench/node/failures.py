@@ -118,10 +118,7 @@ def _remedy_on_host(error: BaseException, message: str) -> str:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Tells whether a GPU failed: it fell off the bus, a kernel did not finish, or an assertion in a kernel failed.
-
-    torch raises `torch.AcceleratorError` since 2.8, and before that a RuntimeError with the same message.
-    """
+    """Tells whether a GPU failed; torch raises AcceleratorError since 2.8, and RuntimeError before."""
     if isinstance(error, DlbenchError) or not isinstance(error, RuntimeError):
         return False
     if type(error).__name__ == "OutOfMemoryError":
@@ -154,9 +151,7 @@ def _device_failure(message: str, place: RankPlace, gpu: Gpu | None) -> tuple[Ex
 
 def passed_on(text: str, error: BaseException) -> RunError:
     """Returns an error with this text: a `PeerLostError` if a library's error means that another rank is gone."""
-    if is_of_peer(error):
-        return PeerLostError(text)
-    return RunError(text)
+    return PeerLostError(text) if is_of_peer(error) else RunError(text)
 
 
 def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:

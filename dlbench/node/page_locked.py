@@ -127,10 +127,7 @@ def pieces(first: int, num_bytes: int) -> list[tuple[int, int]]:
 def require_room(
     num_bytes: int, purpose: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
 ) -> None:
-    """Raises EnvironmentLacksError if the ranks of a node together cannot page-lock their memory.
-
-    Called by all ranks, before any of them locks.
-    """
+    """Raises EnvironmentLacksError if the ranks of a node together cannot page-lock their memory; collective."""
     everyone = gather([place.host, memory_room(), checkpoint_bytes])
     for host, room, _ in everyone:
         for_checkpoints = sum(num for other_host, _, num in everyone if other_host == host)

@@ -68,10 +68,7 @@ def read_published(path: Path, token: str) -> dict[str, Any] | None:
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
-    """Waits until rank 0 has published its address in this start; NFS may show new files up to 60 s late.
-
-    Raises PeerLostError after `wait_s`.
-    """
+    """Waits for rank 0's address, which NFS may show 60 s late. Raises PeerLostError after `wait_s`."""
     deadline = time.monotonic() + wait_s
     chance, longest_s = random.Random(place.rank), FIRST_PAUSE_S
     while time.monotonic() < deadline:
@@ -104,9 +101,7 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
     except OSError:
         raise RunError(f"the host name {name} does not resolve on the node itself; check /etc/hosts or DNS") from None
     # Debian maps the host's name to 127.0.1.1, some sites to a bridge on the node: other nodes cannot reach these.
-    if _is_reachable(str(address)):
-        return str(address)
-    return _routed_address()
+    return str(address) if _is_reachable(str(address)) else _routed_address()
 
 
 def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:

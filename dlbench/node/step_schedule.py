@@ -93,10 +93,7 @@ class StepSchedule:
 
     @property
     def held(self) -> range:
-        """Steps of this run, from 0, in which a GPU is held back until the host has queued their work.
-
-        They come before all other watched steps, and after the first two, which set things up.
-        """
+        """Steps of this run, from 0, in which a GPU is held back: before other watched steps, after the first two."""
         end = min(self.window.start, self.watch_from)
         return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 
@@ -110,22 +107,16 @@ class StepSchedule:
         """Steps of this run, from 0, with a span of each message and read batch: to the end of the warm-up."""
         if not self.window_steps:
             return range(self.warmup, self.warmup)
-        first = max(min(1, self.warmup - 1), self.watch_from)
-        if self.window:
-            first = self.window.start
+        first = self.window.start if self.window else max(min(1, self.warmup - 1), self.watch_from)
         return range(max(0, first), self.warmup)
 
     def epoch(self, done: int) -> float:
         """Returns the epochs trained after `done` steps; 0 if epochs are unknown."""
-        if not self.steps_per_epoch:
-            return 0.0
-        return done / self.steps_per_epoch
+        return 0.0 if not self.steps_per_epoch else done / self.steps_per_epoch
 
     def whole_epochs(self, done: int) -> int:
         """Returns the number of epochs completed after `done` steps; 0 if epochs are unknown."""
-        if self.steps_per_epoch is None:
-            return 0
-        return _multiples(done, self.steps_per_epoch)
+        return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
 
     def evaluates(self, done: int) -> bool:
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
@@ -202,9 +193,7 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
     """Returns a number of steps that is given in epochs or in samples."""
-    if epochs is not None:
-        return epochs * steps_per_epoch
-    return (samples or 0) / batch
+    return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
 
 
 class Pacing:

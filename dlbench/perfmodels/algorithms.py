@@ -46,8 +46,7 @@ class Pattern:
     count: Numbers  # Elements of each message; a message without elements is not sent.
     reduce: bool | Numbers = False  # Whether the receiver adds the elements; or how many elements of each it adds.
     repeat: int = 1
-    weight: Numbers | None = None
-    """Messages that each entry stands for, to as many ranks of the same level; None: one."""
+    weight: Numbers | None = None  # Messages that each entry stands for, to as many ranks of the same level; None: one.
     into: Numbers | None = None  # First element at the target, of all-to-all; None: as at the source.
 
     @property
@@ -354,7 +353,6 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
 
 
 def _merge_pairs(pattern: Pattern, p: int) -> Pattern:
-    """Returns the pattern with one message for each pair of ranks."""
     pair, index = np.unique(pattern.source * p + pattern.target, return_inverse=True)
     count = np.bincount(index, pattern.count).astype(np.int64)
     added = np.bincount(index, pattern.added).astype(np.int64)

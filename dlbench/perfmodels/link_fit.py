@@ -281,7 +281,6 @@ def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
 
 
 def _moved(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
-    """Returns the fit after searching each break again while the others stay."""
     best = fit
     for level in LEVELS:
         for size in fit.structure.breaks(level):
@@ -411,7 +410,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Structure:
-    """Which costs a fit has: sizes in bytes up to which each piece goes (the last has no limit), and whether gamma."""
+    """The costs of a fit: sizes in bytes up to which each piece goes (the last has no limit), and whether gamma."""
 
     limits: Mapping[LevelName, tuple[int, ...]] = field(default_factory=dict)
     gamma: bool = False

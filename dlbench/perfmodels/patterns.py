@@ -78,8 +78,11 @@ class Summary:
 
     @cached_property
     def levels(self) -> tuple[LevelName, ...]:
-        loads = [load for step, _ in self.steps for load in step.loads]
-        needed = {load.level for load in loads} | {name for load in loads for name, _, _ in load.starts}
+        needed: set[LevelName] = set()
+        for step, _ in self.steps:
+            for load in step.loads:
+                needed.add(load.level)
+                needed.update(name for name, _, _ in load.starts)
         return tuple(name for name in LEVELS if name in needed)
 
 

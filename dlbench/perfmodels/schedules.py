@@ -140,7 +140,7 @@ def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> i
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are grouped into groups, nodes and leaf switches.
+    """The division of ranks into groups, nodes and leaf switches.
 
     Rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as launchers number ranks) and
     below leaf switch r // leaf_size, or that of its node in `leaves`. A message belongs to the innermost level that

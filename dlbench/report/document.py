@@ -24,7 +24,6 @@ FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become line
 
 
 def _clean(instance: object, *names: str) -> None:
-    """Cleans the texts in fields of a frozen dataclass, also within tuples."""
     for name in names:
         object.__setattr__(instance, name, cleaned(getattr(instance, name)))
 
@@ -202,11 +201,12 @@ class Document:
 
     def units(self, name: str) -> dict[str, str]:
         """Returns the units of columns of estimates of a table for programs: all that its rows have, joined by or."""
-        sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
         units: dict[str, dict[str, None]] = {}
-        for sheet in sheets:
-            for name_of_column, unit in sheet.units().items():
-                units.setdefault(name_of_column, {})[unit] = None
+        for section, _ in self.walk():
+            for sheet in section.sheets:
+                if sheet.name == name:
+                    for name_of_column, unit in sheet.units().items():
+                        units.setdefault(name_of_column, {})[unit] = None
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:

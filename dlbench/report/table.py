@@ -21,6 +21,7 @@ Text from outside is cleaned here, so that no format has to do it.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -175,16 +176,9 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
 ) -> dict[str, Any]:
     """Returns metadata of a dataclass field that is a column; `columns_of` reads it.
 
-    Args:
-        title: Title for people; empty: for programs only.
-        name: Name for programs; None: the name of the field; empty: for people only.
-        value: Makes the raw value of the field's value; not called for None.
-        text: Makes the text for people of the field's value; not called for None.
-        missing: Text for people in place of None.
-        unit: Unit of plain numbers.
-        has_interval: Whether programs get the interval; None: fields annotated as `Estimate` do.
-        is_brief: Whether narrow formats show it.
-        limit: Characters of a text.
+    The arguments are those of `Column`. Without a name the column has that of the field. `value` and `text` are
+    functions of the field's value, and not called for None, for which people read `missing`. Without `has_interval`
+    fields annotated as `Estimate` have an interval.
     """
 
     def raw(field_value: Any) -> Value:
@@ -200,8 +194,8 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
             return raw(field_value)
         return text(field_value)
 
-    made = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
-    return {_COLUMN: _FieldColumn(name, has_interval, made)}
+    table_column = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
+    return {_COLUMN: _FieldColumn(name, has_interval, table_column)}
 
 
 def columns_of(
@@ -216,9 +210,10 @@ def columns_of(
 
     Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
-    kind_fields: Mapping[str, Any] = (
-        {field.name: field for field in fields(kind)} if is_dataclass(kind) else kind.model_fields
-    )
+    if is_dataclass(kind):
+        kind_fields: Mapping[str, Any] = {field.name: field for field in fields(kind)}
+    else:
+        kind_fields = kind.model_fields
     read_object = reader(of or "")
     columns: list[Column[Any]] = []
     for pick in picks or [name for name, field in kind_fields.items() if _COLUMN in field.metadata]:
@@ -228,10 +223,12 @@ def columns_of(
         else:
             columns.append(_picked(kind, kind_fields, pick, read_object))
     titles = titles or {}
-    unknown = titles.keys() - {made.name for made in columns}
+    unknown = titles.keys() - {table_column.name for table_column in columns}
     if unknown:
         raise AttributeError(f"{kind.__name__} has no column {', '.join(sorted(unknown))}")
-    return tuple(replace(made, title=titles.get(made.name, made.title)) for made in columns)
+    return tuple(
+        replace(table_column, title=titles.get(table_column.name, table_column.title)) for table_column in columns
+    )
 
 
 def _picked(
@@ -400,7 +397,7 @@ class Sheet(Generic[R]):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns for programs; empty: the sheet is for people only."""
-        return tuple(name for column in self.columns for name in column.names)
+        return tuple(itertools.chain.from_iterable(column.names for column in self.columns))
 
     def units(self) -> dict[str, str]:
         """Returns the units of the columns for programs that hold estimates."""

@@ -85,7 +85,6 @@ class View:
         return replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
-        """Returns the section at the view's level; a section that is an answer stays one."""
         if section.level == "answer":
             return section
         return replace(section, level=self.level)

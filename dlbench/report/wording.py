@@ -41,15 +41,15 @@ _FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
 _MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 INTERVALS = (
-    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next "
-    "above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t "
-    "(ratios on logarithms; without pairs Welch's). It holds in 91 to 97 % of cases where a machine has two states, "
-    "and for a mean in 87 to 92 % where noise only ever slows runs; a slow state so rare that no run met it is in no "
-    "interval. Intervals of one session (one Slurm job, or runs of one day and one start of the machine) hold within "
-    "it, for runs that drift no further than they scatter: how far sessions differ is in none of them. Where a "
-    "figure names sessions, its interval is made of these, likewise from 5 on."
+    f"With {MIN_RUNS} runs or more, the interval of a median lies between two of the ordered runs, at a level of 95 % "
+    "or the next above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by "
+    "Student's t (ratios on logarithms; Welch's without pairs). It contains the true value in 91 to 97 % of cases if a "
+    "machine has two states, and for a mean in 87 to 92 % if noise only slows runs; a slow state that no run met is in "
+    "no interval. Intervals of one session (one Slurm job, or runs of one day and one boot of the machine) hold for "
+    "this session, if runs drift less than they scatter: they do not include differences between sessions. If a figure "
+    "names sessions, its interval is made of sessions, also from 5 on."
 )
-"""How intervals over runs are made, for the methods of every document."""
+"""Text on intervals over runs, for the methods of every document."""
 
 
 def clean(text: str, limit: int = 2000) -> str:
@@ -168,11 +168,7 @@ def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, 
     decimals and one unit. Without an interval, or if its ends are equal in these digits, the unit decides.
 
     The interval is ``[low, high]`` if it has a level, ``(low to high)`` for a range, empty if there is none; the unit
-    is empty if table headers name it.
-
-    Args:
-        figure: The estimate.
-        decimals: Decimals of a factor without an interval; None: those of its unit.
+    is empty if table headers name it. `decimals` are those of a factor without an interval.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):

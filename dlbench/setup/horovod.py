@@ -1,19 +1,14 @@
 """Builds Horovod from PyPI's source archive, once per toolchain, and installs the cached wheel.
 
-Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails against
-torch >= 2.1 (C++14) and its stall inspector never fires under Gloo, so the archive is fetched with
-pip or given as a file, checked against a pinned SHA-256, patched (`PATCHES`), built with Gloo always, with MPI
-where it is found and with NCCL and CUDA where torch is built for them and both are found, and the wheel is kept outside
-the checkout under a key of everything that shapes the binary: the next install takes seconds.
-
-What is installed and whether it works is reported by `dlbench.setup.probes`, not here.
-
-One of the patches is for the timeline: HOROVOD_TIMELINE makes Horovod ready to write one, and operations on GPUs take
-that for writing. Rank 0, the coordinator, then waits on the host for each message's gradients and for its end
-(`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile. With the patch it does so only
-while a file is open; dlbench opens and closes it between two steps, when no operation is under way. What stays in all
-steps is that each vector of negotiated bits is twice as long: 50 bytes more for 400 gradients
-(`CacheCoordinator::sync`).
+Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails to compile with torch >= 2.1
+(C++14), and its stall inspector never reports under Gloo. The archive is downloaded or given as a file, checked against
+a SHA-256, patched (`PATCHES`), and built with Gloo, with MPI if it is installed, and with NCCL and CUDA if torch is
+built for CUDA and both are installed. The wheel is cached under a key of everything that affects the binary. One patch
+is for the timeline: with HOROVOD_TIMELINE set, operations on GPUs behave as if the timeline were being written. Rank 0,
+the coordinator, waits on the host for the gradients and the end of each message (`NCCLAllreduce::WaitForData` and
+`FinalizeGPUQueue`), and negotiates nothing meanwhile. With the patch it does so only while a file is open; dlbench
+opens and closes the file between two steps. The only remaining cost is that negotiated bit vectors are twice as long:
+50 bytes more for 400 gradients (`CacheCoordinator::sync`).
 """
 
 from __future__ import annotations
@@ -47,10 +42,9 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 """SHA-256 of horovod-0.28.1.tar.gz as PyPI lists it."""
 
 BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "setuptools<80", "wheel")
-"""Needed by Horovod's setup.py and at import; setuptools 80 dropped what its setup.py calls."""
+"""Needed by Horovod's setup.py and at import; setuptools 80 removed functions that its setup.py calls."""
 
-SIGN_OF_LIFE_S = 10.0
-"""A build says at least this often how far it is."""
+SIGN_OF_LIFE_S = 10.0  # Seconds between two messages of a build.
 _ASK_TORCH = """
 import json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__, "gpus": [], "built_for": []}
@@ -117,7 +111,7 @@ if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
 endif()
 """
 _TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
-"""All of torch's C++ interface: nearly half of what compiling for CPUs takes."""
+"""All of torch's C++ interface, which takes nearly half of the time of compiling for CPUs."""
 _USED_TORCH_HEADERS = """\
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -153,7 +147,7 @@ if(Pytorch_VERSION)
 endif()
 """
 _GPU_OPERATIONS = ("nccl_operations.cc", "gpu_operations.cc", "adasum_gpu_operations.cc")
-"""Files of horovod/common/ops that ask the timeline which way to take."""
+"""Files of horovod/common/ops whose operations depend on the timeline."""
 
 
 def _first_line(*command: str) -> str:
@@ -161,14 +155,16 @@ def _first_line(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return (done.stdout or done.stderr).splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+    if done.returncode != 0:
+        return ""
+    return done.stdout.partition("\n")[0].strip()
 
 
 def toolchain() -> dict[str, str | None]:
-    """Everything that shapes the binary: versions of Python, torch, compiler, MPI, NCCL and CUDA, and their places.
+    """Returns everything that affects the binary: versions and folders of Python, torch, compiler, MPI, NCCL and CUDA.
 
-    The parts for CUDA are None where torch is built for CPUs, and where one of them is missing; ``cuda_lacks`` then
-    says what, and the build is one for CPUs.
+    The values for CUDA are None if torch is built for CPUs, or if a part is missing, which ``cuda_lacks`` then names;
+    the build is then one for CPUs.
     """
     torch = ask(_ASK_TORCH)
     if isinstance(torch, str):
@@ -176,13 +172,13 @@ def toolchain() -> dict[str, str | None]:
     facts: dict[str, str | None] = {"torch": torch["torch"], "cuda": torch["cuda"]}
     facts["python"] = ".".join(map(str, sys.version_info[:2]))
     facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None
-    facts["mpi"] = (_first_line("mpicxx", "--showme:version") or None) if shutil.which("mpicxx") else None
+    facts["mpi"] = _first_line("mpicxx", "--showme:version") or None
     return facts | _cuda_facts(torch)
 
 
 def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
     facts: dict[str, str | None] = dict.fromkeys(_CUDA_FACTS)
-    if torch["cuda"] is None:  # NCCL serves only a torch that was built for CUDA
+    if torch["cuda"] is None:  # NCCL needs a torch that was built for CUDA
         return facts
     parts = find_cuda_parts(torch["cuda"], Path(torch["file"]).parent.parent)
     if isinstance(parts, str):
@@ -200,26 +196,29 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _architectures(torch: Mapping[str, Any], nvcc: Nvcc) -> str:
-    """Those of the GPUs in sight, else all that torch is built for, as far as nvcc knows them; e.g. ``80,90``.
+    """Returns the architectures of the visible GPUs, else all of torch's, as far as nvcc supports them; ``80,90``.
 
-    Horovod by itself builds for all that nvcc knows, which takes minutes. Its build adds code that later GPUs than the
-    last one of the list can translate.
+    Horovod's default is all that nvcc supports, which takes minutes. Its build adds code that newer GPUs than the last
+    one can translate.
     """
-    names = torch["gpus"] or [match[1] for name in torch["built_for"] if (match := re.fullmatch(r"sm_(\d+)", name))]
-    known = sorted(set(nvcc.architectures), key=int)
-    chosen = set(names).intersection(known) if known else set(names)
-    return ",".join(sorted(chosen, key=int) or known[-1:])
+    architectures = set(torch["gpus"])
+    if not architectures:
+        architectures.update(re.findall(r"^sm_(\d+)$", "\n".join(torch["built_for"]), re.MULTILINE))
+    supported = sorted(set(nvcc.architectures), key=int)
+    if supported:
+        architectures.intersection_update(supported)
+    return ",".join(sorted(architectures, key=int) or supported[-1:])
 
 
 def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
-    """Horovod's build switches for a toolchain (names as in Horovod's installation guide)."""
+    """Returns Horovod's build switches for a toolchain (names as in Horovod's installation guide)."""
     switches = {
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
-        # CMake 4 dropped the policies of the versions that Horovod's vendored projects ask for.
+        # CMake 4 removed the policies of the versions that Horovod's vendored projects require.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
     }
     switches["HOROVOD_WITH_MPI" if facts.get("mpi") else "HOROVOD_WITHOUT_MPI"] = "1"
@@ -227,7 +226,7 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
         switches |= {
             "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_NCCL_HOME": str(facts["nccl_home"]),
-            # What Horovod's CMake, its own search and torch's tell the compiler by.
+            # Variables that Horovod's CMake, its own search and torch's search read.
             **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), str(facts["cuda_home"])),
         }
         if architectures := facts.get("architectures"):
@@ -236,42 +235,42 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
-    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are. At run
-    time the names with numbers count: torch, imported first, has loaded these very libraries.
+    """Links libraries from pip to the names that linkers need; returns the variables that point to them.
+
+    At run time the names with version numbers count: torch, imported first, has loaded these libraries.
     """
     if not facts.get("nccl"):
         return {}
     library, lib = Path(str(facts["nccl_library"])), Path(str(facts["cuda_home"])) / "lib"
     folder.mkdir()
-    links = {"libnccl.so": library} if library.suffix == ".2" else {}
-    links |= {path.name.partition(".so")[0] + ".so": path for path in sorted(lib.glob("libcudart.so.*"))}
+    links = {path.name.partition(".so")[0] + ".so": path for path in sorted(lib.glob("libcudart.so.*"))}
+    if library.suffix == ".2":
+        links["libnccl.so"] = library
     for name, target in links.items():
         (folder / name).symlink_to(target)
     paths = os.pathsep.join([str(folder), str(lib)])
-    found = {
+    variables = {
         "CMAKE_LIBRARY_PATH": paths,
         "LIBRARY_PATH": os.pathsep.join(filter(None, [paths, os.environ.get("LIBRARY_PATH")])),
         "PATH": os.pathsep.join([str(Path(str(facts["cuda_home"])) / "bin"), os.environ.get("PATH", "")]),
     }
     if "libnccl.so" in links:
-        found |= {"HOROVOD_NCCL_LIB": str(folder), "HOROVOD_NCCL_LINK": "shared"}
-    return found
+        variables |= {"HOROVOD_NCCL_LIB": str(folder), "HOROVOD_NCCL_LINK": "shared"}
+    return variables
 
 
 def cache_key(facts: Mapping[str, str | None]) -> str:
-    """A short digest of toolchain, switches and patches."""
-    switches = {k: v for k, v in build_environment(facts).items() if k != "MAKEFLAGS"}
-    patches = [(p.file, p.old, p.new) for p in PATCHES]
-    # What lacks for CUDA does not shape a build for CPUs.
-    shaping = {name: fact for name, fact in facts.items() if name != "cuda_lacks"}
-    text = json.dumps([VERSION, SDIST_SHA256, shaping, switches, patches], sort_keys=True)
+    """Returns a short digest of toolchain, switches and patches."""
+    switches = {name: value for name, value in build_environment(facts).items() if name != "MAKEFLAGS"}
+    patches = [(patch.file, patch.old, patch.new) for patch in PATCHES]
+    # A missing part of CUDA does not affect a build for CPUs.
+    relevant_facts = {name: fact for name, fact in facts.items() if name != "cuda_lacks"}
+    text = json.dumps([VERSION, SDIST_SHA256, relevant_facts, switches, patches], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def apply_patches(source: Path) -> None:
-    """Patches an unpacked source tree. Raises `RunError`: a place to patch is not there, so this is not the release the
-    patches were made for.
-    """
+    """Patches an unpacked source tree. Raises `RunError`: a text to replace is missing, as in another release."""
     for patch in PATCHES:
         path = source / patch.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -281,9 +280,7 @@ def apply_patches(source: Path) -> None:
 
 
 def _fetch(folder: Path, given: Path | None) -> Path:
-    """Gets, checks and unpacks the source archive; returns the source folder. `folder`: to work in. `given`: the
-    archive, where it is here already; None to download it.
-    """
+    """Checks and unpacks the source archive into a folder; returns the source folder. `given`: None to download it."""
     archive = given
     if archive is None:
         words = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={VERSION}"]
@@ -294,23 +291,25 @@ def _fetch(folder: Path, given: Path | None) -> Path:
         raise RunError(f"{given or archive.name}: SHA-256 is {digest}, expected {SDIST_SHA256}; nothing was built")
     root = folder / f"horovod-{VERSION}"
     with tarfile.open(archive) as tar:
-        # The archive is pinned by its checksum; regular files and folders inside its own root are all it has.
-        members = [m for m in tar if (m.isfile() or m.isdir()) and not Path(m.name).is_absolute()]
-        tar.extractall(folder, members=[m for m in members if ".." not in Path(m.name).parts])  # noqa: S202  (as above)
+        # The checksum pins the archive; only regular files and folders inside its own root are extracted.
+        members = [member for member in tar if member.isfile() or member.isdir()]
+        inside = [member for member in members if not ({"/", ".."} & {*Path(member.name).parts})]
+        tar.extractall(folder, members=inside)  # noqa: S202  (as above)
     return root
 
 
 def given_source(option: Path | None) -> Path | None:
-    """The source archive that the option or ``DLBENCH_HOROVOD_SDIST`` names; None to download it. Raises `UserError`:
-    it is no file.
+    """Returns the source archive of the option or ``DLBENCH_HOROVOD_SDIST``; None to download it.
+
+    Raises `UserError`: there is no such file.
     """
-    named = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
-    if named == Path():
+    archive = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
+    if archive == Path():
         return None
-    if not named.is_file():
-        how = "--source" if option else "DLBENCH_HOROVOD_SDIST"
-        raise UserError(f"{how} {named}: no such file; horovod-{VERSION}.tar.gz from PyPI is wanted")
-    return named.absolute()
+    if not archive.is_file():
+        setting = "--source" if option else "DLBENCH_HOROVOD_SDIST"
+        raise UserError(f"{setting} {archive}: no such file; give horovod-{VERSION}.tar.gz from PyPI")
+    return archive.absolute()
 
 
 def _run_pip(arguments: list[str], folder: Path) -> None:
@@ -325,7 +324,7 @@ def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Calla
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
     start = time.monotonic()
-    # Without what asks for a CUDA build, left over from the caller's shell or an installation guide.
+    # Without variables of the caller's shell that request a CUDA build.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_GPU")}
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -334,22 +333,20 @@ def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Calla
         while process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=SIGN_OF_LIFE_S)
-            took = format_seconds(max(1, int(time.monotonic() - start)))
+            duration = format_seconds(max(1, int(time.monotonic() - start)))
             if process.returncode is None:
-                say(f"building Horovod: {took}")
+                say(f"building Horovod: {duration}")
     if process.returncode != 0:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "error" in line.lower()]
         raise RunError(f"building Horovod failed; the log is {log}\n" + "\n".join(errors[:5]))
-    say(f"built Horovod {VERSION} in {took}")
+    say(f"built Horovod {VERSION} in {duration}")
 
 
 def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], source: Path | None = None) -> Path:
-    """Builds the wheel for a toolchain and puts it into the cache in one step; returns its path.
+    """Builds the wheel for a toolchain and moves it into the cache; returns its path.
 
-    `say` takes lines. `source` is the archive, where it is not to be downloaded.
-
-    Raises `EnvironmentLacksError`: a compiler or CMake is missing; `RunError`: download, check, patch or build failed;
-    the message says where the log is.
+    `say`: prints a line. `source`: the archive; None to download it. Raises `EnvironmentLacksError`: a compiler or
+    CMake is missing. `RunError`: download, check, patch or build failed; the message names the log.
     """
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:
@@ -361,13 +358,18 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], sou
     log = target.parent / f"build-{target.name}.log"
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=target.parent) as temporary:
         work = Path(temporary)
-        say(f"taking Horovod {VERSION} from {source}" if source else f"fetching Horovod {VERSION} (source)")
+        if source:
+            say(f"using Horovod {VERSION} from {source}")
+        else:
+            say(f"downloading Horovod {VERSION} (source)")
         unpacked = _fetch(work, source)
         apply_patches(unpacked)
-        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else [])]
+        parts = ["Gloo"]
+        if facts.get("mpi"):
+            parts.append("MPI")
         if nccl := facts.get("nccl"):
             parts.append(f"NCCL {nccl} and CUDA {facts['nvcc']} for compute capabilities {facts['architectures']}")
-        say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes, the last files take longest")
+        say(f"building Horovod {VERSION} with {', '.join(parts)}; takes some minutes, only once")
         say(f"log {log}")
         _compile(unpacked, build_environment(facts) | _link_libraries(facts, work / "links"), log, say)
         built = work / "wheels"
@@ -378,16 +380,15 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], sou
 
 
 def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path | None = None) -> Path:
-    """Makes `import horovod.torch` work in this environment; returns the wheel that was installed.
+    """Installs Horovod into this environment, from the cache or a new build; returns the wheel.
 
-    Installs the build requirements, takes the cached wheel of this toolchain or builds one, and
-    installs it unless that very wheel is installed already. `say` and `source`: see `build_wheel`.
+    Does nothing if that wheel is installed already. `say` and `source`: as in `build_wheel`.
     """
     source = given_source(source)
     facts = toolchain()
     if lacks := facts["cuda_lacks"]:
         say(f"torch is built for CUDA {facts['cuda']}, but {lacks}")
-        say("so this Horovod is one for CPUs: on GPUs it serves one rank; engine ddp serves more")
+        say("this Horovod is therefore built for CPUs: on GPUs it supports only one rank; use engine ddp for more")
     wheel = None
     if not rebuild:
         wheel = min((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"), default=None)
@@ -395,7 +396,7 @@ def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path |
     if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and find_spec("horovod"):
         say(f"Horovod {VERSION} is installed (build {cache_key(facts)})")
         return wheel
-    say("installing what Horovod's build needs")
+    say("installing build requirements of Horovod")
     _run_pip(["install", *BUILD_REQUIREMENTS], Path.cwd())
     if wheel is None:
         wheel = build_wheel(facts, say, source)
@@ -408,7 +409,7 @@ def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path |
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """One textual change of Horovod's source: `old` becomes `new` everywhere in `file`."""
+    """A change of Horovod's source: `new` replaces `old` everywhere in `file`."""
 
     file: str
     old: str
@@ -440,7 +441,7 @@ PATCHES = (
             file=f"horovod/torch/{file}",
             old=_TORCH_HEADERS,
             new=f"#if HAVE_GPU\n{_TORCH_HEADERS}{used}#endif\n",
-            reason="of torch's headers only those that a build for CPUs uses are read",
+            reason="a build for CPUs reads only the headers of torch that it uses",
         )
         for file, used in {"adapter_v2.h": f"#else\n{_USED_TORCH_HEADERS}", "mpi_ops_v2.cc": ""}.items()
     ),
@@ -448,7 +449,7 @@ PATCHES = (
         file="cmake/Modules/FindPytorch.cmake",
         old=(_first := "list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n"),
         new=_first + _ASK_TORCH_ONCE,
-        reason="torch was imported seven times, one after the other",
+        reason="torch would be imported seven times",
     ),
     Patch(
         file="horovod/common/gloo/gloo_controller.cc",
@@ -460,20 +461,20 @@ PATCHES = (
         file="horovod/common/operations.cc",
         old="bool horovod_gloo_built() {",
         new=_READBACK.lstrip("\n") + "bool horovod_gloo_built() {",
-        reason="fusion threshold and cycle time in force can be read back into the record",
+        reason="the effective fusion threshold and cycle time can be read back into the record",
     ),
     Patch(
         file="horovod/common/timeline.h",
         old="  inline short Initialized() { return initialized_.fetch_and(1); }",
         new="  inline short Initialized() { return initialized_.fetch_and(1); }" + _ACTIVE,
-        reason="a timeline that can be opened later is told from one that is open",
+        reason="distinguishes a timeline that can be opened later from one that is open",
     ),
     *(
         Patch(
             file=f"horovod/common/ops/{file}",
             old="timeline.Initialized()",
             new="timeline.Active()",
-            reason="rank 0 waits for the GPU on the host as long as it is asked so, in every step of a run",
+            reason="rank 0 would wait for the GPU on the host in every step of a run",
         )
         for file in _GPU_OPERATIONS
     ),
@@ -481,18 +482,18 @@ PATCHES = (
         file="horovod/common/ops/cuda/CMakeLists.txt",
         old="set(CMAKE_CUDA_STANDARD 11)",
         new="set(CMAKE_CUDA_STANDARD 17)",
-        reason="CUDA 13 and the headers of gcc 14 have left C++11 behind",
+        reason="CUDA 13 and the headers of gcc 14 no longer support C++11",
     ),
     Patch(
         file="horovod/torch/cuda_util.cc",
         old='dlopen("libcuda.so", RTLD_LAZY)',
         new='dlopen("libcuda.so.1", RTLD_LAZY)',
-        reason="drivers install libcuda.so.1; the name without number comes with packages for development only",
+        reason="drivers install libcuda.so.1; only development packages have the name without a number",
     ),
     Patch(
         file="cmake/Modules/FindPytorch.cmake",
         old="(torch.version.cuda is not None) and (CUDA_HOME is not None)",
         new="(torch.version.cuda is not None) and ('HOROVOD_GPU_OPERATIONS' in __import__('os').environ)",
-        reason="a torch for CUDA on a machine with some CUDA gets a half CUDA build, though none was asked for",
+        reason="with torch for CUDA and an installed CUDA a half CUDA build would be made, even if not requested",
     ),
 )

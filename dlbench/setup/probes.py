@@ -1,6 +1,6 @@
-"""What is installed here, whether it works, and what to do if not. Looks only; changes nothing.
+"""Checks what is installed here and works, with remedies, for `dlbench doctor`; changes nothing.
 
-Heavy libraries are asked in processes of their own, so that a broken one cannot take the others' answers along.
+Heavy libraries are imported in separate processes, so that a broken one does not affect the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
-"""absent: not here, needed only for what `needed_for` says. problem: here, but broken or unfit."""
+"""absent: not installed, and needed only for `needed_for`. problem: installed, but broken or unsuitable."""
 ASK_HOROVOD = """
 import ctypes, json, torch
 import horovod, horovod.torch as hvd
@@ -42,7 +42,7 @@ print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi
 
 @dataclass(frozen=True)
 class Probe:
-    """The answer of one probe."""
+    """The result of one check."""
 
     name: str
     state: State
@@ -51,13 +51,15 @@ class Probe:
     needed_for: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """For ``dlbench doctor --json``."""
+        """Returns the object of ``dlbench doctor --json``."""
         return {name: getattr(self, name) for name in ("name", "state", "detail", "needed_for", "remedy")}
 
 
 def examine() -> list[Probe]:
-    """All probes, in the order in which a person sets a machine up."""
-    fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
+    """Runs all checks, in the order in which a machine is set up."""
+    gunzip = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
+    if gunzip.state != "ok":
+        gunzip = replace(gunzip, detail=f"{gunzip.detail}; zlib is used instead, slower")
     return [
         Probe("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
         _cores(),
@@ -72,7 +74,7 @@ def examine() -> list[Probe]:
         _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data"),
         _crops(),
         _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data"),
-        fast if fast.state == "ok" else replace(fast, detail=f"{fast.detail}; zlib is used instead, slower"),
+        gunzip,
         _packages("Checkpoints", ("safetensors",), "training and its checkpoints (compute nodes)", "node"),
         *_scratch(),
     ]
@@ -91,7 +93,7 @@ def _call(words: tuple[str, ...], timeout_s: float) -> subprocess.CompletedProce
 
 
 def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[str, Any] | str:
-    """Runs a few lines of Python in a process of its own; their JSON, or the last line of their error."""
+    """Runs Python code in a separate process; returns the JSON object that it prints, or the error as text."""
     try:
         done = _call((python or sys.executable, "-P", "-W", "ignore", "-c", code), timeout_s)
     except subprocess.TimeoutExpired:
@@ -99,34 +101,37 @@ def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[st
     except OSError as error:
         return f"{python or sys.executable}: {error.strerror}"
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        return lines[-1] if lines else f"ended with {done.returncode}"
-    try:
+        return done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
+    with suppress(IndexError, ValueError):
         answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        answer = None
-    return answer if isinstance(answer, dict) else "gave no answer"
+        if isinstance(answer, dict):
+            return answer
+    return "gave no answer"
 
 
 def _command(*words: str) -> str | None:
-    """First lines of a program's answer (either stream); None if it is missing, fails or hangs."""
     try:
         done = _call(words, 20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return (done.stdout + done.stderr).strip() or "no output"
 
 
 def _cores() -> Probe:
-    allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    limit = None
+    num_usable = len(os.sched_getaffinity(0))
+    detail = f"{num_usable} of {os.cpu_count() or 1} usable"
+    limit: float | None = None
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
             limit = int(quota) / int(period)
-    detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
-    if limit is not None and limit < allowed:
-        remedy = "raise the container's CPU limit, or pin with taskset: throttled cores make step times jump"
+    if limit is None:
+        return Probe("Cores", "ok", detail)
+    detail += f", cgroup limit {limit:g}"
+    if limit < num_usable:
+        remedy = "raise the container's CPU limit, or pin with taskset: throttling makes step times vary"
         return Probe("Cores", "problem", detail, remedy)
     return Probe("Cores", "ok", detail)
 
@@ -150,22 +155,25 @@ def _torch() -> Iterable[Probe]:
     if isinstance(answer, str):
         yield Probe("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
         return
-    built = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer.get("hip") else ""
-    cuda = f"{built}, {answer['gpus']} GPUs" if built else "CPU build"
+    build = "CPU build"
+    if answer["cuda"]:
+        build = f"CUDA {answer['cuda']}, {answer['gpus']} GPUs"
+    elif answer.get("hip"):
+        build = f"ROCm {answer['hip']}, {answer['gpus']} GPUs"
     nccl = "with NCCL" if answer["nccl"] else "without NCCL"
-    detail = f"{answer['version']}, {cuda}, {nccl}"
+    detail = f"{answer['version']}, {build}, {nccl}"
     if answer["gpus"] or not is_given_gpu():
         yield Probe("PyTorch", "ok", detail)
     else:
-        lost = AMD_LOST if answer.get("hip") else LOST
-        reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, lost)
+        default_remedy = AMD_LOST if answer.get("hip") else LOST
+        reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, default_remedy)
         yield Probe("PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}")
     if hidden := hidden_gpus():
         yield Probe("GPUs", "absent", *hidden, "training on GPUs")
 
 
 def _compiler() -> Probe:
-    """For torch.compile, of which GPUs need more: what they lack is said on any machine, as it is the login node's."""
+    """Checks torch.compile also for GPUs, even if this machine has none: it may be a login node."""
     needed_for = "train.compile, and fused LAMB and LARS on GPUs (else train.optimizer.implementation=foreach)"
     lacks = compiler_lacks(on_gpu=True)
     if lacks is None and shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -176,7 +184,7 @@ def _compiler() -> Probe:
 
 
 def _horovod() -> Iterable[Probe]:
-    remedy = "dlbench setup horovod (builds it once for this Python and torch; needs g++, make, cmake)"
+    remedy = "dlbench setup horovod (compiles it once for this Python and torch; needs g++, make, cmake)"
     if importlib.util.find_spec("horovod") is None:
         yield Probe("Horovod", "absent", "not installed", remedy, "engine horovod")
         return
@@ -190,7 +198,7 @@ def _horovod() -> Iterable[Probe]:
     if missing:
         detail += f"; without {', '.join(missing)}"
     if not answer["readback"]:
-        detail += "; not dlbench's build: settings in force cannot be read back"
+        detail += "; not built by dlbench: effective settings cannot be read back"
         yield Probe("Horovod", "problem", detail, remedy)
         return
     yield Probe("Horovod", "ok", detail)
@@ -198,8 +206,8 @@ def _horovod() -> Iterable[Probe]:
         yield Probe(
             "Horovod with MPI",
             "problem",
-            "Horovod was built without MPI, and MPI is here now",
-            "dlbench setup horovod (builds it anew, with MPI)",
+            "Horovod was built without MPI, and MPI is installed now",
+            "dlbench setup horovod (builds it again, with MPI)",
             "engine horovod with launchers mpirun and srun-mpi",
         )
     if answer["torch_cuda"]:
@@ -208,17 +216,19 @@ def _horovod() -> Iterable[Probe]:
 
 def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Probe]:
     if not answer["nccl"]:
-        lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
-        state: State = "absent" if isinstance(lacks, str) else "problem"
-        why = f"; {lacks}" if isinstance(lacks, str) else ", and NCCL and nvcc are here now"
-        remedy = "dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)"
-        needed_for = "engine horovod on two and more GPUs (ddp needs nothing more)"
-        yield Probe("Horovod with NCCL", state, f"Horovod was built without NCCL{why}", remedy, needed_for)
+        parts = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
+        state: State = "problem"
+        detail = "Horovod was built without NCCL, and NCCL and nvcc are installed now"
+        if isinstance(parts, str):
+            state, detail = "absent", f"Horovod was built without NCCL; {parts}"
+        remedy = "dlbench setup horovod (builds it again, with NCCL if nothing is missing)"
+        needed_for = "engine horovod on two or more GPUs (ddp needs nothing else)"
+        yield Probe("Horovod with NCCL", state, detail, remedy, needed_for)
     elif not answer["free_timeline"]:
         yield Probe(
             "Horovod's timeline",
             "absent",
-            "this build would trace every step on GPUs, so its timeline stays off there",
+            "this build would trace every step on GPUs, so its timeline is not used there",
             "dlbench setup horovod",
             "messages of engine horovod on GPUs",
         )
@@ -245,17 +255,19 @@ def _slurm() -> Probe:
         )
     answer = _command("sbatch", "--version")
     if answer is None:
-        # Slurm's programs answer nothing, not even their version, without a configuration.
-        configured = "SLURM_CONF" in os.environ
-        detail = "sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration")
+        # Without a configuration Slurm's programs do not even print their version.
         remedy = "set SLURM_CONF to the cluster's slurm.conf"
-        return Probe("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
+        if "SLURM_CONF" in os.environ:
+            detail = "sbatch is installed, but finds no cluster by SLURM_CONF"
+            return Probe("Slurm", "problem", detail, remedy, "dlbench submit")
+        detail = "sbatch is installed, but finds no configuration"
+        return Probe("Slurm", "absent", detail, remedy, "dlbench submit")
     partitions = _command("sinfo", "--noheader", "--format=%R %D")
     if partitions is None:
         remedy = "set SLURM_CONF, or ask the cluster's admin"
         return Probe("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
-    listed = _command("srun", "--mpi=list") or ""
-    plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))
+    plugin_list = _command("srun", "--mpi=list") or ""
+    plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", plugin_list)))
     detail = f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}"
     return Probe("Slurm", "ok", detail)
 
@@ -271,7 +283,7 @@ def _nvml() -> Probe:
     if isinstance(answer, str):
         if remedy := nvml_remedy(answer):
             return Probe("NVML", "problem", answer, remedy, "GPU telemetry")
-        remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
+        remedy = "install NVIDIA's driver if the machine has a GPU; otherwise nothing is missing"
         return Probe("NVML", "absent", answer, remedy, "GPU telemetry")
     return Probe("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
 
@@ -296,7 +308,7 @@ def _crops() -> Probe:
 def _scratch() -> Iterable[Probe]:
     for name, place in (
         ("SLURM_TMPDIR", os.environ.get("SLURM_TMPDIR")),
-        ("TMPDIR", os.environ.get("TMPDIR", "/tmp")),  # noqa: S108  (looked at, not written to)
+        ("TMPDIR", os.environ.get("TMPDIR", "/tmp")),  # noqa: S108  (checked, not written to)
         ("shared memory", "/dev/shm"),  # noqa: S108  (as above)
     ):
         if place is None:
@@ -305,7 +317,7 @@ def _scratch() -> Iterable[Probe]:
         try:
             detail = f"{place}, {format_bytes(shutil.disk_usage(place).free)} free"
         except OSError as error:
-            yield Probe(title, "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists")
+            yield Probe(title, "problem", f"{place}: {error.strerror}", f"set {name} to an existing folder")
             continue
         if os.access(place, os.W_OK):
             yield Probe(title, "ok", detail)

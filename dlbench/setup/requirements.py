@@ -1,7 +1,7 @@
-"""What the ranks of a plan will refuse to start without, asked of their Python before any job is there.
+"""Checks the ranks' Python for missing packages before a job is submitted.
 
-The login node knows it where that Python is a path it can execute. Modules, set-up lines, a container, an image or
-variables of the loader may bring others; then nothing is said, and the ranks decide.
+The check runs if this machine can execute that Python. Modules, setup lines, a container, an image or variables of the
+loader may change what ranks load; then nothing is checked here, and the ranks report errors themselves.
 """
 
 from __future__ import annotations
@@ -46,67 +46,75 @@ print(json.dumps({"prefix": sys.prefix, "installed": sorted(folders),
 
 
 def is_sure(system: SystemSpec) -> bool:
-    """Whether nodes have what is found here: another Python's path, or a login profile, may bring something else."""
-    is_ours = system.python in (None, sys.executable) and not system.slurm.login_shell
-    return is_ours or system.scheduler == "none"
+    """Returns whether the result also holds on the nodes: with another Python or a login shell it may not."""
+    is_this_python = system.python in (None, sys.executable) and not system.slurm.login_shell
+    return is_this_python or system.scheduler == "none"
 
 
 def refusal(plan: LaunchPlan) -> DlbenchError | None:
-    """The error that ranks of this plan would end with, as far as it can be known here; None otherwise."""
+    """Returns the error that ranks of this plan would end with, if it can be known here, else None."""
     on_gpu = has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0
     may_have_gpu = on_gpu or plan.system.slurm.gpu_request != "none"
     if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not may_have_gpu:
         return EnvironmentLacksError(
-            f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters lie in the host's "
-            "memory; leave it out"
+            f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters are in host memory "
+            "anyway; leave it out"
         )
     python = _python_of(plan.system)
-    where = _where(python) if python else None
-    if python is None or where is None:
+    installed = _where(python) if python else None
+    if python is None or installed is None:
         return None
-    for name, who, instead in _packages(plan):
-        if name not in where["installed"]:
-            remedy = _REMEDIES.get(name, f"pip install {name}")
-            return EnvironmentLacksError(f"{who} is not installed in {where['prefix']}; remedy: {remedy}{instead}")
-    version, cuda, hip = where["torch"]
-    given = {name: one for name, one in plan.system.launch.environment.items() if isinstance(one, str)}
-    if plan.system.scheduler == "none" and version and is_given_gpu(environment={**os.environ, **given}):
-        found = unusable(version, cuda, hip)
-        if found is not None and not _sees_gpu(python):
+    for package, name, alternative in _packages(plan):
+        if package not in installed["installed"]:
+            remedy = _REMEDIES.get(package, f"pip install {package}")
             return EnvironmentLacksError(
-                f"this machine has a GPU that torch cannot use: {found.reason}; {found.remedy}, or {HIDES}"
+                f"{name} is not installed in {installed['prefix']}; remedy: {remedy}{alternative}"
             )
-    if not isinstance(plan, RunPlan) or plan.engine.name != "horovod":
-        return None
+    version, cuda, hip = installed["torch"]
+    variables = {name: value for name, value in plan.system.launch.environment.items() if isinstance(value, str)}
+    if plan.system.scheduler == "none" and version and is_given_gpu(environment={**os.environ, **variables}):
+        problem = unusable(version, cuda, hip)
+        if problem is not None and not _sees_gpu(python):
+            return EnvironmentLacksError(
+                f"this machine has a GPU that torch cannot use: {problem.reason}; {problem.remedy}, or {HIDES}"
+            )
+    if isinstance(plan, RunPlan) and plan.engine.name == "horovod":
+        return _horovod_refusal(plan, python, on_gpu=on_gpu)
+    return None
+
+
+def _horovod_refusal(plan: RunPlan, python: str, *, on_gpu: bool) -> DlbenchError | None:
     build = _horovod(python)
     if build is None:
         return None
-    exchange = plan.sync.exchange
+    exchange = plan.sync.exchange if plan.sync.exchange.startswith("horovod-") else "flat"
     return HorovodBuild(gloo=build["gloo"], mpi=build["mpi"], nccl=build["nccl"]).refusal(
         use_mpi=plan.system.launch.by_mpi,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         on_gpu=on_gpu and bool(build["torch_cuda"] or build["torch_hip"]),
-        exchange=exchange if exchange.startswith("horovod-") else "flat",
+        exchange=exchange,
     )
 
 
 def _python_of(system: SystemSpec) -> str | None:
+    """Returns the ranks' Python if this machine can execute it as they would, else None."""
     if system.modules or system.modules_init or system.setup or system.container.kind != "none":
         return None
     if any(name in system.launch.environment for name in _LOADERS_OWN):
         return None
     python = system.python or sys.executable
-    return python if Path(python).is_absolute() and os.access(python, os.X_OK) else None
+    is_executable = Path(python).is_absolute() and os.access(python, os.X_OK)
+    return python if is_executable else None
 
 
 def _packages(plan: LaunchPlan) -> Iterator[tuple[str, str, str]]:
-    """What ranks import: the package, what a person knows it by, and what does without it."""
+    """Yields the packages that ranks import, with a name for messages and an alternative that does not need it."""
     yield "torch", "torch", ""
     if isinstance(plan, RunPlan) and (package := plan.engine.kind.package):
         yield package, f"engine {plan.engine.name}", ", or choose --engine ddp"
     if isinstance(plan, CommPlan):
-        # Back-ends are chosen by what this Python has; ranks of another one tell what they lack, and go on.
+        # Back-ends were chosen for this Python; ranks with another one skip and report those that it lacks.
         backends = () if plan.system.python else plan.comm.backends
         if plan.comm.transport == "mpi" or "mpi" in backends:
             yield "mpi4py", "mpi4py, which carries MPI,", ""
@@ -122,16 +130,16 @@ def _where(python: str) -> dict[str, Any] | None:
 
 @cache
 def _sees_gpu(python: str) -> bool:
-    """What CUDA itself says: libraries for forward compatibility run a newer CUDA on an old driver."""
+    """Returns whether CUDA itself works: libraries for forward compatibility run a newer CUDA on an old driver."""
     answer = ask("import json, torch; print(json.dumps({'sees': torch.cuda.is_available()}))", python=python)
     return isinstance(answer, dict) and bool(answer["sees"])
 
 
 @cache
 def _horovod(python: str) -> dict[str, Any] | None:
-    """What Horovod says of its build; None where it does not load here, as on a login node without a driver.
+    """Returns how Horovod was built; None if it does not load here, e.g. on a login node without a driver.
 
-    Kept until another torch or Horovod is installed, because it imports torch, which takes seconds.
+    The answer is cached until another torch or Horovod is installed, because importing torch takes seconds.
     """
 
     def find() -> str | None:

@@ -9,18 +9,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dlbench.units import parse_bytes
 
-MAX_COUNT = 2**53 - 1  # The largest whole number that every reader of JSON takes as written (RFC 8259, section 6).
-MAX_RANKS = 1_000_000  # More than the devices of any machine, and each rank writes files into the run's folder.
+MAX_COUNT = 2**53 - 1  # The largest integer that every JSON parser reads exactly (RFC 8259, section 6).
+MAX_RANKS = 1_000_000  # More than the devices of any machine; each rank writes files into the run's folder.
 
 MAX_RUNS = 10_000
-"""Runs of a series. All are planned before the first starts, each has a folder, and every report reads them all."""
+"""Maximum runs of a series. All are planned before the first starts, and every report reads all of them."""
 
-# Strict, because YAML's `true` and `"8"` are mistakes where a count is meant. Bounded, because files may be anybody's,
-# and readers make lists as long as some of these numbers say.
+# Strict, because YAML's `true` and `"8"` are not counts. Limited, because files may come from others, and readers
+# allocate lists of these lengths.
 Count = Annotated[int, Field(strict=True, gt=0, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
-Ranks = Annotated[int, Field(strict=True, gt=0, le=MAX_RANKS)]  # Of ranks, nodes, or cores or devices of a node.
-RankNumber = Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)]  # Of a rank, a node or a place on it, from 0.
+Ranks = Annotated[int, Field(strict=True, gt=0, le=MAX_RANKS)]  # A number of ranks, nodes, cores or devices.
+RankNumber = Annotated[
+    int, Field(strict=True, ge=0, lt=MAX_RANKS)
+]  # The number of a rank or node, or of a rank on a node, from 0.
 Repeats = Annotated[int, Field(strict=True, gt=0, le=MAX_RUNS)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
@@ -30,20 +32,18 @@ Flag = Annotated[bool, Field(strict=True)]
 FromText = BeforeValidator(
     lambda value: tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 )
-"""Lets a list of words be one text with commas, as `--set` and `--ab` take it; an empty text is none."""
+"""Splits a text at commas into a list of words, for `--set` and `--ab`; an empty text is an empty list."""
 MAX_TAG_VALUE = 200
 TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
 class ActsIf:
-    """A condition under which fields of a specification have an effect: an attribute of the plan has one of some
-    values.
-    """
+    """A condition for fields to have an effect: an attribute of the plan has one of some values."""
 
     def __init__(self, fields: str, path: str, *values: object, why: str) -> None:
-        """`fields`: names with blanks between; of a section, all below it. `path`: what decides, from the plan on.
+        """`fields`: names separated by blanks; a section stands for all its keys. `path`: attribute path in the plan.
 
-        `values`: those under which the fields act; none: anything that is true. `why`: why they do not.
+        `values`: values for which the fields have an effect; none: any true value. `why`: reason if they have none.
         """
         self.fields = frozenset(fields.split())
         self.why = why
@@ -53,8 +53,11 @@ class ActsIf:
     def holds(self, plan: object) -> bool:
         value: object = plan
         for name in self._path:
-            value = None if value is None else getattr(value, name)
-        return value in self._values if self._values else bool(value)
+            if value is not None:
+                value = getattr(value, name)
+        if not self._values:
+            return bool(value)
+        return value in self._values
 
 
 class Spec(BaseModel):
@@ -71,7 +74,7 @@ def size_in_bytes(value: object) -> object:
     if isinstance(value, str):
         return parse_bytes(value)
     if isinstance(value, bool | float):
-        # pydantic makes one line of a ValueError only.
+        # pydantic only reports a ValueError in one line.
         raise ValueError(f"{value!r} is not a number of bytes such as 67108864, 64MiB or 64MB")  # noqa: TRY004
     return value
 
@@ -86,7 +89,7 @@ class Form:
     words: str
 
 
-# A word of Slurm's that needs no quoting anywhere.
+# A word that needs no quoting in Slurm's options.
 SlurmWord = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,199}$"), Form("one word without quotes or $, e.g. ib0")
 ]
@@ -106,8 +109,8 @@ Tag = Annotated[
 def _known_precision(value: object) -> object:
     if value == "fp8":
         raise ValueError(
-            "fp8 is not built: it needs scaled matrix products of another library (Transformer Engine, torchao), whose "
-            "recipe would decide the figure; bf16 is the narrowest that is measured"
+            "fp8 is not supported: it needs scaled matrix products of another library (Transformer Engine, torchao), "
+            "whose recipe would decide the result; bf16 is the narrowest supported precision"
         )
     return value
 

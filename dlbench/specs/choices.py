@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _PATHS = (
     *("data.source", "data.validation", "data.vocabulary", "checkpoint.resume_from", "checkpoint.initialize_from"),
     *("sync.network", "model.layers_from"),
 )
-DEFAULT = "default"  # Origin of what no file and no option says.
-GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.
+DEFAULT = "default"  # Origin of values that no file or option sets.
+GPU_PRESET = "gpu"  # Default preset for nodes with GPUs; the default of the workload file is strict fp32.
 FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
 
 
@@ -61,9 +62,7 @@ class Choices(Workload):
 class Ladder(Spec):
     """A list of optimisations that are added one after the other; the first step is the baseline."""
 
-    ladder: tuple[LadderStep, ...] = Field(
-        min_length=2, description="The steps; each adds its settings to those before."
-    )
+    ladder: tuple[LadderStep, ...] = Field(min_length=2, description="Steps; each adds its settings to those before.")
 
 
 class WorkloadFile:
@@ -76,33 +75,33 @@ class WorkloadFile:
             raise UserError(f"{path}: format: must be 'dlbench.workload' with version 1")
         presets = content.get("presets")
         if not isinstance(presets, Mapping) or not presets:
-            raise UserError(
-                f"{path}: presets: must hold one or more, e.g. `presets: {{full: {{}}}}`, which changes nothing"
-            )
+            raise UserError(f"{path}: presets: must contain at least one, e.g. `presets: {{full: {{}}}}`")
         self.presets: dict[str, Mapping[str, Any]] = {}
         self._ladders: dict[str, object] = {}
         for name, preset in presets.items():
-            if preset is not None and not isinstance(preset, Mapping):
-                raise UserError(f"{path}: presets.{name}: must be keys and values, or nothing, got {preset!r}")
-            self.presets[str(name)] = {key: value for key, value in (preset or {}).items() if key != "ladder"}
-            self._ladders[str(name)] = (preset or {}).get("ladder", content.get("ladder"))
+            if preset is None:
+                preset = {}
+            if not isinstance(preset, Mapping):
+                raise UserError(f"{path}: presets.{name}: must be keys and values, or empty, got {preset!r}")
+            self.presets[str(name)] = {key: value for key, value in preset.items() if key != "ladder"}
+            self._ladders[str(name)] = preset.get("ladder", content.get("ladder"))
             for key in ("name", "preset"):
                 if key in self.presets[str(name)]:
-                    raise UserError(f"{path}: presets.{name}.{key}: a preset cannot rename what it belongs to")
+                    raise UserError(f"{path}: presets.{name}.{key}: a preset cannot set this key")
         self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
 
     def preset_on(self, system: SystemSpec) -> str:
         """Returns the preset to use without --preset, which depends on the GPUs of the system's nodes."""
-        return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
+        if system.node.gpus and GPU_PRESET in self.presets:
+            return GPU_PRESET
+        return self.default_preset
 
     def ladder(self, preset: str) -> tuple[LadderStep, ...]:
-        """Returns the ladder steps of a preset, its own or the file's. Raises `UserError`: none exist, or one is
-        invalid.
-        """
+        """Returns the ladder steps of a preset. Raises `UserError`: there are none, or one is invalid."""
         content = self._ladders.get(preset)
         if content is None:
-            raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
+            raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and keys to set")
         layers = SettingLayers(str(self.path))
         layers.add({"ladder": content}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder
@@ -118,9 +117,7 @@ class WorkloadFile:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> SettingLayers:
-        """Returns base and preset, merged. Raises `UserError`: there is no such preset; the nearest names are
-        suggested.
-        """
+        """Returns base and preset, merged. Raises `UserError`: there is no such preset."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
@@ -132,9 +129,9 @@ class WorkloadFile:
         layers.add({"preset": name}, str(self.path))
         model = layers.values.get("model")
         if "sample_unit" not in layers.values:
-            units = {tag: family_model.sample_unit for family_model in FAMILIES for tag in tags_of(family_model)}
-            family = str(model.get("family")) if isinstance(model, Mapping) else ""
-            layers.add({"sample_unit": units.get(family, Model.sample_unit)}, DEFAULT)
+            family = model.get("family") if isinstance(model, Mapping) else None
+            units = [cls.sample_unit for cls in FAMILIES if family in tags_of(cls)]
+            layers.add({"sample_unit": next(iter(units), Model.sample_unit)}, DEFAULT)
         return layers
 
 
@@ -159,9 +156,9 @@ def choose_with_origins(
 
 def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
     """Makes paths absolute, because ranks start in another folder; those in the YAML are relative to the YAML file."""
-    for section, key in (path.split(".") for path in _PATHS):
-        content = layers.values.get(section)
-        value = content.get(key) if isinstance(content, dict) else None
+    for path_key in _PATHS:
+        section, key = path_key.split(".")
+        value = layers.value((section, key))
         is_name = (key == "source" and value == "synthetic") or (
             key == "vocabulary" and "/" not in str(value) and not str(value).endswith(".txt")
         )
@@ -170,7 +167,7 @@ def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
             try:
                 path = base.absolute() / Path(value).expanduser()
-            except RuntimeError as error:  # ~name, and there is no such user
+            except RuntimeError as error:  # ~name of an unknown user
                 raise UserError(f"{origin}: {section}.{key}: {value!r}: {str(error).lower().rstrip('.')}") from None
             layers.set(f"{section}.{key}", str(path), origin)
 
@@ -180,8 +177,8 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     system = choose_system_with_origins(name, overrides)[0]
     if system.modelled:
         raise UserError(
-            f"system {system.name}: modelled is true: it is a machine by data sheet, where nothing runs; use another "
-            f"one, or dlbench project spec WORKLOAD --system {name}"
+            f"system {system.name}: modelled is true: it is only described by a data sheet; use another one, or "
+            f"dlbench project spec WORKLOAD --system {name}"
         )
     return system
 
@@ -217,8 +214,9 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
 
 @functools.cache
 def _size_keys() -> frozenset[str]:
-    workload_keys = (key.name for key in keys_of(Choices, {}) if key.is_size)
-    return frozenset((*workload_keys, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
+    names = {key.name for key in keys_of(Choices, {}) if key.is_size}
+    names.update(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)
+    return frozenset(names)
 
 
 @functools.cache
@@ -230,7 +228,8 @@ def conditions_of(key: str) -> tuple[ActsIf, ...]:
         models = [model for model in models if name in model.model_fields]
         for model in models:
             conditions += [condition for condition in model.acting if name in condition.fields]
-        models = [below for model in models for below in models_in(model.model_fields[name].annotation)]
+        sections = (models_in(model.model_fields[name].annotation) for model in models)
+        models = list(itertools.chain.from_iterable(sections))
     return tuple(dict.fromkeys(conditions))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -38,20 +39,20 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 """dlbench's own algorithms, executed message by message."""
 
 ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
-"""From rank 0, or to it: the others, or it, wait for nobody."""
+"""Collectives from or to rank 0; some ranks do not wait for others."""
 
-PAIRS: Collective = "p2p"  # No collective: messages between two ranks, by pairs of ranks.
-PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of several under way at once, one way.
+PAIRS: Collective = "p2p"  # Not a collective: messages between pairs of ranks.
+PAIR_WAYS = ("ping-pong", "window")  # Half of a round trip; a message of several in flight, in one direction.
 
-RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
+RankPair = tuple[CountOrZero, CountOrZero]  # First and second rank; for a window, sender and receiver.
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")
-"""Libraries whose own collectives are timed next to them, as references; horovod in runs of earlier versions alone."""
+"""Libraries whose collectives are timed for comparison; horovod only in runs of earlier versions."""
 
-LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
+LIBRARY = "library"  # Algorithm name of a library, which selects its algorithm.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
-"""The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
-buffer, as osu_allreduce of OSU's micro-benchmarks does."""
+"""Algorithm names of MPI's all-reduce, which is timed in place, as in training, and into a second buffer, as in
+osu_allreduce of OSU's micro-benchmarks."""
 
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -61,8 +62,8 @@ LevelName = Literal["inside", "across", "beyond"]
 LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
 """Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
 
-POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
-POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
+POOR_MEDIAN = 0.25  # Largest median error of useful predictions; algorithms often differ by less.
+POOR_WORST = 1.0  # Largest error of useful predictions, as a share of the measured time.
 DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
@@ -74,25 +75,17 @@ class CommSpec(Spec):
     backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
         (), description="Libraries whose collective is timed for comparison."
     )
-    sizes: tuple[Count, ...] = Field(
-        min_length=1, description="Buffer sizes per rank (as in nccl-tests), bytes, ascending."
-    )
+    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank, bytes, ascending.")
     dtype: Precision = Field("fp32", description="Element type.")
     transport: Literal["torch", "mpi"] = Field(
         "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
     )
-    warmup: CountOrZero = Field(
-        2, description="Untimed iterations of each point, after the trials that find how long one takes."
-    )
+    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after trials.")
     iterations: Count = Field(10, description="Timed iterations of each point.")
-    group_size: Ranks | None = Field(
-        None, description="Ranks per group for grouped algorithms; none: the ranks of a node."
-    )
+    group_size: Ranks | None = Field(None, description="Ranks per group of grouped algorithms; none: per node.")
     shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
     pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
-    congestors: tuple[RankPair, ...] = Field(
-        (), description="p2p: pairs that send at the same time, from the first to the second rank."
-    )
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at the same time.")
     timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
     check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
@@ -100,18 +93,18 @@ class CommSpec(Spec):
     def _names_and_sizes(self) -> Self:
         valid_names = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
         if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
-            raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
+            raise ValueError("pairs: only p2p measures pairs of ranks, and without backends")
         for name in self.algorithms:
             if name not in valid_names:
-                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(valid_names)}")
+                raise ValueError(f"algorithms: {name!r} is none of {self.collective}: {', '.join(valid_names)}")
         if not self.algorithms and not self.backends:
             raise ValueError("nothing to measure: give algorithms, backends, or both")
         width = ELEMENT_BYTES[self.dtype]
         for size in self.sizes:
             if size % width:
-                raise ValueError(f"sizes: {size} bytes are no whole number of {self.dtype} elements of {width} bytes")
+                raise ValueError(f"sizes: {size} bytes are not a whole number of {self.dtype} elements ({width} bytes)")
         if list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError("sizes: must ascend, each once")
+            raise ValueError("sizes: must ascend without repeats")
         return self
 
 
@@ -129,7 +122,7 @@ def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
         return None
-    return f"needs two groups of two ranks or more inside nodes, here are {ranks // group} of {group}"
+    return f"needs two groups of two ranks or more inside nodes, but there are {ranks // group} of {group}"
 
 
 class CommPlan(LaunchPlan):
@@ -169,21 +162,20 @@ class CommPlan(LaunchPlan):
         grouped = [name for name in self.comm.algorithms if name in GROUPED_ALGORITHMS]
         problem = group_problem(self.comm.group_size, self.layout)
         if grouped and problem is not None:
-            raise ValueError(
-                f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
-            )
+            raise ValueError(f"algorithm {grouped[0]}: {problem}; use more ranks per node, or set --group-size")
         pairs, congestors = self.comm.pairs, self.comm.congestors
         for option, (first, second) in (*(("--victims", p) for p in pairs), *(("--congestors", p) for p in congestors)):
             if first == second or max(first, second) >= ranks:
                 raise ValueError(f"{option} {first}:{second}: must be two of {ranks} ranks, numbered from 0")
         if len(set(pairs)) < len(pairs):
             raise ValueError("--victims: a pair is given twice")
-        hands = [*{rank for pair in pairs for rank in pair}, *(rank for pair in congestors for rank in pair)]
-        if len(set(hands)) < len(hands):
-            twice = next(rank for rank in hands if hands.count(rank) > 1)
-            raise ValueError(f"--congestors: rank {twice} of one is in another pair as well, and has its hands full")
+        busy_ranks = set(itertools.chain.from_iterable(pairs))
+        for rank in itertools.chain.from_iterable(congestors):
+            if rank in busy_ranks:
+                raise ValueError(f"--congestors: rank {rank} is already in another pair")
+            busy_ranks.add(rank)
         if self.comm.shards is not None and self.comm.shards > ranks:
-            raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
+            raise ValueError(f"comm.shards: {self.comm.shards} servers need at least as many ranks, not {ranks}")
         by_mpi = self.system.launch.by_mpi
         if self.comm.transport == "mpi" and not by_mpi:
             raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")
@@ -209,9 +201,7 @@ class Piece(Spec):
 class Level(Spec):
     """One level of the network: inside a group, across groups, or between leaf switches."""
 
-    pieces: tuple[Piece, ...] = Field(
-        min_length=1, description="Costs by message size, ascending; the last piece has no limit."
-    )
+    pieces: tuple[Piece, ...] = Field(min_length=1, description="Costs by message size; the last piece has no limit.")
     links: Count | None = Field(
         None,
         description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
@@ -323,17 +313,13 @@ class NetworkModel(Spec):
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points left out of the fit."
     )
-    errors: tuple[FitError, ...] = Field(
-        (), description="Errors at points left out of the fit, by algorithm; none: not known."
-    )
+    errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
     fitted_over: FittedRange | None = Field(
         None, description="Range of these points; none: no message costs, or costs that were not fitted."
     )
     largest_held_out: LargestHeldOut | None = Field(
-        None,
-        description="Error at the largest rank count when it is left out of the fit; none: the smaller ones do not "
-        "determine the fit.",
+        None, description="Error at the largest rank count if the fit leaves it out; none: not known."
     )
     residuals: tuple[Residual, ...] = Field(
         (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."
@@ -343,16 +329,14 @@ class NetworkModel(Spec):
         description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "
         "order inside, across, beyond, then gamma; none: no repeats.",
     )
-    sources: tuple[str, ...] = Field(
-        (), description="Runs or outputs that were fitted, and the parts of them that were left out."
-    )
+    sources: tuple[str, ...] = Field((), description="Fitted runs or outputs, and parts that were left out.")
     fitted: str = Field("", description="Time of the fit, UTC, ISO 8601.")
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
         length = 2 * sum(len(level.pieces) for level in self.levels.values()) + 1
         if any(len(draw) != length for draw in self.draws):
-            raise ValueError(f"a draw holds {length} costs")
+            raise ValueError(f"a draw must have {length} costs")
         return self
 
     @property
@@ -362,7 +346,7 @@ class NetworkModel(Spec):
         return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
-        """Whether predictions of an algorithm are too wrong to recommend it."""
+        """Returns whether predictions of an algorithm are too wrong to recommend it."""
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor
 
@@ -374,13 +358,12 @@ class NetworkModel(Spec):
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
         """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""
-        same_algorithm = [
-            residual
-            for residual in self.residuals
-            if (residual.collective, residual.algorithm) == (collective, algorithm)
-        ]
-        residuals = same_algorithm or self.residuals
+        key = (collective, algorithm)
+        same_key = [residual for residual in self.residuals if (residual.collective, residual.algorithm) == key]
+        residuals = same_key or self.residuals
         counts = sorted({residual.ranks for residual in residuals})
         neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
         near = [residual for residual in residuals if residual.ranks in neighbours]
-        return min([1.0, *(one.least for one in near)]), max([1.0, *(residual.most for residual in near)])
+        least = min((residual.least for residual in near), default=1.0)
+        most = max((residual.most for residual in near), default=1.0)
+        return min(1.0, least), max(1.0, most)

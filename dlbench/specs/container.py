@@ -1,7 +1,4 @@
-"""The container that ranks run in.
-
-What an image file of a container is, is found where a run is planned: a thousand ranks must not read it for that.
-"""
+"""The container of the ranks. Its image is identified when a run is planned, not by each of a thousand ranks."""
 
 from __future__ import annotations
 
@@ -40,22 +37,17 @@ Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as
 class ContainerSpec(Spec):
     """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted in it."""
 
-    kind: ContainerKind = Field(
-        "none", description="Container runtime; pyxis is Slurm's --container-image with enroot."
-    )
+    kind: ContainerKind = Field("none", description="Container runtime; pyxis: Slurm's --container-image with enroot.")
     image: ImageName | None = Field(
         None,
         description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
         "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
     sha256: Sha256 | None = Field(
-        None,
-        description="SHA-256 of the image file, or digest of the image name; none: computed when a run is planned.",
+        None, description="SHA-256 of the image file, or digest of the name; none: computed when a run is planned."
     )
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
-        None,
-        description="Size in bytes and modification time of the image file when planned; a node with other values "
-        "refuses it.",
+        None, description="Size in bytes and modification time of the image when planned; other files are refused."
     )
     python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python interpreter in the container.")
     mount_dlbench: Flag = Field(True, description="Mount dlbench from the host; off: the image contains it.")
@@ -86,14 +78,14 @@ class ContainerSpec(Spec):
 
     @property
     def is_path(self) -> bool:
-        """Whether the image is a file or folder, and not a name."""
         return self.image is not None and self.image.startswith("/")
 
     @property
     def digest(self) -> str | None:
         """The image's SHA-256, if it is known."""
-        in_name = _DIGEST.search(self.image or "")
-        return self.sha256 or (in_name[1] if in_name else None)
+        if self.sha256 is None and (in_name := _DIGEST.search(self.image or "")):
+            return in_name[1]
+        return self.sha256
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -105,14 +97,14 @@ class ContainerSpec(Spec):
             raise ValueError(f"kind {self.kind} needs an image")
         if self.kind == "apptainer" and not self.is_path:
             raise ValueError(
-                f"image {self.image!r} is no path: each rank would fetch it for itself; `apptainer pull` it once, and "
-                "give the file"
+                f"image {self.image!r} is not a path: each rank would pull it; run `apptainer pull` once, and give the "
+                "file"
             )
         if self.kind == "pyxis" and self.is_path and not self.image.endswith(".sqsh"):
             raise ValueError(f"image {self.image!r}: pyxis takes a .sqsh file (enroot import), or an image's name")
         in_name = _DIGEST.search(self.image)
         if in_name and self.sha256 not in (None, in_name[1]):
-            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {in_name[1]}")
+            raise ValueError(f"sha256 is {self.sha256}, but the image's name has {in_name[1]}")
         return self
 
 
@@ -133,7 +125,7 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
     except OSError as error:
         raise UserError(f"container.image {path}: {why_unreadable(error)}") from None
     if container.sha256 not in (None, sha256):
-        raise UserError(f"container.sha256 is {container.sha256}, and {path} has {sha256}: another image")
+        raise UserError(f"container.sha256 is {container.sha256}, but {path} has {sha256}: it is another image")
     planned = f"{state.st_size} {state.st_mtime_ns // 10**9}"
     return container.model_copy(update={"sha256": sha256, "as_planned": planned})
 

@@ -99,12 +99,7 @@ class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
     acting = (
-        ActsIf(
-            "cycle_time_ms",
-            "engine.autotunes",
-            False,
-            why="engine.horovod.autotune tunes fusion and cycle time",
-        ),
+        ActsIf("cycle_time_ms", "engine.autotunes", False, why="engine.horovod.autotune tunes fusion and cycle time"),
         ActsIf(
             "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",
             "engine.horovod.autotune",
@@ -122,10 +117,9 @@ class HorovodSettings(Spec):
 
     @property
     def autotune_steps(self) -> int:
-        """Steps that the autotuner needs with its categorical parameters fixed, as dlbench fixes them.
+        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28).
 
-        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps
-        (parameter_manager.cc of Horovod 0.28).
+        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps.
         """
         scores = self.autotune_warmup_samples + self.autotune_max_samples + 1
         return scores * (5 * self.autotune_steps_per_sample + 1)
@@ -137,10 +131,7 @@ class DdpSettings(Spec):
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
         ActsIf(
-            "gradient_as_bucket_view static_graph",
-            "sync.is_own",
-            False,
-            why="dlbench's own exchange does not use DDP's buckets",
+            "gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's own exchange uses its buckets"
         ),
         ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
     )
@@ -157,7 +148,7 @@ class DdpSettings(Spec):
     )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
-        """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
+        """Returns whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
         is_view = self.gradient_as_bucket_view
         return on_gpu if is_view == "auto" else is_view
 
@@ -167,9 +158,7 @@ class FsdpSettings(Spec):
 
     acting = (
         ActsIf(
-            "shard shard_ranks wrap prefetch",
-            "shares_parameters",
-            why="one rank, or the ranks of one replica, share no parameters that are gathered",
+            "shard shard_ranks wrap prefetch", "shares_parameters", why="the ranks of one replica gather no parameters"
         ),
         ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
         ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
@@ -182,9 +171,7 @@ class FsdpSettings(Spec):
         "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
-        "all",
-        description="Ranks that share one copy of the state: all, or the ranks of a node, with gradients all-reduced "
-        "across nodes (HSDP).",
+        "all", description="Ranks that share one copy of the state: all, or those of a node (HSDP)."
     )
     wrap: Literal["blocks", "network"] = Field(
         "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."
@@ -195,9 +182,7 @@ class FsdpSettings(Spec):
         description="Neighbouring ranks that share each layer (tensor parallelism; BERT only). They read the same "
         "samples and use the same dropout masks, except in attention, where each draws the masks of its heads.",
     )
-    offload: Flag = Field(
-        False, description="Store parameters, gradients and optimizer state in host memory (GPUs only)."
-    )
+    offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
 class EngineSpec(Spec):
@@ -225,10 +210,8 @@ class EngineSpec(Spec):
 
     @property
     def settings(self) -> Spec | None:
-        """The settings of the chosen engine; None if it has none."""
         return getattr(self, self.name, None)
 
     @property
     def autotunes(self) -> bool:
-        """Whether Horovod tunes fusion threshold and cycle time."""
         return self.name == "horovod" and self.horovod.autotune

@@ -99,7 +99,7 @@ def expand(
         id=series, scaling=request.scaling, repeat=0, repeats=request.repeats, position=0, sides=request.sides
     )
     places = [base.model_copy(update={"axes": axes}) for axes in combinations]
-    points = [(place, count) for place in places for count in request.points]
+    points = list(itertools.product(places, request.points))
     if request.ladder:
 
         def plan_of(place: SeriesSpec, count: int) -> RunPlan:
@@ -274,7 +274,6 @@ def _split_overrides(
 
 
 def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
-    """Divides the global batch of the recipe over the ranks, in parts of the preset's batch."""
     train = workload.train
     total, part = train.global_batch or 0, train.batch_per_rank
     if request.scaling == "weak" and len(request.points) > 1:
@@ -372,7 +371,6 @@ def _comm_system(request: CommRequest) -> SystemSpec:
 
 
 def _refuse_layout(request: CommRequest, layout: LayoutSpec) -> None:
-    """Raises `UserError` for options that this rank count excludes."""
     ranks = layout.ranks
     if ranks == 1:
         raise UserError("1 rank: a collective needs two ranks or more")
@@ -390,9 +388,7 @@ def _one_of(option: str, name: str, valid_names: Iterable[str]) -> str:
 
 
 def _some_of(option: str, text: str, valid_names: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """Returns the names in a comma-separated text; ``none`` is no name. Raises `UserError`: an unknown or repeated
-    name.
-    """
+    """Returns comma-separated names; ``none`` is no name. Raises `UserError`: an unknown or repeated name."""
     if text == "none":
         return ()
     names = text.split(",")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -73,7 +74,7 @@ def expanded(text: str) -> Iterator[str]:
             ends = [piece] if number % 2 == 0 else _numbers(piece, part)
             if len(names) * len(ends) > _MOST_NAMES:
                 raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
-            names = [f"{name}{end}" for name in names for end in ends]
+            names = list(map("".join, itertools.product(names, ends)))
         if any(character in "".join(pieces[::2]) for character in "[]"):
             raise UserError(f"{part!r}: has an unmatched bracket")
         yield from names
@@ -85,9 +86,7 @@ def _numbers(inside: str, part: str) -> list[str]:
         ends = _RANGE.fullmatch(word.strip())
         first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
         if int(last) < int(first):
-            raise UserError(
-                f"{part!r}: {word.strip()!r} is neither a number nor a range; hosts are written as n[1-3,7]"
-            )
+            raise UserError(f"{part!r}: {word.strip()!r} is neither a number nor a range, e.g. n[1-3,7]")
         if int(last) - int(first) + len(numbers) >= _MOST_NAMES:
             raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]

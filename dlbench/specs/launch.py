@@ -1,7 +1,4 @@
-"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`.
-
-Further options for both are words: what a plan decides by itself is not a site's to give again.
-"""
+"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`."""
 
 from __future__ import annotations
 
@@ -23,18 +20,18 @@ BY_SRUN: tuple[LauncherName, ...] = ("srun-mpi", "srun-gloo")
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
 
-# Variables that bash does not let a script set; `export` of one would end it.
+# Read-only variables of bash; `export` of one would end a script.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
 _BY_INTERFACE = frozenset({"GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"})
-"""Variables that ranks are given by `interface`; NCCL's is left as it is where a person sets it."""
+"""Variables that `interface` sets for the ranks; NCCL's is not changed if a user sets it."""
 
 _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 
-_BY_PLAN = "the plan decides it"
-_TOLD_BY_KEY = {
+_BY_PLAN = "the plan sets it"
+_KEY_OF_OPTION = {
     "hint": "slurm.hint",
     "threads-per-core": "slurm.threads_per_core",
     "gpus": "slurm.gpu_request",
@@ -49,42 +46,48 @@ _SIZE = (
     *("tasks-per-node", "cpus-per-task"),
 )
 _PLACE = ("chdir", "output", "error", "input")
-_NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts nothing")
+_NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts no job")
+_SAME_NAMES = (
+    *("partition", "account", "qos", "reservation", "constraint", "nodelist"),
+    *("exclude", "exclusive", "mem", "gres", "export", "requeue"),
+)
+_SBATCH_KEY_OF_OPTION = {
+    **_KEY_OF_OPTION,
+    **{name: f"slurm.{name}" for name in _SAME_NAMES},
+    "export-file": "slurm.export",
+    "no-requeue": "slurm.requeue",
+    "time": "slurm.time_limit",
+    "signal": "slurm.warn_before_s",
+}
+_SRUN_KEY_OF_OPTION = {
+    **_KEY_OF_OPTION,
+    "cpu-bind": "slurm.cpu_bind",
+    "gpu-bind": "slurm.gpu_bind",
+    "mem-bind": "slurm.mem_bind",
+    "distribution": "slurm.distribution",
+    "mpi": "launch.mpi_plugin",
+}
 
 OF_SBATCH: Mapping[str, str] = {
-    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
-    **{
-        option: f"system.slurm.{key} is for it"
-        for option, key in {
-            **{name: name for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist")},
-            **{name: name for name in ("exclude", "exclusive", "mem", "gres", "export")},
-            "time": "time_limit",
-            "signal": "warn_before_s",
-        }.items()
-    },
+    **{option: f"use system.{key}" for option, key in _SBATCH_KEY_OF_OPTION.items()},
     **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
-    "array": "it would start several jobs into one run's folder",
-    "dependency": "runs of a series wait for each other by dlbench submit",
-    "export-file": "system.slurm.export is for it",
-    **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit needs its own"),
-    **dict.fromkeys(("requeue", "no-requeue"), "system.slurm.requeue is for it"),
+    "array": "it would start several jobs in one run folder",
+    "dependency": "dlbench submit sets the dependencies of a series",
+    **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit sets it"),
     **_NO_JOB,
 }
-"""Options that `slurm.extra` may not hold, with the reason."""
+"""Options that `slurm.extra` must not contain, with the reason."""
 
 DENIED_OF_SRUN: Mapping[str, str] = {
-    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
-    "cpu-bind": "system.slurm.cpu_bind is for it",
-    "gpu-bind": "system.slurm.gpu_bind is for it",
-    "mem-bind": "system.slurm.mem_bind is for it",
-    "distribution": "system.slurm.distribution is for it",
-    "mpi": "system.launch.mpi_plugin is for it",
+    **{option: f"use system.{key}" for option, key in _SRUN_KEY_OF_OPTION.items()},
     **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
-    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench needs its own"),
-    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "ranks are not started so"),
+    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench sets it"),
+    **dict.fromkeys(
+        ("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "dlbench does not support it"
+    ),
     **_NO_JOB,
 }
-"""The same of `slurm.srun_args`."""
+"""Options that `slurm.srun_args` must not contain, with the reason."""
 
 Memory = Annotated[
     str,
@@ -92,10 +95,10 @@ Memory = Annotated[
     Field(pattern=r"^([0-9]+[KMGT]?|site)$"),
     Form("MiB, or a number with K, M, G or T, e.g. 450G; or site"),
 ]
-"""Bytes as sbatch takes them: MiB, or with a letter; `site` for not given."""
+"""A size in sbatch's format: MiB, or with a letter; `site`: the option is not given."""
 
 OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_args"})
-"""Keys that sbatch never sees: runs of one job may differ in them."""
+"""Keys that only srun gets, so that runs of one job may differ in them."""
 
 ALL_VARIABLES = "ALL"
 
@@ -106,17 +109,16 @@ TimeLimit = Annotated[
 ]
 
 WARNING_S = 120
-"""Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
+"""Default seconds of warning: Slurm may send the signal a minute early or late (sbatch(1), --signal); a step and a
+checkpoint need the rest."""
 
-EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
+EARLY_S = 60  # Largest time by which Slurm may send the signal too early, seconds.
 
 
 class VariableSource(Spec):
     """The source of a variable's value, which is read when the ranks start; plans contain only the source."""
 
-    variable: VariableName | None = Field(
-        None, description="A variable in the environment of dlbench, or of the batch job."
-    )
+    variable: VariableName | None = Field(None, description="Variable in the environment of dlbench or of the job.")
     file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
         None, description="A file that contains the value; a path from / or ~/, read on the host that starts the ranks."
     )
@@ -129,8 +131,9 @@ class VariableSource(Spec):
 
 
 def _referenced(value: object) -> object:
-    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return {"variable": match[1]} if match else value
+    if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+        return {"variable": match[1]}
+    return value
 
 
 Variable = Annotated[
@@ -149,13 +152,10 @@ class LaunchSpec(Spec):
         ActsIf("mpi_plugin", "system.launch.launcher", "srun-mpi", why="only launcher srun-mpi reads it"),
     )
 
-    launcher: LauncherName = Field(
-        "local", description="Launcher: local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI)."
-    )
+    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(
-        None,
-        description="Network interface for Gloo and for NCCL's start-up; none: the interface of the default route.",
+        None, description="Network interface for Gloo and for NCCL's start-up; none: that of the default route."
     )
     pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
@@ -184,18 +184,20 @@ class LaunchSpec(Spec):
     @field_validator("environment", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
-        # Before the values: `HOROVOD_FUSION_THRESHOLD=1` is answered with the key, not with the form of a value.
-        for key in map(str, value) if isinstance(value, dict) else ():
+        # Names come before values, so that the answer to `HOROVOD_FUSION_THRESHOLD=1` is the right key.
+        if not isinstance(value, dict):
+            return value
+        for key in map(str, value):
             if not re.fullmatch(_ENVIRONMENT_NAME, key):
                 raise ValueError(f"{key!r} is not a name of an environment variable")
-            setting = "launch.interface" if key in _BY_INTERFACE else key.startswith("HOROVOD_") and key_for_name(key)
-            if setting:
+            if key in _BY_INTERFACE:
+                raise ValueError(f"variable {key} is set by dlbench; use launch.interface")
+            if key.startswith("HOROVOD_") and (setting := key_for_name(key)):
                 raise ValueError(f"variable {key} is set by dlbench; use {setting}")
-            if key.startswith("DLBENCH_") or key in _READ_ONLY:
-                raise ValueError(
-                    f"variable {key} is not a site's to set: "
-                    + ("bash's own" if key in _READ_ONLY else "dlbench gives ranks their place by such names")
-                )
+            if key.startswith("DLBENCH_"):
+                raise ValueError(f"variable {key} cannot be set: dlbench uses such names for the ranks")
+            if key in _READ_ONLY:
+                raise ValueError(f"variable {key} cannot be set: it belongs to bash")
         return value
 
     @field_validator("environment", mode="after")
@@ -203,11 +205,11 @@ class LaunchSpec(Spec):
     def _values(cls, value: dict[str, Variable]) -> dict[str, Variable]:
         for key, text in value.items():
             if isinstance(text, str) and "\0" in text:
-                raise ValueError(f"the value of {key} holds a NUL character")
+                raise ValueError(f"the value of {key} contains a NUL character")
             if isinstance(text, str) and text and (is_secret_name(key) or is_secret_value(text)):
                 raise ValueError(
-                    f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
-                    f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
+                    f"variable {key} looks like a secret, and plan.json shows it to everyone who can read the run; "
+                    f"give the source of its value: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
                 )
         return value
 
@@ -218,8 +220,10 @@ def words_of(value: object) -> object:
         try:
             value = shlex.split(value)
         except ValueError as error:
-            raise ValueError(f"{value!r} is no list of words: {error}") from None
-    return tuple(str(word).removeprefix("--") for word in value) if isinstance(value, list | tuple) else value
+            raise ValueError(f"{value!r} is not a list of words: {error}") from None
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(str(word).removeprefix("--") for word in value)
 
 
 def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]:
@@ -227,25 +231,23 @@ def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]
     for word in words:
         name = word.partition("=")[0]
         if not _OPTION.fullmatch(word):
-            raise ValueError(
-                f"{word!r} is no option by its long name: write --name, or --name=value as one word, e.g. --switches=1"
-            )
-        denied_name = name if name in denied else next((option for option in denied if option.startswith(name)), None)
-        if denied_name is not None:
-            short = "" if denied_name == name else f", which is short for --{denied_name},"
-            raise ValueError(f"--{name}{short} is not taken: {denied[denied_name]}")
+            raise ValueError(f"{word!r} is not a long option: write --name or --name=value, e.g. --switches=1")
+        if name in denied:
+            raise ValueError(f"--{name} is not allowed: {denied[name]}")
+        for option in denied:
+            if option.startswith(name):
+                raise ValueError(f"--{name}, which is short for --{option}, is not allowed: {denied[option]}")
         _printable(word)
     return words
 
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError(f"{text!r} holds a character that cannot be printed")
+        raise ValueError(f"{text!r} contains a character that cannot be printed")
     return text
 
 
 def _hosts(value: object) -> object:
-    """Converts a list, or a text with commas, to Slurm's short form."""
     if isinstance(value, str):
         value = split_hosts(value)
     if isinstance(value, list | tuple) and all(isinstance(host, str) for host in value):
@@ -258,15 +260,15 @@ def _bare_type(value: str) -> str:
     if len(parts) == 1 and value != "gpu":
         return value
     types = [part for part in parts if part not in ("gres", "gpu") and not part.isdecimal()]
-    remedy = f"write {types[0]}" if types else "write the type alone, e.g. a100"
-    raise ValueError(f"{value!r} is more than a type of GPU: {remedy}; gpu_request and gpu_count give the rest")
+    example = next(iter(types), "the type alone, e.g. a100")
+    raise ValueError(f"{value!r} is not only a GPU type: write {example}; gpu_request and gpu_count set the rest")
 
 
 Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
-"""A value of an option: it goes to sbatch and srun as one word, so that it may hold any character that is printed."""
+"""A value of an option, passed to sbatch and srun as one word; any printable character is allowed."""
 
 Hosts = Annotated[Argument | None, BeforeValidator(_hosts)]
-"""Hosts as one text in Slurm's short form; given as a list or with commas; None for none."""
+"""Hosts in Slurm's short form, given as a list or as text with commas; None: no hosts."""
 
 SbatchWords = Annotated[
     tuple[str, ...],
@@ -300,9 +302,7 @@ class SlurmSpec(Spec):
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
     nodelist: Hosts = Field(None, description="--nodelist; a list, or text with commas.")
     exclude: Hosts = Field(None, description="--exclude; a list, or text with commas.")
-    time_limit: TimeLimit = Field(
-        "00:30:00", description="--time per run, if no earlier runs give an estimate, e.g. 00:30:00."
-    )
+    time_limit: TimeLimit = Field("00:30:00", description="--time per run without earlier runs, e.g. 00:30:00.")
     max_time: TimeLimit = Field(
         "1-00:00:00", description="Maximum --time of a job with several runs; a longer job is split; 0: no limit."
     )
@@ -317,7 +317,7 @@ class SlurmSpec(Spec):
         None, description="GPU type in the request, e.g. a100."
     )
     gpu_count: Literal["ranks", "node"] = Field(
-        "ranks", description="GPUs to request per node: one per rank, or all of node.gpus."
+        "ranks", description="GPUs to request per node: one per rank, or node.gpus."
     )
     gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
     mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, instead of mem.")
@@ -333,14 +333,10 @@ class SlurmSpec(Spec):
         "which ranks are asked to stop and write a checkpoint; 0: no warning; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
-        False,
-        description="Let Slurm requeue a job that was interrupted, preempted or lost a node; it continues from its "
-        "checkpoint.",
+        False, description="Let Slurm requeue interrupted jobs, which continue from their checkpoints."
     )
     max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
-    extra: SbatchWords = Field(
-        (), description="Additional options of sbatch, e.g. --switches=1; a list, or text with spaces."
-    )
+    extra: SbatchWords = Field((), description="Additional options of sbatch, e.g. --switches=1; a list, or text.")
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
         description="Variables of the submitting shell that are passed to a job, besides HOME, USER, LOGNAME, SHELL, a "
@@ -355,7 +351,7 @@ class SlurmSpec(Spec):
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
-    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text with spaces.")
+    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text.")
 
     @property
     def asks_for_gpus(self) -> bool:
@@ -364,8 +360,10 @@ class SlurmSpec(Spec):
     @property
     def clusters(self) -> tuple[str, ...]:
         """The clusters that `extra` names by --clusters; empty: Slurm's default."""
-        cluster_lists = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
-        return tuple(cluster_lists[-1].split(",")) if cluster_lists else ()
+        for word in reversed(self.extra):
+            if word.startswith("clusters="):
+                return tuple(word.partition("=")[2].split(","))
+        return ()
 
     @property
     def exports_all(self) -> bool:
@@ -381,9 +379,11 @@ class SlurmSpec(Spec):
     @property
     def memory(self) -> str | None:
         """The value of --mem; None: not given."""
-        if self.mem is not None:
-            return None if self.mem == "site" else self.mem
-        return "0" if self.exclusive and not (self.mem_per_gpu or self._per_cpu) else None
+        if self.mem == "site":
+            return None
+        if self.mem is None and self.exclusive and not (self.mem_per_gpu or self._per_cpu):
+            return "0"
+        return self.mem
 
     @property
     def _per_cpu(self) -> bool:
@@ -391,15 +391,14 @@ class SlurmSpec(Spec):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """Checks options that exclude each other; see sbatch(1) and srun(1)."""
         if self.mem not in (None, "site") and self.mem_per_gpu is not None:
             raise ValueError("mem and mem_per_gpu exclude each other")
         if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):
             raise ValueError("mem-per-cpu in extra excludes mem and mem_per_gpu")
         if any(word.partition(":")[0] in ("gpu", "gres/gpu") for word in (self.gres or "").split(",")):
-            raise ValueError(f"gres {self.gres!r} asks for GPUs: gpu_request, gpu_type and gpu_count are for them")
+            raise ValueError(f"gres {self.gres!r} requests GPUs: use gpu_request, gpu_type and gpu_count")
         if self.mem_per_gpu == "site":
-            raise ValueError("mem_per_gpu is a size, or not given")
+            raise ValueError("mem_per_gpu must be a size, or left out")
         if self.hint is not None and (self.threads_per_core is not None or self.cpu_bind is not None):
             raise ValueError("hint excludes threads_per_core and cpu_bind")
         if self.gpu_request == "none" and (self.cpus_per_gpu is not None or self.mem_per_gpu is not None):

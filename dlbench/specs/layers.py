@@ -1,7 +1,6 @@
 """The layers of a network without torch: elements, weights and multiply-adds per sample.
 
-Names are those of the modules in torch. Dropout, reshaping, sums, and activations that are called as functions are not
-listed.
+Dropout, reshaping, sums, and activations that are called as functions are not listed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Layer:
 
     @property
     def is_product(self) -> bool:
-        """Whether the layer has weights that can be divided by filters or channels."""
+        """Returns whether the layer has weights that can be divided by filters or channels."""
         return self.kind in ("conv2d", "conv3d", "linear")
 
     def passes(self, *, backward: bool) -> int:

@@ -1,7 +1,4 @@
-"""Merges layers of settings (base, preset, overrides) and remembers which layer set each key.
-
-Error messages about keys and values therefore name the file or option that has to be changed.
-"""
+"""Merges layers of settings (base, preset, overrides); messages name the layer that set a key."""
 
 from __future__ import annotations
 

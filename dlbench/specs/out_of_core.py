@@ -98,14 +98,10 @@ class PlannedBlock(Spec):
 class Prediction(Spec):
     """Time and memory of a pass, as the simulator predicts them."""
 
-    pass_s: NonNegative = Field(
-        description="Duration of forward and backward pass over one part of the batch, seconds."
-    )
+    pass_s: NonNegative = Field(description="Duration of forward and backward pass of one part of the batch, seconds.")
     useful_s: NonNegative = Field(description="Duration of the pass without recomputing and waiting, seconds.")
-    recompute_s: NonNegative = Field(description="Time of the pass spent recomputing, seconds.")
-    stall_s: NonNegative = Field(
-        description="Time of the pass in which computing waits for a transfer or for free memory, seconds."
-    )
+    recompute_s: NonNegative = Field(description="Time spent recomputing, seconds.")
+    stall_s: NonNegative = Field(description="Time in which computing waits for transfers or memory, seconds.")
     occupancy: Fraction = Field(description="Share of the pass spent computing, including recomputing.")
     efficiency: Fraction = Field(description="useful_s over pass_s.")
     peak_bytes: CountOrZero = Field(description="Peak memory of the pass, including state and workspace, bytes.")
@@ -132,30 +128,22 @@ class Unit(Spec):
         "output of the unit, parameters, buffers, and casts of them."
     )
     saved_count: CountOrZero = Field(
-        0,
-        description="Number of storages of saved_bytes; each is moved separately. 0 in earlier records: blocks are "
-        "moved as a whole.",
+        0, description="Number of storages of saved_bytes, which are moved separately; 0: blocks are moved as a whole."
     )
     input_bytes: CountOrZero = Field(
-        description="Bytes of the unit's input, the output of the unit before; 0 for the first unit if its input is "
-        "kept anyway."
+        description="Bytes of the unit's input; 0 for the first unit if its input is kept anyway."
     )
     input_saved: Flag = Field(
-        description="Whether a backward pass without swapping needs the unit's input: in this unit, or in the unit "
-        "before."
+        description="Whether a backward pass in this unit or the one before needs the input, without swapping."
     )
     joins: Flag = Field(
-        True,
-        description="Whether the unit may be in one block with the unit before; false if other modules also use its "
-        "input.",
+        True, description="Whether it may be in one block with the unit before; false if others also use its input."
     )
     input_shared: Flag = Field(
         True, description="If joins is false: whether other modules keep its input, which then is never swapped."
     )
     gradient_bytes: CountOrZero = Field(
-        0,
-        description="Bytes of parameter gradients that the backward pass allocates; 0 if gradients persist between "
-        "passes.",
+        0, description="Bytes of parameter gradients that the backward pass allocates; 0 if they persist."
     )
     forward_working_bytes: CountOrZero = Field(
         0, description="Peak memory of the forward pass beyond its input, saved tensors and output, bytes."
@@ -186,25 +174,17 @@ class Chain(Spec):
     output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
     before_s: NonNegative = Field(0.0, description="Duration of the forward pass before the chain, seconds.")
     turn_s: NonNegative = Field(
-        0.0,
-        description="Time between the end of the chain's forward pass and the start of its backward pass (head, loss), "
-        "seconds.",
+        0.0, description="Time between the chain's forward and backward pass (head, loss), seconds."
     )
     after_s: NonNegative = Field(0.0, description="Duration of the backward pass before the chain, seconds.")
     state_bytes: CountOrZero = Field(
-        0, description="Parameters, buffers, optimizer state and persistent gradients on the device, bytes."
+        0, description="Parameters, buffers, optimizer state and persistent gradients, bytes."
     )
     exchange_bytes: CountOrZero = Field(
-        0,
-        description="Buffers of the gradient exchange on the device, bytes: DDP's buckets, Horovod's fusion buffer, or "
-        "dlbench's messages.",
+        0, description="Buffers of the gradient exchange on the device, e.g. DDP's buckets, bytes."
     )
-    outside_bytes: CountOrZero = Field(
-        0, description="The batch, and activations kept by modules before the chain, bytes."
-    )
-    turn_bytes: CountOrZero = Field(
-        0, description="Peak memory of head and loss in both passes, beyond the chain's output, bytes."
-    )
+    outside_bytes: CountOrZero = Field(0, description="Batch, and activations kept before the chain, bytes.")
+    turn_bytes: CountOrZero = Field(0, description="Peak memory of head and loss beyond the chain's output, bytes.")
     turn_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
     after_bytes: CountOrZero = Field(0, description="Peak memory of the backward pass before the chain, bytes.")
     after_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")

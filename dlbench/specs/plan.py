@@ -18,20 +18,20 @@ from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, RatePoint, TrainSpec, goal_problem
 from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.specs.workload import ImageData, Workload
-from dlbench.units import exact_bytes
+from dlbench.units import exact_bytes, plural
 
 Scalar = str | int | float | bool | None
-AxisValue = Scalar | tuple[Scalar, ...]  # What ``--set``, ``--sweep`` and ``--ab`` give to a key.
+AxisValue = Scalar | tuple[Scalar, ...]  # Values of ``--set``, ``--sweep`` and ``--ab``.
 
 Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
-"""What of a series' request a run leaves away, to show by the difference what that costs."""
+"""The part of the plan that a control run leaves out; the difference shows what this part costs."""
 
 Side = Literal["a", "b"]  # Of a paired comparison.
 
-YIELD = "OMPI_MCA_mpi_yield_when_idle"  # The variable by which Open MPI yields its core while it waits.
-MOST_PREFETCH_BATCHES = 8  # Of one reader process, that the automatic choice tries.
-MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
+YIELD = "OMPI_MCA_mpi_yield_when_idle"  # Variable that lets Open MPI yield its core while it waits.
+MOST_PREFETCH_BATCHES = 8  # Largest number per reader process that `auto` tries.
+MAX_JOB_NAME = 64  # Characters of a job's name that fit into a readable line of squeue.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Suffixes of files with pickled PyTorch weights.
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -45,22 +45,24 @@ def value_text(key: str, value: AxisValue) -> str:
 
 def job_label(prefix: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
     """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; long values are replaced by a digest."""
-    nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
+    nodes = f"{layout.nodes}{plural('node', layout.nodes)}"
+    ranks = f"{layout.ranks}{plural('rank', layout.ranks)}"
     texts = []
     for key, value in axes.items():
         text = value_text(key, value)
-        # A word explains itself; a number or a size gets the first word of its key.
-        if not isinstance(value, str) or text[:1].isdigit():
-            separator = "-" if isinstance(value, bool) or value is None else ""
-            text = key.rpartition(".")[2].partition("_")[0] + separator + text
+        key_word = key.rpartition(".")[2].partition("_")[0]
+        if isinstance(value, bool) or value is None:
+            text = f"{key_word}-{text}"
+        elif not isinstance(value, str) or text[:1].isdigit():
+            # A number or a size needs a word of its key; other texts explain themselves.
+            text = f"{key_word}{text}"
         texts.append(text)
     swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)
     around = f"{prefix[:24]}-{nodes}-{ranks}-{last}"
     room = MAX_JOB_NAME - len(around) - 1
-    plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", text) for text in texts) and not (
-        len(texts) > 1 and "-" in "".join(texts)
-    )
-    if texts and (not plain or len(swept) > room):
+    is_plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", text) for text in texts)
+    is_ambiguous = len(texts) > 1 and "-" in "".join(texts)
+    if texts and (not is_plain or is_ambiguous or len(swept) > room):
         digest = hashlib.sha256(repr(list(axes.items())).encode()).hexdigest()[:6]
         swept = f"{swept[: room - 7]}-{digest}".lstrip("-")
     return "-".join(part for part in (prefix[:24], nodes, ranks, swept, last) if part)
@@ -90,7 +92,7 @@ class LayoutSpec(Spec):
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the ranks of a node need more cores than it has."""
+        """Returns whether the ranks of a node need more cores than it has."""
         return self.node_cores is not None and self.ranks_per_node * self.cores_per_rank > self.node_cores
 
     @model_validator(mode="after")
@@ -109,14 +111,10 @@ class CheckpointSpec(Spec):
     every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
     keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
     resume_from: str | None = Field(
-        None,
-        min_length=1,
-        description="Checkpoint, or folder of a run with checkpoints, from which training continues.",
+        None, min_length=1, description="Checkpoint, or folder of a run, from which training continues."
     )
     initialize_from: str | None = Field(
-        None,
-        min_length=1,
-        description="File of initial weights: safetensors with BERT's public names, or a checkpoint of dlbench.",
+        None, min_length=1, description="Initial weights: safetensors with BERT's public names, or a checkpoint."
     )
 
     @property
@@ -130,8 +128,8 @@ class CheckpointSpec(Spec):
         path = self.initialize_from or ""
         if path.endswith(PICKLES):
             raise ValueError(
-                f"initialize_from {path}: only safetensors are read, for a pickle runs what its author wrote; convert "
-                "what you trust: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
+                f"initialize_from {path}: only safetensors are read, as pickles can run code; convert trusted ones: "
+                "safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
                 "weights_only=True).items()}, OUT)"
             )
         if self.resume_from is not None and self.initialize_from is not None:
@@ -144,8 +142,7 @@ class Published(Spec):
 
     value: Positive = Field(description="The published figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
-        description="gain: throughput over that of the step before; efficiency: share of linear scaling, over the "
-        "range given in `what`."
+        description="gain: throughput over that of the step before; efficiency: share of linear scaling."
     )
     what: str = Field(description="Network, machine and batch of the figure, in words.")
     source: str = Field(description="Where it is published.")
@@ -222,19 +219,21 @@ class LaunchPlan(Spec):
 
     @property
     def uses_interface(self) -> bool:
-        """Whether ranks communicate over a network interface that dlbench chooses."""
+        """Returns whether ranks communicate over a network interface that dlbench chooses."""
         raise NotImplementedError
 
     @property
     def uses_storage(self) -> bool:
-        """Whether samples are staged, or activations are swapped to a file, on storage of the system."""
+        """Returns whether samples are staged, or activations are swapped to a file, on storage of the system."""
         return False
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI yields the core while it waits; by default only if ranks share cores."""
-        is_set = self.system.launch.oversubscribe_yield
-        return self.system.launch.by_mpi and (self.layout.shares_cores if is_set is None else is_set)
+        """Returns whether Open MPI yields the core while it waits; by default only if ranks share cores."""
+        setting = self.system.launch.oversubscribe_yield
+        if setting is None:
+            setting = self.layout.shares_cores
+        return self.system.launch.by_mpi and setting
 
     @model_validator(mode="after")
     def _launcher_reaches(self) -> Self:
@@ -256,9 +255,7 @@ class RunPlan(LaunchPlan):
     sync: SyncSpec = Field(SyncSpec(), description="How gradients are exchanged, beyond the engine's own settings.")
     measure: MeasureSpec = Field(description="What is measured.")
     checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="Writing of checkpoints, and initial state.")
-    watch: WatchSpec | None = Field(
-        None, description="Monitoring of the run; null: none, as in plans of early versions."
-    )
+    watch: WatchSpec | None = Field(None, description="Monitoring of the run; null: none, as in early plans.")
     fault: FaultSpec | None = Field(None, description="Injected fault; null: none.")
     series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(
@@ -283,26 +280,22 @@ class RunPlan(LaunchPlan):
 
     @property
     def engine_words(self) -> str:
-        """The engine with its own buckets or sharding, e.g. `horovod with own buckets of 64 MiB`, `fsdp with parameters
-        sharded over all ranks`.
-        """
-        is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
-        exchange_words = self.sync.own_words if is_own else ""
-        words = ", ".join(
-            filter(None, (exchange_words, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)))
-        )
-        return f"{self.engine.name} with {words}" if words else self.engine.name
+        """The engine with its buckets or sharding, e.g. `horovod with own buckets of 64 MiB`."""
+        words = [sharing_words(self.engine, self.sync, ranks=self.layout.ranks)]
+        if self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1:
+            words.insert(0, self.sync.own_words)
+        return " with ".join(filter(None, (self.engine.name, ", ".join(filter(None, words)))))
 
     @property
     def engine_title(self) -> str:
-        """The title of engine and sharding, e.g. `Horovod`, `own buckets of 64 MiB over Horovod`, `PyTorch FSDP,
-        parameters sharded over all ranks`.
-        """
-        kind, words = self.engine.kind, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
-        title = f"{self.sync.own_words} over {kind.title}" if self.sync.is_own and kind.synchronises else kind.title
+        """The title of engine and sharding, e.g. `own buckets of 64 MiB over Horovod`."""
+        words = sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
+        title = self.engine.kind.title
+        if self.sync.is_own and self.engine.kind.synchronises:
+            title = f"{self.sync.own_words} over {title}"
         if self.sync.average_every is not None and words:
             return f"{words} over {title}"
-        return f"{title}, {words}" if words else title
+        return ", ".join(filter(None, (title, words)))
 
     @property
     def most_loader_workers(self) -> int:
@@ -318,12 +311,10 @@ class RunPlan(LaunchPlan):
 
     @property
     def group_size(self) -> int:
-        """Ranks per group of a grouped exchange."""
         return self.sync.group_size or self.layout.ranks_per_node
 
     @property
     def strategy(self) -> str:
-        """The parallelisation strategy, e.g. data, fsdp, zero-1."""
         return strategy_of(self.workload.train, self.engine, self.sync, ranks=self.layout.ranks)
 
     @property
@@ -333,7 +324,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def redraws_dropout(self) -> bool:
-        """Whether dropout uses other random numbers than replicas of one rank each."""
+        """Returns whether dropout uses other random numbers than replicas of one rank each."""
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
@@ -343,7 +334,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
 
     @property
@@ -358,30 +348,31 @@ class RunPlan(LaunchPlan):
 
     @property
     def recipe(self) -> TrainSpec:
-        """The recipe for this global batch."""
         return self.workload.train.at_batch(self.global_batch)
 
     @property
     def rate_row(self) -> RatePoint | None:
-        """The row of the learning rate table that applies; None without a table."""
         place = self.workload.train.optimizer.place(self.global_batch)
         return None if place is None else place.row
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether anything in the plan is given in epochs."""
-        quality = self.workload.quality if self.measure.until == "quality" else None
-        in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
-        return bool(self.workload.train.schedule.counts_epochs or self.checkpoint.every_epochs or in_quality)
+        """Returns whether anything in the plan is given in epochs."""
+        quality = self.workload.quality
+        if self.measure.until == "quality" and quality and (quality.evaluate_every_epochs or quality.max_epochs):
+            return True
+        return bool(self.workload.train.schedule.counts_epochs or self.checkpoint.every_epochs)
 
     @property
     def exchanges_by(self) -> str:
         """The engine that exchanges gradients; empty if nothing is exchanged (one rank, or engine single)."""
-        return self.engine.name if self.engine.kind.synchronises and not self.layout.is_one_rank else ""
+        if self.layout.is_one_rank or not self.engine.kind.synchronises:
+            return ""
+        return self.engine.name
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether ranks gather parameters from each other with engine fsdp."""
+        """Returns whether ranks gather parameters from each other with engine fsdp."""
         return self.layout.ranks > self.ranks_per_replica
 
     @property
@@ -400,12 +391,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def has_padding(self) -> bool:
-        """Whether padding can be removed from all layers; synthetic text has none."""
+        """Returns whether padding can be removed from all layers; synthetic text has none."""
         return not self.workload.data.is_synthetic or self.workload.model.padding != "unpadded"
 
     @property
     def has_room_for_window(self) -> bool:
-        """Whether there are warm-up steps for the profiled steps, if any are wanted."""
+        """Returns whether there are warm-up steps for the profiled steps, if any are wanted."""
         return self.measure.warmup_steps > 0 or self.watch is None or not self.watch.window_steps
 
     @property
@@ -416,11 +407,11 @@ class RunPlan(LaunchPlan):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.engine.kind.synchronises and self.layout.ranks != 1:
-            raise ValueError(f"engine '{self.engine.name}' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
+            raise ValueError(f"engine '{self.engine.name}' exchanges nothing and needs 1 rank, not {self.layout.ranks}")
         if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
-            # An assertion of reducer.cpp (torch 2.13) ends the first step: its first parts are in no_sync().
+            # An assertion of reducer.cpp (torch 2.13) fails in the first step, whose first parts are in no_sync().
             raise ValueError(
-                "engine.ddp.static_graph needs train.gradient_accumulation 1: DDP fails where its first pass exchanges "
+                "engine.ddp.static_graph needs train.gradient_accumulation 1: DDP fails if its first pass exchanges "
                 "nothing"
             )
         return self
@@ -432,7 +423,7 @@ class RunPlan(LaunchPlan):
             raise ValueError(problem)
         if self.sync.fusion.rule == "mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
             raise ValueError(
-                f"sync.fusion own:mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
+                f"sync.fusion own:mgwfbp: needs {MGWFBP_STEPS} warm-up steps before it merges, but the plan has "
                 f"{self.measure.warmup_steps}; set measure.warmup_steps to {MGWFBP_STEPS} or more"
             )
         horovod = self.engine.horovod
@@ -440,11 +431,11 @@ class RunPlan(LaunchPlan):
             return self
         if horovod.autotune and self.sync.is_own:
             raise ValueError(
-                "engine.horovod.autotune: tunes Horovod's exchange, and dlbench exchanges here; leave it out"
+                "engine.horovod.autotune: tunes Horovod's exchange, but dlbench exchanges the gradients; leave it out"
             )
         if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
             raise ValueError(
-                f"engine.horovod.autotune: its search takes {horovod.autotune_steps} steps; set measure.warmup_steps "
+                f"engine.horovod.autotune: tuning takes {horovod.autotune_steps} steps; set measure.warmup_steps "
                 "to that or more, so that tuned steps are measured"
             )
         return self
@@ -459,11 +450,11 @@ class RunPlan(LaunchPlan):
         if self.measure.until == "quality":
             if workload.quality is None:
                 raise ValueError(
-                    f"measure.until quality: preset {workload.preset} of {workload.name} has no `quality` section: it "
-                    "names no target that its recipe reaches"
+                    f"measure.until quality: preset {workload.preset} of {workload.name} has no `quality` section, and "
+                    "so no target that its recipe reaches"
                 )
             if workload.data.is_synthetic:
-                raise ValueError("measure.until quality: synthetic data holds nothing to learn; give --data")
+                raise ValueError("measure.until quality: a network cannot learn from synthetic data; give --data")
             begins = self.checkpoint.resume_from or self.checkpoint.initialize_from
             problem = goal_problem(workload.train, workload.quality, global_batch=self.global_batch, starts_from=begins)
             if problem is not None:
@@ -478,13 +469,11 @@ class RunPlan(LaunchPlan):
         return self
 
     def configuration_digest(self) -> str:
-        """Returns a digest of all settings that affect the computation; without ids, times, tags and series
-        position.
-        """
+        """Returns a digest of all settings that affect the computation."""
         content = self.model_dump(
             mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
         )
         content["scaling"] = self.series.scaling
-        # Of which the cores of a rank are made.
+        # Only `cores_per_rank`, which follows from it, affects the run.
         del content["layout"]["node_cores"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -35,7 +35,7 @@ class Key:
 
     @property
     def is_size(self) -> bool:
-        """Whether the value is a number of bytes, which may be given with a unit."""
+        """Returns whether the value is a number of bytes, which may be given with a unit."""
         types = branches(self.field.annotation, tuple(self.field.metadata))
         return any(is_size_reader(annotation) for _, metadata in types for annotation in metadata)
 
@@ -95,7 +95,7 @@ def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[
 
 
 def is_size_reader(metadata: object) -> bool:
-    """Whether a validator reads sizes such as 64MiB."""
+    """Returns whether a validator reads sizes such as 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes
 
 
@@ -137,7 +137,8 @@ def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
 
 
 def _valid_keys(place: _Place) -> tuple[str, ...]:
-    return tuple(sorted({name for model in models_in(place.annotation) for name in model.model_fields}))
+    fields = (model.model_fields for model in models_in(place.annotation))
+    return tuple(sorted(set(itertools.chain.from_iterable(fields))))
 
 
 @dataclass(frozen=True)

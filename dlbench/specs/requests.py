@@ -63,13 +63,9 @@ class SeriesRequest:
         """Returns the layout of one point; cores per rank are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
-            raise UserError(
-                f"{shown_count(ranks)} ranks: the limit is {MAX_RANKS:,}, because each rank writes its own files"
-            )
+            raise UserError(f"{shown_count(ranks)} ranks: the limit is {MAX_RANKS:,}, as each rank writes files")
         if ranks % nodes:
-            raise UserError(
-                f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"
-            )
+            raise UserError(f"{ranks} ranks cannot be divided over {nodes} nodes of {self._per_node(system)} ranks")
         most_per_node = max(self.ranks(system, value) // self._nodes(system, value) for value in self.points)
         cores = system.node.cores
         if cores is None and system.scheduler == "slurm":

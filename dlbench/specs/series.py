@@ -7,6 +7,7 @@ order. A variant is a plan without one part (input or exchange); the difference 
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -110,7 +111,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
     """Raises `UserError` for settings that leave no difference between the sides in any pair."""
-    side_keys = [key for settings in request.sides.values() for key in settings]
+    side_keys = list(itertools.chain.from_iterable(request.sides.values()))
     if not side_keys:
         return
     keys = ", ".join(dict.fromkeys(side_keys))
@@ -155,10 +156,7 @@ def side_words(plan: RunPlan) -> str:
 
 
 def option_of(request: Request) -> str:
-    """Returns the option that asks for variants; empty if none does.
-
-    Raises `UserError`: it cannot be combined with another option of the request.
-    """
+    """Returns the option that asks for variants, or "". Raises `UserError`: another option excludes it."""
     option = ""
     if request.tiers:
         option = "--tiers"
@@ -221,10 +219,7 @@ def unexchanged_problem(plan: RunPlan) -> str | None:
     if plan.measure.until == "quality":
         return "sync.exchange none: ranks diverge and reach no target; leave out --to-accuracy"
     if plan.checkpoint.is_on:
-        return (
-            "sync.exchange none: ranks diverge, so that rank 0's state is not that of the training; leave out "
-            "checkpoints"
-        )
+        return "sync.exchange none: ranks diverge, so that rank 0's state is incomplete; leave out checkpoints"
     if plan.measure.noise_scale:
         return "sync.exchange none: measure.noise_scale needs averaged gradients; leave it out"
     return None
@@ -237,9 +232,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
         if any(plan.workload.data.is_synthetic for plan in plans):
             raise UserError("--tiers: synthetic data is not read from storage; give --data")
         if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
-            raise UserError(
-                "--tiers: cannot be combined with checkpoints: runs with synthetic data train another model"
-            )
+            raise UserError("--tiers: cannot be combined with checkpoints: synthetic data trains another model")
         return
     if any(plan.sync.exchange == "none" for plan in plans):
         raise UserError("--decompose: sync.exchange none has no exchange that could be left out")

@@ -1,7 +1,4 @@
-"""Names the parallelisation strategy of a training, and checks which settings contradict it.
-
-Names are those of the projection's table (`dlbench.projection.strategies.table`).
-"""
+"""Names the parallelisation strategy of a training, and checks which settings contradict it."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ def ranks_per_replica(engine: EngineSpec) -> int:
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """Returns the strategy: `data`, `serial` for one rank, `fsdp`, `zero-1`, `local-sgd`, `out-of-core`, `tensor` or
-    `fsdp+tensor`.
-    """
+    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`."""
     if engine.name == "fsdp" and engine.fsdp.tensor_ranks == 1:
         return "fsdp"
     if engine.name == "fsdp":
@@ -128,9 +123,7 @@ def _tensor_problem(
         problem = f"{key}: {workload.name} has no layers that tensor parallelism divides"
         if layers:
             dimensions = "filter, channel or spatial" if any(layer.extents for layer in layers) else "filter or channel"
-            problem += (
-                f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of dividing them by {dimensions}"
-            )
+            problem += f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of a division by {dimensions}"
         return problem
     if ranks_per_node % shared:
         return (
@@ -141,9 +134,7 @@ def _tensor_problem(
         divisible = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
         if (num := divisible.get(layer.tensor, 0)) % shared:
             noun = {"column": "outputs", "row": "inputs", "head": "heads"}[layer.tensor]
-            return (
-                f"{key}: {layer.name} has {num} {noun}, which {shared} ranks cannot share evenly; set it to a divisor"
-            )
+            return f"{key}: {layer.name} has {num} {noun}, which {shared} ranks cannot divide; set it to a divisor"
     fsdp, train = engine.fsdp, workload.train
     refused = {
         "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),

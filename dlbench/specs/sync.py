@@ -13,15 +13,8 @@ from dlbench.units import counted, exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
-ERROR_FEEDBACK: tuple[Wire, ...] = (
-    "topk",
-    "powersgd",
-)  # Formats that add unsent values to the gradients of the next step.
-GROUPED: tuple[Exchange, ...] = (
-    "hierarchical",
-    "leader",
-    "hybrid",
-)  # Exchanges in two levels: within groups of ranks, and across.
+ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # These add unsent values to the next gradients.
+GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # In two levels: within groups, and across.
 NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
 """Exchanges of the engine's library, and none; all others consist of dlbench's own messages."""
 UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
@@ -97,9 +90,7 @@ class SyncSpec(Spec):
     """Settings of the gradient exchange; by default the engine's library does everything."""
 
     acting = (
-        ActsIf(
-            "fusion", "engine.autotunes", False, why="engine.horovod.autotune searches fusion and cycle time itself"
-        ),
+        ActsIf("fusion", "engine.autotunes", False, why="engine.horovod.autotune tunes fusion and cycle time"),
         ActsIf("fusion wire", "sync.exchanges_gradients", why=UNEXCHANGED),
         ActsIf("average_from average_momentum", "sync.averages", why="only sync.average_every reads it"),
         ActsIf("average_momentum", "recipe.optimizer.slots", why="sgd without momentum has no state to average"),
@@ -107,10 +98,7 @@ class SyncSpec(Spec):
         ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
         ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
         ActsIf(
-            "group_size",
-            "sync.exchange",
-            *GROUPED,
-            why="only sync.exchange hierarchical, leader and hybrid have groups",
+            "group_size", "sync.exchange", *GROUPED, why="sync.exchange hierarchical, leader and hybrid have groups"
         ),
         ActsIf(
             "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
@@ -148,9 +136,7 @@ class SyncSpec(Spec):
         None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
     )
     network: str | None = Field(
-        None,
-        min_length=1,
-        description="File of fitted costs (dlbench comm fit) for own:mgwfbp and hybrid; none: measured at the start.",
+        None, min_length=1, description="File of fitted costs for own:mgwfbp and hybrid; none: measured at the start."
     )
 
     average_every: Count | None = Field(
@@ -162,9 +148,7 @@ class SyncSpec(Spec):
     average_from: CountOrZero = Field(
         0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
     )
-    average_momentum: Flag = Field(
-        True, description="Average the optimizer state along with the parameters; off: it stays local."
-    )
+    average_momentum: Flag = Field(True, description="Average the optimizer state along with parameters.")
 
     @model_validator(mode="before")
     @classmethod
@@ -180,18 +164,18 @@ class SyncSpec(Spec):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether messages are arranged or routed by network costs."""
+        """Returns whether messages are arranged or routed by network costs."""
         return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether ranks exchange gradients in any step, not only parameters or nothing."""
+        """Returns whether ranks exchange gradients in any step, not only parameters or nothing."""
         is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
         return self.exchange != "none" and not is_averaged
 
     @property
     def is_own(self) -> bool:
-        """Whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
+        """Returns whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
         return self.average_every is None and (
             self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
         )
@@ -205,7 +189,6 @@ class SyncSpec(Spec):
 
     @property
     def library_fusion(self) -> Fusion:
-        """The fusion that the engine's library is asked for."""
         return AUTO if self.is_own else self.fusion
 
     @property
@@ -245,10 +228,7 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if engine != "horovod":
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
-            return (
-                f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:... and sync.wire "
-                "topk"
-            )
+            return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire topk"
     if sync.is_own and sync.fusion_in_force.by == "library":
         return (
             f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "

@@ -25,7 +25,7 @@ from dlbench.specs.container import ContainerSpec
 from dlbench.specs.launch import BY_SRUN, LaunchSpec, SlurmSpec
 
 Tier = Literal["shared", "local", "memory"]
-"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
+"""Storage of samples: the shared file system, a local disk of the node, or memory of the node (tmpfs)."""
 StagingTier = Literal["local", "memory"]
 
 FolderOfNode = Annotated[
@@ -43,22 +43,20 @@ class NodeSpec(Spec):
     """One node of the system."""
 
     cores: Ranks | None = Field(
-        None,
-        description="Cores per node that a job may use; required with a scheduler; none: all cores of this machine.",
+        None, description="Cores per node for jobs; required with a scheduler; none: all cores of this machine."
     )
     gpus: CountOrZero = Field(0, description="GPUs per node.")
     ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
-        default_factory=dict,
-        description="Dense peak rate of one GPU (without GPUs: of one core) by precision, TFLOP/s.",
+        default_factory=dict, description="Dense peak rate of a GPU (without GPUs: of a core) by precision, TFLOP/s."
     )
     peak_source: str | None = Field(None, min_length=1, description="Source of peak_tflops; printed with each MFU.")
 
     @model_validator(mode="after")
     def _peak_has_source(self) -> Self:
         if self.peak_tflops and self.peak_source is None:
-            raise ValueError("peak_tflops needs peak_source: the data sheet or the measurement it is from")
+            raise ValueError("peak_tflops needs peak_source: a data sheet or a measurement")
         return self
 
     @property
@@ -86,7 +84,7 @@ class StorageSpec(Spec):
         None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
     )
     local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="Local disk of the node.")
-    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a folder of the user's own is made there)
+    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a private folder is created in it)
 
     def tier(self, name: StagingTier) -> TierSpec:
         return self.local if name == "local" else self.memory
@@ -114,9 +112,7 @@ class LinkSpec(Spec):
     alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
     gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
     links: Count | None = Field(
-        None,
-        description="Links that the ranks share at this level, e.g. network adapters of a node; none: one link per "
-        "rank.",
+        None, description="Links that the ranks share, e.g. adapters of a node; none: one link per rank."
     )
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
@@ -127,24 +123,22 @@ class NetworkSpec(Spec):
     inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
     across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
     beyond: LinkSpec | None = Field(
-        None, description="Links between leaf switches; none: links as in across, reduced by leaf_taper."
+        None, description="Links between leaf switches; none: across reduced by leaf_taper."
     )
     nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
     leaf_taper: Positive | None = Field(
-        None,
-        description="Oversubscription: links of a leaf switch to its nodes over its links to other leaves, e.g. 2 for "
-        "2:1; none: not known.",
+        None, description="Oversubscription of a leaf switch, e.g. 2 for 2:1; none: not known."
     )
     leaf_source: Source | None = Field(None, description="Source of nodes_per_leaf and leaf_taper.")
 
     @model_validator(mode="after")
     def _leaf_is_whole(self) -> Self:
         if self.nodes_per_leaf is None and (self.leaf_taper is not None or self.beyond is not None):
-            raise ValueError("leaf_taper and beyond need nodes_per_leaf: how many nodes are below a leaf switch")
+            raise ValueError("leaf_taper and beyond need nodes_per_leaf: the number of nodes per leaf switch")
         if self.nodes_per_leaf is not None and self.leaf_source is None:
-            raise ValueError("nodes_per_leaf needs leaf_source: where it is from")
+            raise ValueError("nodes_per_leaf needs leaf_source: a data sheet or a measurement")
         if self.leaf_taper is not None and self.beyond is not None and self.beyond.links is not None:
-            raise ValueError("leaf_taper and beyond.links say the same twice; give one of them")
+            raise ValueError("leaf_taper and beyond.links have the same meaning; give one of them")
         return self
 
 
@@ -160,9 +154,7 @@ class SystemSpec(Spec):
 
     name: Name = Field(description="Name of the system, as in its file name.")
     title: str = Field(description="Description of the system in words.")
-    scheduler: Literal["none", "slurm"] = Field(
-        "none", description="none: run on this machine. slurm: submit with sbatch."
-    )
+    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine. slurm: submit with sbatch.")
     slurm: SlurmSpec = Field(SlurmSpec(), description="Options of sbatch and srun.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
@@ -183,17 +175,12 @@ class SystemSpec(Spec):
         "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
     )
     setup: tuple[str, ...] = Field(
-        (),
-        description="Shell lines between the modules and the start of the ranks, used unchanged; a list, or text: one "
-        "line.",
+        (), description="Shell lines between modules and the start of the ranks; a list, or one line."
     )
-    python: str | None = Field(
-        None, description="Python interpreter on the compute nodes; none: the one that runs dlbench."
-    )
+    python: str | None = Field(None, description="Python on the compute nodes; none: the one that runs dlbench.")
 
     @property
     def binds_gpus(self) -> bool:
-        """Whether srun gives GPUs to ranks."""
         return self.slurm.asks_for_gpus and self.launch.launcher in BY_SRUN
 
     @field_validator("setup", "modules_init", mode="before")
@@ -211,8 +198,8 @@ class SystemSpec(Spec):
         first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(
-                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
-                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+                f"{value!r} is a command with arguments, but python must be the path of a program; write a script that "
+                'ends with the command (exec apptainer exec --nv image.sif python3 "$@"), and give its path'
             )
         return value
 
@@ -227,7 +214,7 @@ class SystemSpec(Spec):
         if kind == "none":
             return self
         if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
-            raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
+            raise ValueError("container.kind 'pyxis' needs srun: set launch.launcher to srun-mpi or srun-gloo")
         lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
         if kind == "apptainer" and lost:
             name = min(lost)

@@ -1,8 +1,7 @@
 """The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
 
-Rules that scale a rate with the batch hold up to some batch and not beyond it (Goyal et al. 2017, figure 1; You et al.
-2017, table 2). A table of learning rates has what was found to work: its rows, one for each global batch that somebody
-trained to the target with, are used as they are.
+Rules that scale a rate with the batch hold only up to some batch (Goyal et al. 2017, figure 1; You et al. 2017, table
+2). A table of learning rates contains batches and rates that reached the target.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Where = Literal["row", "below", "between", "beyond"]
 DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Decays with a last step and an end rate.
 
 WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power is
-read once per second."""
+"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power
+is read once per second."""
 
 TABLE = "train.optimizer.learning_rate_table"
 
@@ -132,17 +131,13 @@ class OptimizerSpec(Spec):
     )
     learning_rate: Positive = Field(description="Peak learning rate after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
-        "none",
-        description="Scale the learning rate with the global batch (linear), with its square root (sqrt), or by "
-        "learning_rate_table (table).",
+        "none", description="Scale the rate with the global batch, its square root, or a table."
     )
     reference_batch: Count | None = Field(
         None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
     )
     learning_rate_table: tuple[RatePoint, ...] = Field(
-        (),
-        description="Published rates by global batch; interpolated between rows; constant beyond the last row, where "
-        "--to-accuracy is refused.",
+        (), description="Published rates by global batch, interpolated between rows."
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
@@ -177,7 +172,6 @@ class OptimizerSpec(Spec):
         return self.learning_rate * _batch_scale(global_batch / self.reference_batch, self.learning_rate_scaling)
 
     def place(self, global_batch: int) -> Place | None:
-        """Returns the position of a global batch in the table; None without a table."""
         if self.learning_rate_scaling != "table":
             return None
         below: Literal["linear", "sqrt"] = "sqrt" if self.name == "lamb" else "linear"
@@ -219,26 +213,18 @@ class ScheduleSpec(Spec):
         "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
     )
     decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
-        "constant", description="Form of the decay."
+        "constant", description="Form of decay."
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
     )
     power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
-    total_steps: Count | None = Field(
-        None, description="Steps of a full training, at whose end the decay ends; not the measured steps."
-    )
+    total_steps: Count | None = Field(None, description="Steps of a full training with its decay; not the measured.")
     total_epochs: Positive | None = Field(None, description="Epochs of a full training, instead of total_steps.")
-    step_boundaries: tuple[Count, ...] = Field(
-        (), description="Steps from which each of step_factors applies (decay: step)."
-    )
-    epoch_boundaries: tuple[Positive, ...] = Field(
-        (), description="Epochs from which each of step_factors applies, instead of step_boundaries."
-    )
-    step_factors: tuple[Positive, ...] = Field(
-        (), description="Learning rate from each boundary on, as a share of the peak."
-    )
+    step_boundaries: tuple[Count, ...] = Field((), description="Steps from which step_factors apply (decay: step).")
+    epoch_boundaries: tuple[Positive, ...] = Field((), description="Epochs instead of step_boundaries.")
+    step_factors: tuple[Positive, ...] = Field((), description="Shares of the peak rate from each boundary on.")
     epoch_samples: Count | None = Field(
         None, description="Samples per epoch, for schedule and target; none: those of the training data."
     )
@@ -286,14 +272,10 @@ class TrainSpec(Spec):
 
     batch_per_rank: Count = Field(description="Samples per rank and step.")
     global_batch: Count | None = Field(
-        None,
-        description="Samples per step over all ranks, computed in parts of batch_per_rank; none: batch_per_rank times "
-        "the rank count.",
+        None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
     gradient_accumulation: Count = Field(
-        1,
-        description="Number of parts in which a rank's batch is computed, with one exchange; must divide "
-        "batch_per_rank.",
+        1, description="Parts in which a rank's batch is computed; must divide batch_per_rank."
     )
     precision: Precision = Field(
         "fp32",
@@ -301,13 +283,10 @@ class TrainSpec(Spec):
         "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
     allow_emulation: Flag = Field(
-        False,
-        description="Let a CPU without bf16 or fp16 arithmetic emulate it: results are right, speed is meaningless.",
+        False, description="Let a CPU emulate bf16 or fp16: results are right, speed is meaningless."
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
-    loss_scale_growth_steps: Count = Field(
-        2000, description="Steps without overflow after which the loss scale doubles (fp16)."
-    )
+    loss_scale_growth_steps: Count = Field(2000, description="Steps without overflow until the scale doubles (fp16).")
     optimizer: OptimizerSpec = Field(description="The optimizer.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate schedule.")
     recompute: Recompute = Field(
@@ -328,9 +307,7 @@ class TrainSpec(Spec):
         "updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
-        "none",
-        description="Mode of torch.compile for the network; blocks are compiled one by one if activations are "
-        "recomputed or swapped.",
+        "none", description="Mode of torch.compile; blocks are compiled one by one with recompute or swap."
     )
     cuda_graphs: Literal["none", "network"] = Field(
         "none", description="network: capture forward and backward pass once and replay them as CUDA graphs."
@@ -339,18 +316,13 @@ class TrainSpec(Spec):
         "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
     activation_budget: Fraction | None = Field(
-        None,
-        description="Share of the activations that torch.compile may keep (its activation memory budget); none: "
-        "torch's default. Needs compile.",
+        None, description="Activation memory budget of torch.compile, a share; none: torch's default."
     )
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
-        """Returns the recipe for a global batch; steps of another row are converted to the same number of samples.
-
-        The learning rate is left to `OptimizerSpec.peak`.
-        """
+        """Returns the recipe for a global batch, without the learning rate (`peak`); steps are rescaled."""
         place = self.optimizer.place(global_batch)
         if place is None:
             return self
@@ -400,7 +372,7 @@ class TrainSpec(Spec):
 
     @property
     def is_one_program(self) -> bool:
-        """Whether layers are compiled or captured, so that nothing can be observed between them."""
+        """Returns whether layers are compiled or captured, so that nothing can be observed between them."""
         return self.compile != "none" or self.cuda_graphs != "none"
 
     @property
@@ -429,19 +401,13 @@ class TrainSpec(Spec):
         if self.cuda_graphs != "none":
             setting = f"cuda_graphs {self.cuda_graphs}"
             if self.compile != "none":
-                raise ValueError(
-                    f"{setting} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
-                )
+                raise ValueError(f"{setting} and compile {self.compile} exclude each other: that has its own graphs")
             if self.optimizer_state == "host":
-                raise ValueError(
-                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for updated parameters"
-                )
+                raise ValueError(f"{setting} and optimizer_state host exclude each other: replays do not wait")
         if setting and not self.is_in_core:
             raise ValueError(f"{setting} needs recompute and swap none: a replay cannot free or restore activations")
         if setting and self.gradient_accumulation > 1:
-            raise ValueError(
-                f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients of the part before"
-            )
+            raise ValueError(f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients before")
         return self
 
     @model_validator(mode="after")
@@ -465,13 +431,9 @@ class QualitySpec(Spec):
 
     target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
     evaluate_every_epochs: Positive | None = Field(None, description="Epochs between evaluations.")
-    evaluate_every_samples: Count | None = Field(
-        None, description="Samples between evaluations, instead of evaluate_every_epochs."
-    )
+    evaluate_every_samples: Count | None = Field(None, description="Samples between evaluations, instead of epochs.")
     evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
-    max_epochs: Positive | None = Field(
-        None, description="Epochs after which training ends even without reaching the target."
-    )
+    max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
         "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
@@ -502,8 +464,7 @@ class MeasureSpec(Spec):
     )
 
     until: Literal["steps", "quality"] = Field(
-        "steps",
-        description="steps: measure throughput over warm-up and measured steps; quality: train to `quality.target`.",
+        "steps", description="steps: measure throughput over steps; quality: train to `quality.target`."
     )
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
     measured_steps: Count = Field(description="Measured steps (until steps).")
@@ -563,7 +524,7 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
             "is not known to converge"
         )
     if place.where == "below":
-        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from that row, and not published"
+        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down, not published"
     assert place.above is not None
     return (
         f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "

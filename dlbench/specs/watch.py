@@ -1,8 +1,4 @@
-"""Monitoring of a run, and faults that can be injected into it.
-
-Watched: the sampler of each node, and the window in which single layers are seen. A fault of a known size shows whether
-reports find it; never a default.
-"""
+"""Monitoring of a run, and faults of known size that test whether reports detect them."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import ActsIf, Bytes, Flag, NonNegative, RankNumber, Ranks, Spec
 
-WINDOW_STEPS = 3  # Warm-up steps whose layers are watched, unless the plan says otherwise.
-MAX_WINDOW_STEPS = 64  # Largest window: what it sees is held in memory until the warm-up is over.
+WINDOW_STEPS = 3  # Default number of warm-up steps whose layers are profiled.
+MAX_WINDOW_STEPS = 64  # Largest number of them: the profiles stay in memory until the warm-up ends.
 
 MAX_TRACE_BYTES = 20_000_000
 """Default of `watch.max_bytes`. With step files of about 27 bytes per step and rank, 1,024 ranks of 1,000 steps leave
@@ -25,7 +21,7 @@ class WatchSpec(Spec):
     """Monitoring and profiling, in addition to the phase times that every run records."""
 
     acting = (
-        ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else has a period"),
+        ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else uses a period"),
         ActsIf(
             "window_ranks profiler", "watch.window_steps", why="watch.window_steps is 0: no step is watched closely"
         ),
@@ -35,9 +31,7 @@ class WatchSpec(Spec):
         ActsIf("max_bytes", "watch.is_on", why="nothing is watched: watch.sampler is off and watch.window_steps is 0"),
     )
 
-    sampler: Flag = Field(
-        True, description="Run a sampler process on each node, which reads NVML, host counters and clocks."
-    )
+    sampler: Flag = Field(True, description="Sample NVML, host counters and clocks by a process on each node.")
     period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
         1.0, description="Sampling interval, seconds; slow sources are read every tenth time."
     )
@@ -54,13 +48,12 @@ class WatchSpec(Spec):
         "do not fit are counted and left out.",
     )
     profiler: Flag = Field(
-        False,
-        description="Run torch.profiler on rank 0 in the profiled steps; its trace is written to the run's folder.",
+        False, description="Run torch.profiler on rank 0 in these steps, with a trace in the run's folder."
     )
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is monitored; if not, no files are written and the record has no such entry."""
+        """Returns whether anything is monitored; if not, no files are written and the record has no such entry."""
         return self.sampler or self.window_steps > 0
 
 
@@ -84,7 +77,6 @@ class FaultSpec(Spec):
     @field_validator("ranks", mode="before")
     @classmethod
     def _ranks_from_text(cls, value: object) -> object:
-        """Accepts the forms of `--set`: a number, or numbers separated by commas."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, str):
@@ -103,5 +95,5 @@ class FaultSpec(Spec):
     @model_validator(mode="after")
     def _does_something(self) -> Self:
         if self.compute_factor == 1.0 and self.input_delay_s == 0.0 and self.step_delay_s == 0.0:
-            raise ValueError("says no fault: set compute_factor above 1, input_delay_s or step_delay_s")
+            raise ValueError("sets no fault: set compute_factor above 1, input_delay_s or step_delay_s")
         return self

@@ -1,21 +1,20 @@
 """The workload YAML: network and data. A `Workload` is one preset of it, with all values set.
 
-A network is an object in two halves. What front ends ask of it stands here, without torch: a `Model`, whose fields are
-its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.build.Network`, in the module that
-`Model.network` names. Nobody else knows one network from another.
+A network consists of a `Model` without torch, whose fields are its keys and which is registered in `FAMILIES`, and of a
+`dlbench.node.models.build.Network` with torch, in the module `Model.network`. No other module distinguishes networks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import math
 import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -45,8 +44,8 @@ Staging = Literal["none", "replicate", "shard", "lazy"]
 
 Shape = tuple[int, ...]
 
-BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
-SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
+BROKEN: dict[Path, str] = {}  # Reasons why the modules of workload files cannot be loaded.
+SITE = "dlbench_workloads"  # Package of the modules in the folders of DLBENCH_PATH.
 
 _READ = "workload.data.is_synthetic"
 
@@ -58,9 +57,9 @@ class MlperfRules:
     usage: str
     ruleset: str
     benchmark: str
-    quality_key: str  # The event that holds a quality.
-    init_min: int  # Minutes that init_start to init_stop may take at most (open division).
-    most_error: float | None = None  # The quality that one evaluation has to reach, where rules ask for an error.
+    quality_key: str  # Name of the event that logs a quality.
+    init_min: int  # Maximum minutes between init_start and init_stop (open division).
+    most_error: float | None = None  # Maximum error of an evaluation, if the quality is an error.
 
     @property
     def command(self) -> str:
@@ -71,17 +70,17 @@ class MlperfRules:
 class Model(Spec):
     """A network without torch: its keys are fields, `family` first; subclasses override the class variables."""
 
-    network: ClassVar[str]  # The module that has its torch half as `NETWORK`.
-    sample_unit: ClassVar[str] = "samples"  # What a sample is called where the workload file does not say.
-    formats: ClassVar[tuple[str, ...]]  # Formats of data that it trains on.
+    network: ClassVar[str]  # Module with the torch part, as `NETWORK`.
+    sample_unit: ClassVar[str] = "samples"  # Default name of the samples.
+    formats: ClassVar[tuple[str, ...]]  # Supported data formats.
     takes_label_smoothing: ClassVar[bool] = False
     has_convolutions: ClassVar[bool] = True
-    is_3d: ClassVar[bool] = False  # Whether its convolutions are of volumes.
+    is_3d: ClassVar[bool] = False  # Whether its convolutions are 3-D.
     has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
-    computes: ClassVar[bool] = True  # Whether its passes are arithmetic; else pauses, and it learns nothing.
+    computes: ClassVar[bool] = True  # Whether its passes compute; False: they are pauses, and it learns nothing.
     mlperf: ClassVar[MlperfRules | None] = None
     epoch_samples: ClassVar[tuple[int, str] | None] = None
-    """Samples of a published epoch, and their data set; None where none is published."""
+    """Samples per epoch of the published data set, and its name; None: nothing is published."""
 
     family: str
 
@@ -100,8 +99,10 @@ class Model(Spec):
         layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
-        first = 0 if layers[0].has_gradient else layers[0].macs
-        return first, sum(layer.macs for layer in layers) - first
+        total = sum(layer.macs for layer in layers)
+        if layers[0].has_gradient:
+            return 0, total
+        return layers[0].macs, total - layers[0].macs
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Returns the layers in the order of the forward pass; empty if not known."""
@@ -124,9 +125,7 @@ class Model(Spec):
         return self
 
     def public_shapes(self) -> dict[str, Shape] | None:
-        """Returns the shape of every parameter by name, if weights files with public names exist; see
-        `weights_file`.
-        """
+        """Returns the shape of every parameter by name if public weights files exist; see `weights_file`."""
         return None
 
 
@@ -149,18 +148,14 @@ class ResNetModel(Model):
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
     zero_init_residual: Flag = Field(
-        True, description="Initialize the scale of each block's last batch norm with 0 (Goyal 2017)."
+        True, description="Start with scale 0 in each block's last batch norm (Goyal 2017)."
     )
     memory_format: MemoryFormat = Field(
-        "contiguous",
-        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCHW) or "
-        "channels-last (NHWC).",
+        "contiguous", description="Memory format of activations and weights: contiguous (NCHW) or channels-last (NHWC)."
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Returns the layers; a bottleneck is a block, and its output has 4 times the channels of its inner
-        convolutions.
-        """
+        """Returns the layers; a bottleneck is a block with 4 times the channels of its inner convolutions."""
         layers = Layers()
 
         def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
@@ -179,9 +174,10 @@ class ResNetModel(Model):
             width = self.base_width * 2**stage
             for number in range(blocks):
                 layers.block += 1
-                name, stride = f"stages.{stage}.{number}", 2 if number == 0 and stage > 0 else 1
+                name = f"stages.{stage}.{number}"
+                stride = 2 if number == 0 and stage > 0 else 1
                 normed(f"{name}.conv1 {name}.norm1", channels, width, edge, 1)
-                inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: it has the stride
+                inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: the stride is here
                 normed(f"{name}.conv3 {name}.norm3", width, width * 4, inner, 1)
                 if number == 0:
                     normed(f"{name}.shortcut.0 {name}.shortcut.1", channels, width * 4, edge, 1, stride)
@@ -232,9 +228,7 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Returns the layers; an encoder layer is a block, and the masked-LM head computes max_predictions
-        positions.
-        """
+        """Returns the layers; an encoder layer is a block; the masked-LM head computes max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
         layers, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
@@ -266,8 +260,10 @@ class BertModel(Model):
 
     def sample_bytes(self, data: DataSpec) -> int:
         assert isinstance(data, TextData)  # `formats` holds that
-        indices = 8 * data.max_predictions + 2 * 4 if self.attention == "unpadded" else 0
-        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8 + indices
+        num_bytes = 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8
+        if self.attention == "unpadded":
+            num_bytes += 8 * data.max_predictions + 2 * 4
+        return num_bytes
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
         assert isinstance(data, TextData)  # `formats` holds that
@@ -279,20 +275,20 @@ class BertModel(Model):
             value = getattr(train, key)
             if value != "none" and self.attention == "unpadded":
                 raise ValueError(
-                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
-                    "has another shape"
+                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding the shapes "
+                    "change in every step"
                 )
         if self.attention == "auto" and not data.is_synthetic and train.cuda_graphs != "none":
             raise ValueError(
-                "train.cuda_graphs network needs the same inputs in every step, and model.attention auto leaves the "
-                "mask of some away: set it to masked"
+                "train.cuda_graphs network needs the same inputs in every step, but with model.attention auto some "
+                "batches have no mask: set it to masked"
             )
 
     def captured(self, data: DataSpec) -> Self:
-        if self.attention != "auto":
+        if self.attention != "auto" or data.is_synthetic:
             return self
-        # Some batches with a mask and some without do not fit.
-        return self.model_copy(update={"attention": "auto" if data.is_synthetic else "masked"})
+        # Otherwise some batches would have a mask and some would not.
+        return self.model_copy(update={"attention": "masked"})
 
     def public_shapes(self) -> dict[str, Shape]:
         hidden, inner = self.hidden_size, self.intermediate_size
@@ -338,8 +334,7 @@ class CosmoFlowModel(Model):
     num_targets: Count = Field(4, description="Number of regressed parameters.")
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCDHW) or "
-        "channels-last (NDHWC).",
+        description="Memory format of activations and weights: contiguous (NCDHW) or channels-last (NDHWC).",
     )
 
     @model_validator(mode="after")
@@ -362,7 +357,7 @@ class CosmoFlowModel(Model):
             )
             edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
-        for number, (before, after) in enumerate(pairwise(widths)):
+        for number, (before, after) in enumerate(itertools.pairwise(widths)):
             layers.block = len(self.conv_channels) + number
             layers.linear(f"regressor.{3 * number + 1}", before, after)
             if number < len(self.dense_sizes):
@@ -378,9 +373,7 @@ class PacedLayer(Spec):
 
     bytes: Bytes = Field(description="Size of its fp32 gradient, bytes: a multiple of 4.")
     forward_s: NonNegative = Field(description="Duration of its forward pass, seconds per sample.")
-    backward_s: NonNegative = Field(
-        description="Duration of its backward pass, seconds per sample; its gradient is ready at the end."
-    )
+    backward_s: NonNegative = Field(description="Duration of its backward pass, seconds per sample.")
 
 
 class PacedModel(Model):
@@ -402,14 +395,10 @@ class PacedModel(Model):
     )
     speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
     rank_jitter: Fraction = Field(
-        0.0,
-        description="Speed difference between ranks: standard deviation of the logarithm of a factor that each rank "
-        "draws once.",
+        0.0, description="Standard deviation of the logarithm of a speed factor that each rank draws once."
     )
     step_jitter: Fraction = Field(
-        0.0,
-        description="Speed difference between steps: standard deviation of the logarithm of a factor that each rank "
-        "draws in each step.",
+        0.0, description="Standard deviation of the logarithm of a speed factor drawn in each step."
     )
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
@@ -421,17 +410,17 @@ class PacedModel(Model):
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
         if not self.layers and self.layers_from is None:
-            raise ValueError("model.layers: holds none; give layers, or model.layers_from the folder of a run")
+            raise ValueError("model.layers: is empty; give layers, or set model.layers_from to the folder of a run")
         for number, layer in enumerate(self.layers):
             if layer.bytes % 4:
-                raise ValueError(f"model.layers.{number}.bytes {layer.bytes} is no number of fp32 values of 4 bytes")
+                raise ValueError(f"model.layers.{number}.bytes {layer.bytes} is not a number of fp32 values of 4 bytes")
         if not data.is_synthetic:
-            raise ValueError("data.source: a paced network reads no data; leave it at synthetic")
+            raise ValueError("data.source: a paced network reads no data; set it to synthetic")
         required = {"precision": "fp32", "optimizer_state": "device"}
         for key in ("precision", "compile", "cuda_graphs", "recompute", "swap", "optimizer_state"):
             if (value := getattr(train, key)) != required.get(key, "none"):
                 raise ValueError(
-                    f"train.{key} {value}: a paced network computes nothing that it could act on; leave it at "
+                    f"train.{key} {value}: has no effect on a paced network, which computes nothing; set it to "
                     f"{required.get(key, 'none')}"
                 )
 
@@ -447,9 +436,9 @@ class _Data(Spec):
         ActsIf(
             "prefetch_batches",
             "workload.data.loader_workers",
-            why="data.loader_workers is 0: the training process reads each batch when it is asked for",
+            why="data.loader_workers is 0: the training process reads each batch when it is needed",
         ),
-        ActsIf("decode", "decodes_images", why="only images that are read are decoded"),
+        ActsIf("decode", "decodes_images", why="only images from files are decoded"),
         ActsIf(
             "staging_tier staging_streams keep_staged",
             "workload.data.staging",
@@ -458,20 +447,16 @@ class _Data(Spec):
             "lazy",
             why="data.staging is none",
         ),
-        ActsIf(
-            "partition", "workload.data.holds_samples", why="under data.shuffle global no rank holds samples of its own"
-        ),
+        ActsIf("partition", "workload.data.holds_samples", why="with data.shuffle global no rank has its own samples"),
         ActsIf("on_bad_sample", _READ, False, why="synthetic data has no reader"),
         ActsIf("vocabulary", _READ, False, why="synthetic data has no text"),
         ActsIf("synthetic_on", _READ, True, why="data is read from files"),
         ActsIf("validation", "measure.until", "quality", why="only measure.until quality evaluates"),
     )
 
-    kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
+    kinds: ClassVar[tuple[str, ...]]  # Kinds in `dlbench.datasets.recognition.KINDS` that this data may be.
 
-    source: str = Field(
-        "synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors in memory."
-    )
+    source: str = Field("synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors.")
     synthetic_on: Literal["host", "device"] = Field(
         "host", description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy)."
     )
@@ -491,24 +476,20 @@ class _Data(Spec):
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Path of the validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
+        description="Validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
-        0,
-        description="Reader processes per rank; 0: read in the training process; auto: chosen by a measurement before "
-        "training.",
+        0, description="Reader processes per rank; 0: the training process reads; auto: chosen by measuring."
     )
     prefetch_batches: Count | Literal["auto"] = Field(
-        2, description="Batches that each reader process reads ahead; auto: chosen by a measurement before training."
+        2, description="Batches that each reader process reads ahead; auto: chosen by measuring."
     )
     staging: Staging = Field(
         "none",
         description="Copying of samples to the nodes before training. none: no copy. replicate: the whole data set to "
         "each node. shard: each rank's samples to its node. lazy: samples are kept when first read, and never evicted.",
     )
-    staging_tier: StagingTier = Field(
-        "local", description="Destination of staging: a tier of `storage` in the system file."
-    )
+    staging_tier: StagingTier = Field("local", description="Destination of staging: a tier in `system.storage`.")
     staging_streams: Count = Field(4, description="Number of files or samples that a node copies at the same time.")
     keep_staged: Flag = Field(False, description="Keep staged samples for the next run.")
     shuffle: Annotated[
@@ -529,9 +510,7 @@ class _Data(Spec):
         description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
         "it. warm: the data set is loaded into it.",
     )
-    on_bad_sample: Literal["stop", "skip"] = Field(
-        "stop", description="Reaction to an unreadable sample: stop the run, or skip the sample."
-    )
+    on_bad_sample: Literal["stop", "skip"] = Field("stop", description="Reaction to an unreadable sample.")
 
     @property
     def is_synthetic(self) -> bool:
@@ -539,7 +518,6 @@ class _Data(Spec):
 
     @property
     def holds_samples(self) -> bool:
-        """Whether each rank has its own samples."""
         return self.shuffle != "global"
 
     @property
@@ -550,29 +528,27 @@ class _Data(Spec):
         return 1.0 if self.shuffle == "global" else 0.0
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
-        """Whether volumes are sent to the device as stored (integer counts)."""
+        """Returns whether volumes are sent to the device as stored (integer counts)."""
         return on_gpu
 
     @model_validator(mode="after")
     def _reader_and_shuffling_fit(self) -> Self:
         if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
             source = "synthetic data" if self.is_synthetic else "this format"
-            raise ValueError(f"reader nvimagecodec decodes images, and {source} has none; leave reader at dlbench")
+            raise ValueError(f"reader nvimagecodec decodes images, and {source} has none; set reader to dlbench")
         if self.shuffle.startswith("partial:"):
             try:
                 share = self.exchanged_share
             except ValueError:
                 share = math.nan
             if not 0 <= share <= 1:
-                raise ValueError(f"shuffle {self.shuffle!r}: Q is a share from 0 to 1, e.g. partial:0.1")
+                raise ValueError(f"shuffle {self.shuffle!r}: Q must be a share from 0 to 1, e.g. partial:0.1")
             if self.staging != "shard" and not self.is_synthetic:
-                raise ValueError(
-                    f"shuffle {self.shuffle}: ranks exchange samples that they hold themselves; set staging to shard"
-                )
+                raise ValueError(f"shuffle {self.shuffle}: ranks exchange their own samples; set staging to shard")
         if self.shuffle == "global" and self.staging == "shard":
             raise ValueError(
-                "staging shard keeps on a node the samples of its own ranks, and shuffle global gives them others each "
-                "epoch; set shuffle to local or partial:Q, or staging to replicate or lazy"
+                "staging shard stores the samples of a node's ranks, but shuffle global changes these in each epoch; "
+                "set shuffle to local or partial:Q, or staging to replicate or lazy"
             )
         return self
 
@@ -632,25 +608,22 @@ def _of_this_site() -> Iterator[type[Model]]:
     package = types.ModuleType(SITE)
     package.__path__ = [str(folder) for folder in folders]
     sys.modules[SITE] = package
-    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
+    paths = itertools.chain.from_iterable(sorted(folder.glob("*.py")) for folder in folders)
+    for path in paths:
         if not path.with_suffix(".yaml").is_file():
             continue
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what it prints must not stand before a command's output
+            with contextlib.redirect_stdout(sys.stderr):  # its prints must not mix with a command's output
                 module = importlib.import_module(f"{SITE}.{path.stem}")
-        except (Exception, SystemExit) as error:  # whatever the module raises
+        except (Exception, SystemExit) as error:  # the module may raise anything
             BROKEN[path.with_suffix(".yaml")] = f"{path}: cannot be loaded: {type(error).__name__}: {error}"
             continue
-        classes = [
-            member
-            for member in vars(module).values()
-            if isinstance(member, type) and member.__module__ == module.__name__
-        ]
-        yield from (class_ for class_ in classes if issubclass(class_, Model))
+        classes = [member for member in vars(module).values() if isinstance(member, type)]
+        yield from (cls for cls in classes if issubclass(cls, Model) and cls.__module__ == module.__name__)
 
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
-"""Every network there is: here a new one is registered."""
+"""Every network; a new one is registered here."""
 
 if TYPE_CHECKING:
     ModelSpec = Model
@@ -682,13 +655,11 @@ class Workload(Spec):
         if self.train.label_smoothing and not self.model.takes_label_smoothing:
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
         if self.quality is not None and not self.model.computes:
-            raise ValueError(f"quality: model.family {self.model.family!r} learns nothing; leave the section out")
+            raise ValueError(f"quality: model.family {self.model.family!r} learns nothing; leave out this section")
         self.model.require(self.data, self.train)
         schedule = self.train.schedule
         if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:
-            raise ValueError(
-                "train.schedule is in epochs, but synthetic data has none: give train.schedule.epoch_samples"
-            )
+            raise ValueError("train.schedule is in epochs, but synthetic data has none: set its epoch_samples")
         if self.quality is not None and self.model.has_share and self.quality.target > 1:
             raise ValueError(f"quality.target {self.quality.target} is above 1, but accuracies are shares, e.g. 0.759")
         return self

@@ -188,7 +188,7 @@ class Estimate:
 
     @property
     def is_confident(self) -> bool:
-        """Whether its interval is a confidence interval, of `MIN_RUNS` runs or more."""
+        """True if its interval is a confidence interval, of `MIN_RUNS` runs or more."""
         return self.kind in ("Student t", "order statistics", "rank sums", "bootstrap")
 
     def in_unit(self, unit: str) -> Estimate:

@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def is_difference(self) -> bool:
-        """Whether a difference is shown."""
+        """True if a difference is shown."""
         return self.outcome in ("better", "worse")
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 from typing import Literal
@@ -59,7 +60,6 @@ class _JobRun:
 
     @property
     def is_result(self) -> bool:
-        """Whether the run has figures."""
         return self.run.state == "valid"
 
     @property
@@ -118,8 +118,11 @@ class PointCost:
     """Leaf switches that a run spans at most; 0: not reported."""
 
     @property
+    def results_text(self) -> str:
+        return f"{self.results} of {self.runs}"
+
+    @property
     def node_hours_per_result(self) -> float | None:
-        """Node-hours of all runs over the number of runs with figures."""
         if self.node_hours is None or not self.results:
             return None
         return self.node_hours / self.results
@@ -129,7 +132,7 @@ class PointCost:
 class CostPart:
     """Node-hours that went into one kind of work or loss."""
 
-    name: PartName = field(metadata=column("Node-hours went into", "part", text=lambda name: _PARTS[name]))
+    name: PartName = field(metadata=column("Use of node-hours", "part", text=_PARTS.__getitem__))
     node_hours: float = field(metadata=column("Node-hours", text=_hours))
 
 
@@ -177,7 +180,7 @@ class _Job:
 
     @property
     def is_partial(self) -> bool:
-        """Whether runs of the job are not in the report."""
+        """True if runs of the job are not in the report."""
         return len(self.runs) < len(self.accounting.job_runs)
 
     @property
@@ -197,7 +200,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     if not by_id:
         return None
     job_runs = list(by_id.values())
-    jobs = [_Job(members) for members in alike(job_runs, lambda job_run: job_run.accounting.job_id).values()]
+    jobs = [_Job(members) for members in alike(job_runs, attrgetter("accounting.job_id")).values()]
     num_partial = sum(job.is_partial for job in jobs)
     parts = _parts(jobs)
     accountings = [job_run.accounting for job_run in job_runs]
@@ -209,7 +212,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     not_separate = (job_run.accounting.not_measured for job_run in job_runs if job_run.node_s is None)
     waits = [job.accounting.waited_s for job in jobs if job.accounting.waited_s is not None]
     # Of all attempts: a job that is requeued asks for its nodes again.
-    attempts = [attempt for job in jobs for attempt in job.accounting.attempts]
+    attempts = chain.from_iterable(job.accounting.attempts for job in jobs)
     asked_node_hours = None
     if not num_partial:
         asked_node_hours = _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
@@ -233,7 +236,6 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
 
 
 def _configuration(job_run: _JobRun) -> tuple[str, int, int]:
-    """Returns the label of a run's configuration, its ranks and its nodes."""
     plan = job_run.run.plan
     label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
     return label, plan.layout.ranks, plan.layout.nodes
@@ -270,7 +272,6 @@ def recorded_text(parts: Sequence[CostPart]) -> str:
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
-    """Returns the sum of the values; None if one is None, or there are none."""
     numbers = [value for value in values if value is not None]
     if not numbers or len(numbers) < len(values):
         return None
@@ -499,7 +500,7 @@ def _notes(cost: CampaignCost) -> Iterator[str]:
     stated = {cost.why_not_apart}
     if cost.energy_j is None:
         stated.add(cost.why_no_energy)
-    reasons = [reason for run in cost.runs for reason in run.not_measured]
+    reasons = chain.from_iterable(run.not_measured for run in cost.runs)
     yield from (f"Not measured: {reason}." for reason in dict.fromkeys(reasons) if reason not in stated)
 
 
@@ -513,12 +514,12 @@ def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
         *columns_of(
             PointCost,
             *("runs", "results"),
-            Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
+            Column("", "Figures", "results_text", is_brief=True),
             "node_hours",
             Column(
                 "node_hours_per_result",
                 "Node-hours each",
-                attrgetter("node_hours_per_result"),
+                "node_hours_per_result",
                 _hours_each_text,
                 is_brief=True,
             ),

@@ -33,7 +33,6 @@ class Controls:
 
     @property
     def text(self) -> str:
-        """One sentence."""
         kinds = ", ".join(self.kinds)
         runs = f"{counted(self.num_runs, 'control run')} of {self.workload}"
         return f"{runs} ({kinds}), series {self.series}: {self.shown_by}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from dlbench.analysis import scaling
 from dlbench.analysis.attribution import about_means
@@ -175,7 +176,7 @@ def _stalls(run: Run) -> _Stalls:
 
 
 def _verdict(points: Sequence[DataPoint], *, is_synthetic: bool) -> str:
-    worst = max(points, key=lambda point: point.wait_share.value)
+    worst = max(points, key=attrgetter("wait_share.value"))
     largest = ", the largest" if len(points) > 1 else ""
     place = f"({place_text(worst.ranks, worst.nodes)}{largest})"
     text = f"mean input wait {value_text(worst.wait_share)} of the step {place}"

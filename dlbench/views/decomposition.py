@@ -1,4 +1,4 @@
-"""What a step costs, found by taking things away: real against synthetic input, with against without gradient exchange
+"""Costs of a step, measured by removal: runs with synthetic input and without gradient exchange next to plain runs
 (`dlbench run --decompose`).
 
 For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
@@ -6,13 +6,13 @@ For each repeat k of a scaling point, with T the mean over ranks and steps of th
 * input: T_plain(k) - T_synthetic(k);
 * exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
 
-Next to them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
-input, and the gradient exchange after the backward pass.
-Both need not agree: the gap between them is what other parts of a step gain or lose without the one.
+They are compared with the phases of the same plain runs, means over all ranks, stragglers included: the wait for input,
+and the gradient exchange after the backward pass. The gap between both is what other parts of a step gain or lose.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import run_facts
-from dlbench.analysis.measures import PARTS
+from dlbench.analysis.measures import PARTS, RunMeasures
 from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
@@ -29,47 +29,47 @@ from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
-from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Verdict, judge
 from dlbench.stats.verdict_words import DECOMPOSITION
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_of
 
-What = Literal["input", "exchange"]
+Phase = Literal["input", "exchange"]
 
-TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
-"""What a variant goes without; the name is also that of the phase."""
+TAKEN_AWAY: dict[Phase, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
+"""Variants by the phase that they remove."""
 
 GapWord = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside."""
 
 MARGIN = 0.01  # Share of a step below which a gap between difference and phase is negligible.
 
-WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
+WITHOUT: Mapping[Phase, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
 OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
-"""Parts that sum to the mean step over ranks; how far the slowest rank is behind is not one of them."""
+"""Parts that sum to the mean step over ranks; the lag of the slowest rank is not one of them."""
 
 Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRemoval:
-    """One thing that was taken away; seconds per step, means over pairs of runs."""
+    """A removed phase; seconds per step, means over pairs of runs."""
 
-    what: What = field(metadata=column("Without"))
+    what: Phase = field(metadata=column("Without"))
     seconds: Estimate = field(metadata=column("Shorter by", "shorter_s"))
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
-    phase_s: Estimate = field(metadata=column("Phase"))  # What the phase of that name holds in the plain runs.
+    phase_s: Estimate = field(metadata=column("Phase"))  # The phase of that name in the plain runs.
     gap_s: Estimate = field(metadata=column("Gap"))
     verdict: GapWord = field(metadata=column("Verdict"))
-    judged: Verdict = field(metadata={HIDDEN: False})  # On the gap.
+    judged: Verdict = field(metadata={HIDDEN: False})  # Verdict on the gap.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """One scaling point of one series with control runs."""
+    """A scaling point of a series with control runs."""
 
     series: str = field(metadata=column("Series", limit=64))
     workload: str = field(metadata=column("Workload", limit=64))
@@ -81,7 +81,7 @@ class SeriesPoint:
 
 
 def series_facts(plan: RunPlan) -> dict[str, Any]:
-    """The fields of `SeriesPoint`."""
+    """Returns the fields of `SeriesPoint`."""
     return {
         "series": plan.series.id,
         "workload": plan.workload.name,
@@ -95,102 +95,112 @@ def series_facts(plan: RunPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Decomposition(SeriesPoint):
-    """What the steps of one scaling point consist of."""
+    """The parts of the steps of a scaling point."""
 
     scaling: str
     step_s: Estimate | None = field(metadata=column("Step"))
-    """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
+    """The plain step, mean over ranks and steps, geometric mean over runs; None if no plain run has figures."""
     differences: tuple[PhaseRemoval, ...]
-    missing: tuple[str, ...]  # What of the plan could not be compared, in sentences.
+    missing: tuple[str, ...]  # Planned comparisons without figures, in sentences.
     doubts: tuple[str, ...] = ()
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
-    """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
+    """Returns scaling points whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
 
     Only repeats count of which both the plain run and the variant have figures.
     """
 
-    def is_wanted(planned: Collection[Variant]) -> bool:
+    def is_decomposed(planned: Collection[Variant]) -> bool:
         # `dlbench io --tiers` has a view of its own.
         return "cached-input" not in planned and any(variant in planned for variant in TAKEN_AWAY.values())
 
-    return tuple(_point(found) for found in twins(runs, ("plain", *TAKEN_AWAY.values()), is_wanted))
+    return tuple(map(_point, twins(runs, ("plain", *TAKEN_AWAY.values()), is_decomposed)))
 
 
-def _point(found: Twins) -> Decomposition:
-    parts = {
-        variant: found.of(variant, lambda one: {name: one.parts[name] for name in OWN_PARTS}) for variant in found.runs
-    }
-    plain, missing, differences = parts["plain"], list(found.missing), []
-    for what, variant in TAKEN_AWAY.items():
-        if repeats := found.repeats(("plain", variant)):
-            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in repeats}))
-        elif variant in found.planned:
-            missing.append(f"{what}: no repeat has figures both with and without it")
-    facts: dict[str, dict[str, Mapping[str, str]]] = {
-        variant: {run.plan.run_id: run_facts(run) for run, _ in by_repeat.values()}
-        for variant, by_repeat in found.runs.items()
-        if by_repeat
-    }
+def _point(twin_runs: Twins) -> Decomposition:
+    parts = {variant: twin_runs.of(variant, _parts) for variant in twin_runs.runs}
+    plain, missing, differences = parts["plain"], list(twin_runs.missing), []
+    for phase, variant in TAKEN_AWAY.items():
+        repeats = twin_runs.repeats(("plain", variant))
+        if repeats:
+            pairs = {key: (plain[key], parts[variant][key]) for key in repeats}
+            differences.append(difference(phase, pairs))
+        elif variant in twin_runs.planned:
+            missing.append(f"{phase}: no repeat has figures both with and without it")
+    facts: dict[str, dict[str, Mapping[str, str]]] = {}
+    for variant, by_repeat in twin_runs.runs.items():
+        if by_repeat:
+            facts[variant] = {run.plan.run_id: run_facts(run) for run, _ in by_repeat.values()}
+    steps_s = {key: sum(run_parts.values()) for key, run_parts in plain.items()}
     return Decomposition(
-        **series_facts(found.plan),
-        scaling=found.plan.series.scaling,
-        step_s=geometric_mean_estimate({k: sum(one.values()) for k, one in plain.items()}, "s") if plain else None,
+        **series_facts(twin_runs.plan),
+        scaling=twin_runs.plan.series.scaling,
+        step_s=of_known(geometric_mean_estimate, steps_s, "s"),
         differences=tuple(differences),
         missing=tuple(missing),
         doubts=tuple(doubt.text for doubt in mixed_configurations(facts)),
     )
 
 
-def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> PhaseRemoval:
-    """What taking something away saves by pairs of plain run and variant, and whether that is what its phase holds."""
+def _parts(measures: RunMeasures) -> dict[str, float]:
+    return {name: measures.parts[name] for name in OWN_PARTS}
+
+
+def difference(phase: Phase, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> PhaseRemoval:
+    """Returns the saving of removing a phase by pairs of plain run and variant, and whether it equals the phase."""
 
     def mean(values: Iterable[float], unit: str = "s") -> Estimate:
         return mean_estimate(dict(zip(by_repeat, values, strict=True)), unit)
 
-    pairs = list(zip(*(about_means([pair[side] for pair in by_repeat.values()]) for side in (0, 1)), strict=True))
-    spared = [sum(plain.values()) - sum(variant.values()) for plain, variant in pairs]
-    # Of its own phase only what is left of it in the variant.
-    gaps = [
-        {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS} for plain, variant in pairs
-    ]
-    gap = mean(sum(parts.values()) for parts in gaps)
-    step = sum(sum(plain.values()) for plain, _ in pairs) / len(pairs)
-    judged = judge(gap, MARGIN * step)
+    plain_parts = about_means([plain for plain, _ in by_repeat.values()])
+    variant_parts = about_means([variant for _, variant in by_repeat.values()])
+    savings_s, gaps_s = [], []
+    for plain, variant in zip(plain_parts, variant_parts, strict=True):
+        savings_s.append(sum(plain.values()) - sum(variant.values()))
+        # Of the removed phase only the part that remains in the variant.
+        others = {**plain, phase: 0.0}
+        gaps_s.append(sum(others[name] - variant[name] for name in OWN_PARTS))
+    step_s = sum(sum(plain.values()) for plain in plain_parts) / len(plain_parts)
+    gap = mean(gaps_s)
+    judged = judge(gap, MARGIN * step_s)
     return PhaseRemoval(
-        what=what,
-        seconds=mean(spared),
-        share=mean((each / step for each in spared), "fraction"),
-        phase_s=mean(plain[what] for plain, _ in pairs),
+        what=phase,
+        seconds=mean(savings_s),
+        share=mean((saving_s / step_s for saving_s in savings_s), "fraction"),
+        phase_s=mean(plain[phase] for plain in plain_parts),
         gap_s=gap,
         verdict=cast("GapWord", DECOMPOSITION[judged.outcome].word),
         judged=judged,
     )
 
 
-def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
-    """A paragraph per scaling point: its title and step, then a line indented by two blanks per difference."""
-    return [line for point in found for line in (_title(point), *(f"  {text}" for text in _sentences(point)))]
+def decomposition_lines(points: Sequence[Decomposition]) -> list[str]:
+    """Returns a paragraph per scaling point: its title and step, then a line indented by two blanks per difference."""
+    lines = []
+    for point in points:
+        lines.append(_title(point))
+        lines += [f"  {text}" for text in _sentences(point)]
+    return lines
 
 
-def decomposition_section(found: Sequence[Decomposition]) -> Section:
-    """Each scaling point in sentences, and all differences in one table."""
+def decomposition_section(points: Sequence[Decomposition]) -> Section:
+    """Returns each scaling point in sentences, and all differences in one table."""
+    sections = []
+    for number, point in enumerate(points, 1):
+        section_id, words = f"decomposition-{number}", tuple(_sentences(point))
+        sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
+    has_differences = any(point.differences for point in points)
     return Section(
         id="decomposition",
         title="Decomposition",
-        sections=tuple(
-            Section(
-                id=f"decomposition-{number}", title=_title(point), words=tuple(_sentences(point)), in_contents=False
-            )
-            for number, point in enumerate(found, 1)
-        ),
-        sheets=(_sheet(found),) if any(point.differences for point in found) else (),
+        sections=tuple(sections),
+        sheets=(_sheet(points),) if has_differences else (),
     )
 
 
 class DecompositionView(ReportView):
-    """What steps cost by taking things away, over all series that did."""
+    """Costs of steps by removal, over all series with such runs."""
 
     id = "decomposition"
     title = "Decomposition"
@@ -199,25 +209,27 @@ class DecompositionView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
         return decompositions(source.scan.runs)
 
-    def shown(self, report: Report, found: tuple[Decomposition, ...]) -> Section:
-        return decomposition_section(found)
+    def shown(self, report: Report, points: tuple[Decomposition, ...]) -> Section:
+        return decomposition_section(points)
 
 
-def _sheet(found: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseRemoval]]:
-    engine: Column[Any] = Column("engine", "Engine", lambda point: point.engine, lambda point: point.exchanged_by)
-    at: Column[Any] = Column("", "At", place_of)
-    picks = ("series", "workload", "preset", engine, at, "ranks", "nodes", "step_s")
-    pairs: Column[Any] = Column("pairs", "Pairs", lambda one: one.seconds.n)
+def _sheet(points: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseRemoval]]:
+    engine: Column[Any] = Column("engine", "Engine", "engine", "exchanged_by")
+    picks = ("series", "workload", "preset", engine, Column[Any]("", "At", place_of), "ranks", "nodes", "step_s")
+    pairs: Column[Any] = Column("pairs", "Pairs", "seconds.n")
     differences = columns_of(
         PhaseRemoval, "what", "seconds", "share", "phase_s", "gap_s", "verdict", pairs, of=itemgetter(1)
     )
+    rows = []
+    for point in points:
+        rows += [(point, removal) for removal in point.differences]
     return Sheet(
         name="decomposition",
         title="Steps without input or exchange, against the phases of plain runs",
         columns=(*columns_of(Decomposition, *picks, of=itemgetter(0)), *differences),
-        rows=[(point, one) for point in found for one in point.differences],
+        rows=rows,
         caption="Geometric means over pairs of interleaved runs, all ranks, per step. Phase: input wait, or gradient "
-        "exchange after backward, in the plain runs. Gap: what the step is shorter by, less the phase.",
+        "exchange after backward, in the plain runs. Gap: shortening of the step minus the phase.",
     )
 
 
@@ -233,32 +245,32 @@ def _title(point: Decomposition) -> str:
 
 def _sentences(point: Decomposition) -> Iterator[str]:
     yield from (f"! {text}" for text in point.doubts)
-    for one in point.differences:
-        is_less = one.seconds.value < 0
-        seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
-        changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
+    for removal in point.differences:
+        is_longer = removal.seconds.value < 0
+        seconds, share = _turned(removal.seconds, is_longer), _turned(removal.share, is_longer)
+        word = "longer" if is_longer else "shorter"
         yield (
-            f"{one.what}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
-            f"{figure_text(one.phase_s)}: {_verdict(one)}"
+            f"{removal.what}: {WITHOUT[removal.what]} a step is {figure_text(seconds)} {word}, {figure_text(share)} of "
+            f"it ({basis_text(share)}); the phase itself takes {figure_text(removal.phase_s)}: {_verdict(removal)}"
         )
     yield from (f"not compared: {text}" for text in point.missing)
 
 
 def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
-    return estimate.mapped(lambda value: -value, estimate.unit) if is_turned else estimate
+    return estimate.mapped(operator.neg, estimate.unit) if is_turned else estimate
 
 
-def _verdict(one: PhaseRemoval) -> str:
-    outcome = one.judged.outcome
+def _verdict(removal: PhaseRemoval) -> str:
+    outcome = removal.judged.outcome
     if outcome == "equal":
         return f"both agree within {percent(MARGIN, 0)} of a step"
-    is_less = one.gap_s.value < 0
-    amount = figure_text(_turned(one.gap_s, is_less))
-    gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
-    more = repeat_text(one.gap_s, one.judged.units_wanted)
+    is_less = removal.gap_s.value < 0
+    amount = f"{figure_text(_turned(removal.gap_s, is_less))} {'less' if is_less else 'more'}"
+    gap = f"removing it saves {amount} than the phase"
+    repeat = repeat_text(removal.gap_s, removal.judged.units_wanted)
     if outcome == "insufficient":
-        unit = "sessions" if (one.gap_s.sessions or 1) > 1 else "pairs"
-        return f"{gap}; {one.gap_s.units} of {MIN_RUNS} {unit} that a verdict needs: {more}"
+        unit = "sessions" if (removal.gap_s.sessions or 1) > 1 else "pairs"
+        return f"{gap}; {removal.gap_s.units} of {MIN_RUNS} {unit} that a verdict needs: {repeat}"
     if outcome == "undecided":
-        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
+        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {repeat}"
     return gap

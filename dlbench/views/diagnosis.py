@@ -1,10 +1,10 @@
-"""The diagnosis of everything found under one folder: the views of the scaling report that say why, in full."""
+"""The diagnosis of all runs under a folder: the views of the scaling report that explain losses, in full."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
@@ -35,33 +35,36 @@ def diagnosis(scan: Scan) -> tuple[Report, Document]:
     """Returns the diagnosis as plain data, and ready for every format."""
     views = views_of()
     report = assemble(scan, views=views, with_digests=False, samples="all")
-    # Samples of all runs are read here alone.
-    energies = (group.of(DetailedEnergy) for group in report.groups)
-    damaged = [line for energy in energies if energy is not None for line in energy.damaged]
+    damaged = list(report.damaged)
+    for group in report.groups:
+        energy = group.of(DetailedEnergy)
+        if energy is not None:  # Samples of all runs are read here alone.
+            damaged += energy.damaged
     report = dataclasses.replace(
         report,
         format=FORMAT,
         title=TITLE,
         methods=(),
-        damaged=tuple(dict.fromkeys([*report.damaged, *damaged])),
+        damaged=tuple(dict.fromkeys(damaged)),
         missing=views.missing_of_report(report),
     )
     document = document_of(report, views)
-    empty = () if report.groups else ("No run has figures.",)
-    # Notes and captions that stand in several groups, in order: they are said once.
-    printed = [list(_small_print(section)) for section in document.sections if section.is_group]
-    counts = Counter(text for texts in printed for text in {*texts})
-    repeated = {text: None for texts in printed for text in texts if counts[text] > 1}
-    groups = (_group(one, repeated) if one.is_group else one for one in document.sections)
-    once = Section(
-        id="all-groups", title="For all groups", level="appendix", notes=tuple(repeated), brief=(), in_contents=False
-    )
-    return report, dataclasses.replace(
-        document,
-        meta=(*document.meta, *empty),
-        sections=(*groups, *((once,) if repeated else ())),
-        command="dlbench diagnose RUNS",
-    )
+    # Notes and captions of several groups, in order: they are printed once.
+    counts: Counter[str] = Counter()
+    for section in document.sections:
+        if section.is_group:
+            counts.update(dict.fromkeys(_small_print(section), 1))
+    repeated = tuple(text for text, count in counts.items() if count > 1)
+    sections = [_without_repeated(section, repeated) for section in document.sections]
+    if repeated:
+        common = Section(
+            id="all-groups", title="For all groups", level="appendix", notes=repeated, brief=(), in_contents=False
+        )
+        sections.append(common)
+    meta = document.meta
+    if not report.groups:
+        meta = (*meta, "No run has figures.")
+    return report, dataclasses.replace(document, meta=meta, sections=tuple(sections), command="dlbench diagnose RUNS")
 
 
 def _small_print(group: Section) -> Iterator[str]:
@@ -70,19 +73,22 @@ def _small_print(group: Section) -> Iterator[str]:
         yield from (sheet.caption for sheet in section.sheets if sheet.caption)
 
 
-def _group(group: Section, repeated: Mapping[str, None]) -> Section:
-    sections = tuple(
-        dataclasses.replace(
-            section,
-            notes=tuple(text for text in section.notes if text not in repeated),
-            sheets=tuple(
-                dataclasses.replace(sheet, caption="") if sheet.caption in repeated else sheet
-                for sheet in section.sheets
-            ),
-        )
-        for section in group.sections
+def _without_repeated(group: Section, repeated: Sequence[str]) -> Section:
+    if not group.is_group:
+        return group
+    sections = []
+    findings: list[str] = []
+    for section in group.sections:
+        sheets = []
+        for sheet in section.sheets:
+            caption = "" if sheet.caption in repeated else sheet.caption
+            sheets.append(dataclasses.replace(sheet, caption=caption))
+        notes = tuple(text for text in section.notes if text not in repeated)
+        sections.append(dataclasses.replace(section, notes=notes, sheets=tuple(sheets)))
+        if section.id.startswith(CausesView.id):
+            findings += section.words
+    # The findings end with the next step.
+    next_step = "" if findings else group.next_step
+    return dataclasses.replace(
+        group, about=(), facts=(), brief=tuple(findings), next_step=next_step, sections=tuple(sections)
     )
-    found = [text for section in sections for text in (section.words if section.id.startswith(CausesView.id) else ())]
-    # The finding ends with the next step.
-    left = "" if found else group.next_step
-    return dataclasses.replace(group, about=(), facts=(), brief=tuple(found), next_step=left, sections=sections)

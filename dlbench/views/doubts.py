@@ -1,9 +1,11 @@
-"""Warnings on a figure, found in the runs behind it; printed next to the figure, never left out."""
+"""Warnings on a figure, from the runs behind it; they are printed next to the figure, never left out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 
 from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
@@ -16,36 +18,34 @@ from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
-from dlbench.units import format_seconds, seconds_between
+from dlbench.units import counted, format_seconds, plural, seconds_between
 from dlbench.views.placement import convolution_doubts, place_doubts
 from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_target, until_target
 from dlbench.views.utilisation import utilisation
 
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
-MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the loss scale finding its place.
+MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the search for the loss scale.
 
-_PLACES = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}
-"""Of warnings of one severity, 3 for the others: first why figures may not be those of what was asked for."""
+_ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}
+"""Order of warnings of one severity, 3 for all others: first reasons why figures may not be those of the request."""
 
-Found = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
+Warnings = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 
 
 def run_doubts(run: Run) -> list[Doubt]:
-    """What one run with a record gives reason to doubt, by itself."""
+    """Returns the warnings on a run with a record, by itself."""
     return [*load_doubts(loads_of([run])), *_run_doubts(run)]
 
 
 def _run_doubts(run: Run) -> list[Doubt]:
-    """The same but for what is said once for all runs of a group."""
     if run.record is None:
         return []
     ids = (run.plan.run_id,)
-    return [
-        Doubt(code=code, severity=severity, text=text, runs=ids) for code, severity, text in _found(run, run.record)
-    ]
+    warnings = chain(_data(run, run.record), _machine(run, run.record), _settings(run, run.record))
+    return [Doubt(code=code, severity=severity, text=text, runs=ids) for code, severity, text in warnings]
 
 
-def _found(run: Run, record: Record) -> Found:
+def _data(run: Run, record: Record) -> Warnings:
     plan = run.plan
     for text in record.inert:
         yield "inert", "serious", f"a requested setting had no effect: {text}"
@@ -55,34 +55,50 @@ def _found(run: Run, record: Record) -> Found:
         text = "computing is a pause (model.family paced): only the exchange of gradients is measured"
         yield "paced", "serious", f"{text}; memory, power and losses are of no network"
     elif plan.workload.data.is_synthetic:
-        copy = "; nor is the copy to the device" * (plan.workload.data.synthetic_on == "device")
-        yield "synthetic-data", "note", f"synthetic data: storage and decoding are not part of these figures{copy}"
-    if shared := shared_nodes(plan):
+        text = "synthetic data: storage and decoding are not part of these figures"
+        if plan.workload.data.synthetic_on == "device":
+            text += "; nor is the copy to the device"
+        yield "synthetic-data", "note", text
+
+
+def _machine(run: Run, record: Record) -> Warnings:
+    plan = run.plan
+    shared = shared_nodes(plan)
+    if shared:
         yield "shared-nodes", "serious", shared
     on_gpu = any(rank.device.startswith("cuda") for rank in record.ranks)
     for code, text in environment_doubts(plan, record.environment, on_gpu=on_gpu):
         yield code, "serious", text
     yield from place_doubts(record)
-    yield from convolution_doubts(plan, record.environment if on_gpu else {})
-    if crowded := crowded_hosts(record):
+    if on_gpu:
+        yield from convolution_doubts(plan, record.environment)
+    crowded = crowded_hosts(record)
+    if crowded:
         text = f"more compute threads than cores ({'; '.join(crowded)}): use fewer ranks per node"
         yield "oversubscribed", "serious", text
     if not all(rank.pinned for rank in record.ranks):
-        why = "" if plan.system.launch.pin else "; turn system.launch.pin on"
-        yield "not-pinned", "serious", f"ranks not bound to cores of their own{why}"
+        text = "ranks not bound to cores of their own"
+        if not plan.system.launch.pin:
+            text += "; turn system.launch.pin on"
+        yield "not-pinned", "serious", text
+
+
+def _settings(run: Run, record: Record) -> Warnings:
+    texts = (*record.warnings, *record.inert)
     for setting in record.settings:
-        is_said = any(text.startswith(f"{setting.key}:") for text in (*record.warnings, *record.inert))
+        is_reported = any(text.startswith(f"{setting.key}:") for text in texts)
         # At one rank nothing is exchanged: no setting of the exchange can act.
-        if len(record.ranks) > 1 and not is_said and setting.is_without_effect:
-            what = f"{setting.requested} was asked for, {setting.effective} was in force ({setting.evidence})"
-            yield "inert", "serious", f"{setting.key}: {what}"
+        if len(record.ranks) > 1 and not is_reported and setting.is_without_effect:
+            text = f"{setting.requested} was asked for, {setting.effective} was in force ({setting.evidence})"
+            yield "inert", "serious", f"{setting.key}: {text}"
     yield from _exchange(record)
     if record.held_nodes:
-        nodes = f"{record.held_nodes} node{'s' * (record.held_nodes > 1)}"
+        nodes = counted(record.held_nodes, "node")
         yield "held-nodes", "note", f"its Slurm job held {nodes} more than it used, which cost node-hours too"
-    bad = sum(rank.bad_sample_count for rank in record.ranks)
-    if bad:
-        yield "bad-samples", "serious", f"{bad} unreadable sample{'s' * (bad > 1)} skipped: see dlbench data verify"
+    num_bad = sum(rank.bad_sample_count for rank in record.ranks)
+    if num_bad:
+        samples = f"{num_bad} unreadable {plural('sample', num_bad)}"
+        yield "bad-samples", "serious", f"{samples} skipped: see dlbench data verify"
     for text in record.environment_differences:
         yield "rank-environment", "serious", f"ranks of one run differ: {text}"
     measured_s = max(rank.measured_s for rank in record.ranks)
@@ -90,29 +106,27 @@ def _found(run: Run, record: Record) -> Found:
         yield from _training(run, record, sum(rank.samples for rank in record.ranks) / measured_s)
 
 
-def _exchange(record: Record) -> Found:
+def _exchange(record: Record) -> Warnings:
     result = record.exchange
     if result is None:
         return
     if result.wire_overflows:
-        sums = f"{result.wire_overflows} all-reduce sum{'s' * (result.wire_overflows > 1)}"
+        sums = f"{result.wire_overflows} all-reduce {plural('sum', result.wire_overflows)}"
         yield "wire-overflow", "serious", f"{sums} overflowed in {result.wire}: use another sync.wire"
     if result.wire != "fp32":
-        text = f"gradients travelled as {result.wire}, which changes the arithmetic: compare the loss too"
+        text = f"gradients were sent as {result.wire}, which changes the arithmetic: compare the loss too"
         yield "wire", "note", text
     if result.averages_parameters:
-        text = (
-            f"ranks updated apart ({result.exchange}), which trains otherwise than averaged gradients: compare the loss"
-        )
-        yield "local-sgd", "note", text
+        text = f"ranks updated separately ({result.exchange}), which trains differently from averaged gradients"
+        yield "local-sgd", "note", f"{text}: compare the loss"
     if result.autotune is not None and not result.autotune.finished:
         remedy = f"set measure.warmup_steps to {result.autotune.planned_steps} or more"
         text = f"Horovod's autotuner was still searching in the measured steps: {remedy}"
         yield "autotune-unfinished", "serious", text
 
 
-def _training(run: Run, record: Record, throughput: float) -> Found:
-    """Of the noise scale, of what ran before, and of accuracy; the throughput is that of the measured steps."""
+def _training(run: Run, record: Record, throughput: float) -> Warnings:
+    """Yields warnings on the noise scale, earlier attempts, and accuracy; the throughput is that of measured steps."""
     if run.plan.measure.noise_scale:
         text = "step times include reading every gradient (measure.noise_scale): no throughput to compare"
         yield "noise-scale", "serious", text
@@ -125,44 +139,41 @@ def _training(run: Run, record: Record, throughput: float) -> Found:
     elif record.first_step:
         before = f"resumed at step {record.first_step:,} from {record.resumed_from or 'a checkpoint'}"
         severity = "serious" if record.quality else "note"
-        yield "resumed", severity, f"{before}: losses and times include what ran before"
+        yield "resumed", severity, f"{before}: losses and times include the training before it"
     if record.quality is not None:
         yield from _of_quality(run, record.quality, throughput)
 
 
 def _of_attempt(run: Run, record: Record) -> tuple[str, Severity, str]:
-    """That earlier attempts at the run ended before their end, and what of them is in its figures."""
     after = f"after interruption (attempt {record.attempt})"
     if not record.goes_on:
-        return "attempt", "note", f"begun anew {after}: nothing of earlier attempts is in its figures"
+        return "attempt", "note", f"started again {after}: nothing of earlier attempts is in its figures"
+    text, gap = f"resumed {after} at step {record.first_step:,}", ""
     before = last_attempt(run.folder)
-    lost, gap = "", ""
     if before is not None:
-        lost = f" of {before.step:,} done"
+        text += f" of {before.step:,} done"
         gap = f", which took {format_seconds(seconds_between(before.at, record.started))} and is in no figure"
-    resumed = f"resumed {after} at step {record.first_step:,}{lost}"
     if record.quality is None:
-        return "resumed", "note", f"{resumed}: all measured steps are of this attempt"
+        return "resumed", "note", f"{text}: all measured steps are of this attempt"
     times = f"times add up over the attempts, from checkpoint to checkpoint, without the time between them{gap}"
-    return "resumed", "serious", f"{resumed}: {times}"
+    return "resumed", "serious", f"{text}: {times}"
 
 
-def _of_quality(run: Run, result: QualityResult, throughput: float) -> Found:
-    wanted = run.plan.workload.quality
-    seen = until_target(result)
-    if not seen:
+def _of_quality(run: Run, result: QualityResult, throughput: float) -> Warnings:
+    evaluations = until_target(result)
+    if not evaluations:
         yield "no-evaluation", "serious", "the accuracy was never evaluated: evaluate more often, or run longer"
         return
-    count = seen[-1].eval_samples
-    if wanted is not None and wanted.evaluate_samples == count:
-        share, error = result.target, ""
-        if result.metric == "top1" and 0 < share < 1:
-            # Of a share of independent samples (binomial).
-            points = math.sqrt(share * (1 - share) / count) * 100
-            error = f": standard error near the target about {points:.1f} points"
-        yield "part-evaluated", "note", f"evaluated on {count:,} samples (quality.evaluate_samples){error}"
-    if len(seen) == 1 and meets_target(result, seen[0]):
-        first = f"met the target at the first evaluation, after {seen[0].samples:,} samples"
+    target, num_samples = run.plan.workload.quality, evaluations[-1].eval_samples
+    if target is not None and target.evaluate_samples == num_samples:
+        text = f"evaluated on {num_samples:,} samples (quality.evaluate_samples)"
+        if result.metric == "top1" and 0 < result.target < 1:
+            # Standard error of a share of independent samples (binomial).
+            points = math.sqrt(result.target * (1 - result.target) / num_samples) * 100
+            text += f": standard error near the target about {points:.1f} points"
+        yield "part-evaluated", "note", text
+    if len(evaluations) == 1 and meets_target(result, evaluations[0]):
+        first = f"met the target at the first evaluation, after {evaluations[0].samples:,} samples"
         text = f"{first}: time to accuracy is an upper bound; evaluate more often"
         yield "first-evaluation", "serious", text
     if not _is_better(result.target, result.predictor_value, higher_is_better=result.higher_is_better):
@@ -176,112 +187,120 @@ def _of_quality(run: Run, result: QualityResult, throughput: float) -> Found:
             text = "the last evaluation records no epochs or no time: its figures cannot be checked"
             yield "contradiction", "serious", text
     elif verdict.status != "fits":
-        hint = " (warm-up steps are in the time, not in the rate)" if verdict.status == "unexplained" else ""
-        yield (
-            "contradiction",
-            "serious",
+        text = (
             f"contradiction: training took {format_seconds(verdict.stated_s)}, but at {throughput:,.4g} samples/s its "
-            f"epochs take {format_seconds(verdict.expected_s)}{hint}",
+            f"epochs take {format_seconds(verdict.expected_s)}"
         )
+        if verdict.status == "unexplained":
+            text += " (warm-up steps are in the time, not in the rate)"
+        yield "contradiction", "serious", text
 
 
-def _is_better(value: float, than: float, *, higher_is_better: bool) -> bool:
-    return value > than if higher_is_better else value < than
+def _is_better(value: float, reference: float, *, higher_is_better: bool) -> bool:
+    return value > reference if higher_is_better else value < reference
 
 
 def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
-    """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    met = {run.plan.run_id: facts(run.record) for run in group.runs if run.record is not None}
-    of_points = {ranks_text(point.ranks): {run_id: met[run_id] for run_id in point.run_ids} for point in group.points}
-    few = [point for point in group.points if len(point.run_ids) < MIN_RUNS]
-    found: list[Doubt] = []
-    if few:
-        counts = ", ".join(f"{units_text(point.throughput)} at {ranks_text(point.ranks)}" for point in few)
-        remedy = repeat_text(min((point.throughput for point in few), key=lambda figure: figure.units))
+    """Returns all warnings on the figures of a group, serious ones first; equal texts once, with their runs."""
+    run_facts = {run.plan.run_id: facts(run.record) for run in group.runs if run.record is not None}
+    facts_of_points = {}
+    for point in group.points:
+        facts_of_points[ranks_text(point.ranks)] = {run_id: run_facts[run_id] for run_id in point.run_ids}
+    doubts: list[Doubt] = []
+    small = [point for point in group.points if len(point.run_ids) < MIN_RUNS]
+    if small:
+        counts = ", ".join(f"{units_text(point.throughput)} at {ranks_text(point.ranks)}" for point in small)
+        remedy = repeat_text(min((point.throughput for point in small), key=attrgetter("units")))
         text = f"too few for a comparison ({counts}): {remedy}"
-        found.append(Doubt(code="few-repeats", severity="serious", text=text))
-    # What the records of averaged runs, and of compared points, show to be unequal.
-    found += [*_cores(group.runs), *mixed_configurations(of_points), *_sessions(group, table)]
+        doubts.append(Doubt(code="few-repeats", severity="serious", text=text))
+    # Differences in the records of averaged runs, and of compared points.
+    doubts += [*_cores(group.runs), *mixed_configurations(facts_of_points), *_sessions(group, table)]
     scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
     noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
     if noisy:
-        most = max(scatter.values())
-        text = f"step times scatter by up to {most * 100:.0f} % within a run: look for other load"
-        found.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=noisy))
-    accuracy = _of_accuracy(group, table)
-    found += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
-    found += load_doubts(loads_of(group.runs))
-    found += merged(doubt for run in group.runs for doubt in _run_doubts(run))
-    return sorted(found, key=lambda doubt: (doubt.severity != "serious", _PLACES.get(doubt.code, 3)))
+        largest = max(scatter.values())
+        text = f"step times scatter by up to {largest * 100:.0f} % within a run: look for other load"
+        doubts.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=noisy))
+    accuracy = chain(_utilisation(group), _accuracy(group, table))
+    doubts += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
+    doubts += load_doubts(loads_of(group.runs))
+    doubts += merged(chain.from_iterable(map(_run_doubts, group.runs)))
+    return sorted(doubts, key=lambda doubt: (doubt.severity != "serious", _ORDER.get(doubt.code, 3)))
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
-    """Ranks of one series must compute with the same cores, or the series measures that too."""
     cores: dict[str, set[int]] = {}
     threads: dict[str, set[int]] = {}
     for run in runs:
-        for rank in run.record.ranks if run.record else ():
-            cores.setdefault(run.plan.series.id, set()).add(len(rank.cores))
-            threads.setdefault(run.plan.series.id, set()).add(rank.threads)
-    for what, seen in (("cores", cores), ("threads", threads)):
-        for series, counts in seen.items():
+        if run.record:
+            ranks = run.record.ranks
+            cores.setdefault(run.plan.series.id, set()).update(len(rank.cores) for rank in ranks)
+            threads.setdefault(run.plan.series.id, set()).update(rank.threads for rank in ranks)
+    for noun, counts_by_series in (("cores", cores), ("threads", threads)):
+        for series, counts in counts_by_series.items():
             if len(counts) > 1:
-                had = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {what}"
-                text = f"{had}: part of the loss is that difference"
-                yield Doubt(code="cores-differ", severity="serious", text=text)
+                text = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {noun}"
+                yield Doubt(
+                    code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference"
+                )
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
-    """Intervals hold within a session; of several they are made of sessions, which are few."""
-    apart = [point for point in group.points[1:] if not point.paired_with_baseline]
-    if apart and len({run.plan.series.id for run in group.runs}) > 1:
-        counts = f"runs at {', '.join(ranks_text(point.ranks) for point in apart)} and at the baseline"
+    unpaired = [point for point in group.points[1:] if not point.paired_with_baseline]
+    if unpaired and len({run.plan.series.id for run in group.runs}) > 1:
+        counts = f"runs at {', '.join(ranks_text(point.ranks) for point in unpaired)} and at the baseline"
         text = f"{counts} did not run interleaved: drift of the machine is part of the ratio"
         yield Doubt(code="not-interleaved", severity="note", text=text)
-    found = []
-    rates = table.rates
+    logs_of_points = []
     for point in group.points:
         logs: dict[str, list[float]] = {}
         for run_id in point.run_ids:
-            logs.setdefault(table.sessions[run_id], []).append(math.log(rates[run_id]))
+            logs.setdefault(table.sessions[run_id], []).append(math.log(table.rates[run_id]))
         if len(logs) > 1:
-            found.append((len(logs), point.ranks, between_and_within(list(logs.values()))))
-    if found:
-        count, ranks, parts = min(found, key=lambda one: one[0])
-        text = f"{count} sessions are pooled at {ranks_text(ranks)}"
-        if parts:
-            text += f": throughput scatters by {percent(parts[0])} between and {percent(parts[1])} within them"
-        if count < MIN_RUNS:
+            logs_of_points.append((point, list(logs.values())))
+    if logs_of_points:
+        point, session_logs = min(logs_of_points, key=lambda pair: len(pair[1]))
+        text = f"{len(session_logs)} sessions are pooled at {ranks_text(point.ranks)}"
+        scatter = between_and_within(session_logs)
+        if scatter:
+            between, within = scatter
+            text += f": throughput scatters by {percent(between)} between and {percent(within)} within them"
+        if len(session_logs) < MIN_RUNS:
             text += f"; until there are {MIN_RUNS}, intervals are their range: choose one by --where series=NAME"
         yield Doubt(code="pooled-sessions", severity="note", text=text)
 
 
-def _of_accuracy(group: Group, table: RunTable) -> Found:
-    """What the runs of a group together give reason to doubt of the hardware's use and of accuracy."""
-    used = utilisation(group)
-    for point in used.points if used else ():
+def _utilisation(group: Group) -> Warnings:
+    use = utilisation(group)
+    if use is None:
+        return
+    for point in use.points:
         if point.mfu and point.mfu.value > 1:
             wrong = "the peak (node.peak_tflops) or the count of FLOPs is wrong"
             text = f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"
             yield "impossible-utilisation", "serious", text
+
+
+def _accuracy(group: Group, table: RunTable) -> Warnings:
     quality = group_quality(group, table)
     if quality is None:
         return
-    missing = [point for point in quality.points if not point.all_reached]
-    if missing:
-        counts = ", ".join(
-            f"{one.num_runs - one.num_reached} of {one.num_runs} at {ranks_text(one.ranks)}" for one in missing
-        )
-        left = "there is no time to accuracy"
-        if any(point.num_reached for point in quality.points):
-            left = "times to accuracy are of the others alone, and yield no speed-up"
-        yield "target-not-reached", "serious", f"runs missed the target ({counts}): {left}"
-    for at in quality.points:
-        if at.num_lost:
-            lost = f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)}"
-            text = f"{lost} ended without a record: the share that met the target may be lower"
-            yield "runs-lost", "serious", text
-        skill, better = quality.predictor_value, quality.higher_is_better
-        if at.best is not None and not _is_better(at.best.value, skill, higher_is_better=better):
-            best = f"at {ranks_text(at.ranks)} the best value is no better than {quality.predictor}"
-            yield "no-skill", "serious", f"{best} ({skill:.4g})"
+    counts = []
+    for point in quality.points:
+        if not point.all_reached:
+            num_missed = point.num_runs - point.num_reached
+            counts.append(f"{num_missed} of {point.num_runs} at {ranks_text(point.ranks)}")
+    if counts:
+        consequence = "there is no time to accuracy"
+        if quality.num_reached:
+            consequence = "times to accuracy are of the others alone, and yield no speed-up"
+        yield "target-not-reached", "serious", f"runs missed the target ({', '.join(counts)}): {consequence}"
+    for point in quality.points:
+        place = ranks_text(point.ranks)
+        if point.num_lost:
+            text = f"{point.num_lost} further {plural('run', point.num_lost)} at {place} ended without a record"
+            yield "runs-lost", "serious", f"{text}: the share that met the target may be lower"
+        skill, higher_is_better = quality.predictor_value, quality.higher_is_better
+        if point.best is not None and not _is_better(point.best.value, skill, higher_is_better=higher_is_better):
+            text = f"at {place} the best value is no better than {quality.predictor} ({skill:.4g})"
+            yield "no-skill", "serious", text

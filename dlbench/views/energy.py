@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis import scaling
@@ -70,6 +71,10 @@ class KindEnergy:
     sampled_share: float | None = field(default=None, metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), the lowest of any run."""
 
+    @property
+    def is_measured(self) -> bool:
+        return self.whole is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyPoint:
@@ -101,10 +106,10 @@ class DetailedEnergy(Energy):
 
 def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
     """Returns energy over all runs; rank counts without a figure have the reason."""
-    readings = [reading for point in group.points for reading in _readings(point, table)]
+    readings = list(chain.from_iterable(_readings(point, table) for point in group.points))
     runs = [reading.energy for reading in readings if reading.energy is not None]
     damaged = [reading.problem for reading in readings if reading.energy is None and reading.problem]
-    notes = [note for run in runs for note in run.notes]
+    notes = list(chain.from_iterable(run.notes for run in runs))
     notes += [f"damaged: {problem}" for problem in damaged]
     return DetailedEnergy(
         points=_points(group, table),
@@ -193,7 +198,6 @@ def _kind(
 
 
 def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
-    """Returns the row that says why a kind was not measured."""
     reasons = tuple(reason for name, reason in point.why if name == kind)
     return KindEnergy(
         ranks=point.ranks,
@@ -246,7 +250,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
         columns=columns,
         rows=rows,
         caption="GPUs and processors are never added: processors are those of whole nodes.",
-        is_data=lambda row: row.whole is not None,
+        is_data=attrgetter("is_measured"),
     )
 
 
@@ -257,6 +261,18 @@ class StageRow:
     energy: KindEnergy
     stage: str  # Empty for the whole run.
     joules: Estimate
+
+    @property
+    def is_stage(self) -> bool:
+        return self.stage != ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.energy.kind}, {place_of(self.energy)}"
+
+    @property
+    def stage_title(self) -> str:
+        return f"{self.stage or 'whole run'}, J"
 
 
 def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
@@ -275,11 +291,11 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
         rows=rows,
         pivot=Pivot(
             corner="Energy of",
-            down=lambda row: f"{row.energy.kind}, {place_of(row.energy)}",
-            across=lambda row: f"{row.stage or 'whole run'}, J",
+            down="title",
+            across="stage_title",
             cell="joules",
         ),
-        is_data=lambda row: row.stage != "",
+        is_data=attrgetter("is_stage"),
     )
 
 

@@ -9,18 +9,18 @@ from dlbench.report.document import Document, Section, remark
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling_report import assemble
-from dlbench.views.time_to_train import Asked, TimeToTrainView
+from dlbench.views.time_to_train import TimeToTrainView, TrainingQuestion
 from dlbench.views.view import Views
 
 FORMAT = "dlbench.estimate"
 
 
-def views_of(question: Asked | None = None) -> Views:
+def views_of(question: TrainingQuestion | None = None) -> Views:
     """Returns the views of an estimate."""
     return Views(group=(QualityView(), TimeToTrainView(question)))
 
 
-def estimate(scan: Scan, question: Asked) -> tuple[Report, Document]:
+def estimate(scan: Scan, question: TrainingQuestion) -> tuple[Report, Document]:
     """Returns how many GPUs (or ranks) the training of each group is worth, as data and as a document.
 
     Raises UserError: as `estimated`.

@@ -1,16 +1,17 @@
-"""The gradient exchange of each scaling point: what ran, what its messages took, and the least they could take.
+"""The view `exchange`: the messages of the gradient exchange of each scaling point, and a lower bound of their time.
 
-Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline has it, in
-a window of steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all
-ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
+The time of messages is that in which at least one was under way, by rank 0 or the engine's timeline, in a window of
+steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all ranks between
+the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.measures import PARTS
@@ -26,7 +27,8 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
-from dlbench.units import format_bytes, format_seconds
+from dlbench.stats.pairing import RunKey
+from dlbench.units import counted, format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import second_rank
@@ -35,27 +37,22 @@ from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 NOT_MEASURED = "not measured"
 
 OTHERS = "Of parameters or activations"
-_COUNT: Mapping[str, Any] = {
-    # A count has an interval only where runs differ.
-    "text": lambda one: Cell(value_text(one), number=one.value) if one.low == one.high else one,
-    "missing": NOT_MEASURED,
-}
 NO_BOUND = "no bound"
-MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
+MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; earlier ones are counted.
 TIMES_CAPTION = (
-    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
-    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
-    "waiting."
+    "Times of messages under way and of the backward pass are of the steps in the last column, by the clock of the "
+    "exchange. The account of the step is of all measured steps; its exchange after the backward pass is the whole "
+    "phase of all ranks, with negotiation, copies and waiting."
 )
 PASSES_CAPTION = (
-    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
-    "for: this rank computed nothing meanwhile."
+    "Collectives of gradients, parameters and activations under way, in forward and backward pass; waited for: this "
+    "rank computed nothing during that time."
 )
 LEAST_CAPTION = (
-    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
-    "Efficiency: if nothing else were lost."
+    "Least after backward is a model: every gradient is sent as soon as it is ready, one message at a time, neighbours "
+    "merged in the best way. Efficiency with it: if nothing else cost time."
 )
-MAX_EVIDENCE = 80  # Characters of what a point is known from.
+MAX_EVIDENCE = 80  # Characters of the source of a point's times.
 _ROW = 16
 _KINDS = {
     "backward pass": PART_COLOURS["backward"],
@@ -65,15 +62,25 @@ _KINDS = {
 SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """What ran: not what was asked for."""
+def _count_cell(count: Estimate) -> Cell | Estimate:
+    if count.low == count.high:
+        return Cell(value_text(count), number=count.value)
+    return count
 
-    carrier: str
-    by: str  # Who grouped gradients into messages and chose the exchange: `dlbench`, `Horovod`, `PyTorch DDP`.
+
+def _count_column(title: str, name: str | None = None, missing: str = NOT_MEASURED) -> dict[str, Any]:
+    return column(title, name, text=_count_cell, missing=missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """The exchange that ran, which may differ from the one that was requested."""
+
+    carrier: str  # The library or transport, e.g. `gloo`.
+    by: str  # The library that grouped gradients into messages: `dlbench`, `Horovod`, `PyTorch DDP`.
     exchange: str
     fusion: str
-    wire: str
+    wire: str  # Number format of messages.
     groups: str  # In words: `2 groups of 4 ranks`.
 
 
@@ -83,99 +90,113 @@ class ExchangePoint:
 
     ranks: int
     nodes: int
-    ways: tuple[Way, ...]  # One, unless runs of equal settings ran differently.
-    num_messages: Estimate | None = field(metadata=column("Messages per step", "messages", **_COUNT))
-    """Of a step; None where no message was seen."""
-    num_others: Estimate | None = field(metadata=column(OTHERS, "other_messages", **{**_COUNT, "missing": "none"}))
-    """Gathers and such of a step; None where there are none."""
-    message_bytes: Estimate | None = field(metadata=column("Gradients per step", "gradient_bytes", **_COUNT))
-    """Gradients of all messages, bytes per step."""
-    bytes_inside: Estimate | None = field(metadata=column("Sent per rank, intra-group", **_COUNT))
-    """Sent per rank and step inside its group."""
-    bytes_across: Estimate | None = field(metadata=column("Sent per rank, inter-group", **_COUNT))
-    """Sent per rank and step to other groups."""
+    ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
+    num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
+    """Messages of gradients per step; None if none was recorded."""
+    num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
+    """Messages of parameters or activations per step; None if there are none."""
+    message_bytes: Estimate | None = field(metadata=_count_column("Gradients per step", "gradient_bytes"))
+    """Bytes of gradients of all messages per step."""
+    bytes_inside: Estimate | None = field(metadata=_count_column("Sent per rank, intra-group"))
+    """Bytes sent per rank and step inside its group."""
+    bytes_across: Estimate | None = field(metadata=_count_column("Sent per rank, inter-group"))
+    """Bytes sent per rank and step to other groups."""
     communication: Estimate | None = field(metadata=column(name="communication_s"))
-    """Messages under way, seconds per step, as the following three."""
-    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # Of it after the backward pass.
-    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # Of it during the backward pass.
-    backward: Estimate | None = field(metadata=column(name="backward_s"))
-    hidden_share: Estimate | None  # Of a step in the middle, over the mean step of each run (fraction); as the next.
-    exposed_share: Estimate | None
+    """Seconds per step in which messages were under way."""
+    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))
+    """Seconds per step in which messages were under way after the backward pass."""
+    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))
+    """Seconds per step in which messages were under way during the backward pass."""
+    backward: Estimate | None = field(metadata=column(name="backward_s"))  # Seconds of the backward pass per step.
+    hidden_share: Estimate | None  # `hidden` of the median step over the mean step of each run (1).
+    exposed_share: Estimate | None  # `exposed` of the median step over the mean step of each run (1).
     is_in_passes: bool
-    """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` lies there."""
-    wire_overflows: int  # Of all runs.
-    density: Estimate | None
-    dense_switches: int  # Of all runs.
-    evidence: tuple[str, ...]  # How all this is known, each way once.
+    """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` is in them."""
+    wire_overflows: int  # Sum over all runs.
+    density: Estimate | None  # Density of sums of sparse gradients (1).
+    dense_switches: int  # Times that sparse sums were sent dense, over all runs.
+    evidence: tuple[str, ...]  # Sources of the times, each once.
     window: str  # Steps whose messages were timed, in words.
-    efficiency: Estimate  # Measured, of the scaling point.
-    least: Estimate | None  # The prediction's least after the backward pass; known where its efficiency is not, too.
+    efficiency: Estimate  # Measured scaling efficiency of the point.
+    least: Estimate | None
+    """Least seconds after the backward pass by the model; it may be known if the model's efficiency is not."""
     prediction: ExchangeBound | None
-    why: str  # Why there is no prediction, in a phrase; empty where there is one.
-    timeline: tuple[Message, ...]  # Messages of the run whose communication time is the median.
+    why: str  # Why there is no prediction, in a phrase; empty if there is one.
+    timeline: tuple[Message, ...]  # Messages of the run with the median communication time.
     timeline_run: str
     timeline_backward_s: float | None
     run_ids: tuple[str, ...]
 
 
-WayRow = tuple[ExchangePoint, Way]  # One way in which the exchange of a point ran.
+@dataclass(frozen=True)
+class ConfigRow:
+    """One exchange that ran at a point."""
+
+    point: ExchangePoint
+    config: ExchangeConfig
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.point.run_ids)
+
+    @property
+    def is_first(self) -> bool:
+        return self.config is self.point.ways[0]
 
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
-    """The exchange of every point with more than one rank whose runs record it, by rank count."""
-    several = ((point, _recorded(group, point)) for point in group.points if point.ranks > 1)
-    return tuple(_point(point, group.baseline, recorded, table) for point, recorded in several if recorded)
+    """Returns the exchange of every point with more than one rank whose runs record it, by rank count."""
+    points = []
+    for point in group.points:
+        recorded = _recorded(group, point)
+        if point.ranks > 1 and recorded:
+            points.append(_point(point, group.baseline, recorded, table))
+    return tuple(points)
 
 
 def _recorded(group: Runs, point: Point) -> Recorded:
-    own = (run for run in group.runs if run.plan.run_id in point.run_ids)
-    return [(run, run.record.exchange) for run in own if run.record is not None and run.record.exchange is not None]
+    runs = [run for run in group.runs if run.plan.run_id in point.run_ids]
+    return [(run, run.record.exchange) for run in runs if run.record is not None and run.record.exchange is not None]
 
 
 def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
     results = [result for _, result in recorded]
-    # The run in the middle by communication time (the lower middle of an even number).
-    timed = [item for item in recorded if item[1].communication_s is not None and item[1].of_gradients]
-    ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
-    run, sample = ordered[(len(ordered) - 1) // 2]
+    run, sample = _median_run(recorded)
     prediction, why, least = exchange_bound(point, baseline, recorded, table, sample)
-
     by_key = {table.keys[run.plan.run_id]: result for run, result in recorded}
 
-    def over(pick: Callable[[ExchangeResult], float | None], unit: str) -> Estimate | None:
-        return of_known(median_estimate, {key: pick(result) for key, result in by_key.items()}, unit)
+    def median(figure: Callable[[ExchangeResult], float | None], unit: str) -> Estimate | None:
+        return of_known(median_estimate, {key: figure(result) for key, result in by_key.items()}, unit)
 
     def mean(name: str) -> Estimate | None:
-        # What is under way during and after the backward pass must sum.
+        # Means, because the times during and after the backward pass must sum.
         return of_known(mean_estimate, {key: getattr(result, name) for key, result in by_key.items()}, "s")
 
-    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
     windows = sorted({result.window_steps for result in results})
-    span = " to ".join(map(str, dict.fromkeys((windows[0], windows[-1]))))
+    window = f"{windows[0]} to {windows[-1]} steps of each run"
+    if windows[0] == windows[-1]:
+        window = f"{counted(windows[0], 'step')} of each run"
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
-        num_messages=over(lambda result: float(len(result.of_gradients)) or None, "messages"),
-        num_others=over(lambda result: float(len(result.messages) - len(result.of_gradients)) or None, "messages"),
-        message_bytes=over(
-            lambda result: float(sum(m.num_bytes for m in result.of_gradients)) if result.of_gradients else None,
-            "bytes",
-        ),
-        bytes_inside=over(lambda result: result.bytes_inside, "bytes"),
-        bytes_across=over(lambda result: result.bytes_across, "bytes"),
+        ways=tuple(dict.fromkeys(_config(run, result) for run, result in recorded)),
+        num_messages=median(lambda result: float(len(result.of_gradients)) or None, "messages"),
+        num_others=median(lambda result: float(len(result.messages) - len(result.of_gradients)) or None, "messages"),
+        message_bytes=median(_gradient_bytes, "bytes"),
+        bytes_inside=median(attrgetter("bytes_inside"), "bytes"),
+        bytes_across=median(attrgetter("bytes_across"), "bytes"),
         communication=mean("communication_s"),
         exposed=mean("exposed_s"),
         hidden=mean("hidden_s"),
         backward=mean("backward_s"),
         hidden_share=_share("hidden_s", recorded, table),
         exposed_share=_share("exposed_s", recorded, table),
-        is_in_passes=any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits),
+        is_in_passes=_waits_in_passes(run),
         wire_overflows=sum(result.wire_overflows for result in results),
-        density=over(lambda result: result.density, "fraction"),
+        density=median(attrgetter("density"), "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
-        window=f"{span} step{'s' * (span != '1')} of each run",
+        window=window,
         efficiency=point.efficiency,
         least=least,
         prediction=prediction,
@@ -187,133 +208,193 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
     )
 
 
+def _median_run(recorded: Recorded) -> tuple[Run, ExchangeResult]:
+    """Returns the run with the median communication time (of an even number the lower one), preferably a timed one."""
+    timed = [pair for pair in recorded if pair[1].communication_s is not None and pair[1].of_gradients]
+    ordered = sorted(timed or recorded, key=lambda pair: (pair[1].communication_s or 0.0, pair[0].plan.run_id))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _gradient_bytes(result: ExchangeResult) -> float | None:
+    if not result.of_gradients:
+        return None
+    return float(sum(message.num_bytes for message in result.of_gradients))
+
+
+def _waits_in_passes(run: Run) -> bool:
+    if run.record is None:
+        return False
+    waits = [rank.waits for rank in run.record.ranks if rank.waits is not None]
+    return any({"forward", "backward"} & {*wait.gather_s, *wait.exchange_s} for wait in waits)
+
+
 def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
-    """A time of the messages, the median of steps, over the mean step of its run."""
-    times = {run.plan.run_id: getattr(result, name) for run, result in recorded}
-    steps = {own: sum(table.parts[own][name] for name in PARTS) for own in times}
-    known = {table.keys[own]: time / steps[own] for own, time in times.items() if time is not None}
-    return of_known(mean_estimate, known, "fraction")
+    """Returns a time of the messages, the median of steps, over the mean step of its run."""
+    shares: dict[RunKey, float] = {}
+    for run, result in recorded:
+        run_id, seconds = run.plan.run_id, getattr(result, name)
+        if seconds is not None:
+            shares[table.keys[run_id]] = seconds / sum(table.parts[run_id][part] for part in PARTS)
+    return of_known(mean_estimate, shares, "fraction")
 
 
-def _way(run: Run, result: ExchangeResult) -> Way:
-    groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
-    return Way(
+def _config(run: Run, result: ExchangeResult) -> ExchangeConfig:
+    return ExchangeConfig(
         carrier=result.carrier,
         by="dlbench" if result.by == "dlbench" else run.plan.engine_title,
         exchange=result.exchange,
         fusion=result.fusion,
         wire=result.wire,
-        groups=f"{groups} of {ranks_text(result.group_size)}",
+        groups=f"{counted(result.num_groups, 'group')} of {ranks_text(result.group_size)}",
     )
 
 
-def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
-    """For people a line for each way that runs of equal settings went; for programs all figures, a row for a point."""
-    is_sparse = any(point.density or point.dense_switches for point in points)
-    overflowed, has_others = (any(getattr(one, name) for one in points) for name in ("wire_overflows", "num_others"))
+def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
+    """Returns the table of exchanges that ran: for people a line for each, for programs a row for each point."""
+    titles = {}
+    if not any(point.num_others for point in points):
+        titles["other_messages"] = ""
+    if any(point.density or point.dense_switches for point in points):
+        titles |= {"density": "Density of sums", "dense_switches": "Sent dense"}
+    if any(point.wire_overflows for point in points):
+        titles["wire_overflows"] = "Overflows"
 
-    def both(name: str, title: str) -> Column[WayRow]:
-        """Of each way; programs find all ways of the point."""
+    def of_config(name: str, title: str) -> Column[ConfigRow]:
+        """Returns a column of the exchange; programs get all exchanges of the point."""
         return Column(
             name,
             title,
-            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row[0].ways)),
-            lambda row: str(getattr(row[1], name)),
+            lambda row: " | ".join(dict.fromkeys(getattr(config, name) for config in row.point.ways)),
+            lambda row: str(getattr(row.config, name)),
         )
 
-    of_point = functools.partial(columns_of, ExchangePoint, of=itemgetter(0))
-    of_model = functools.partial(columns_of, ExchangeBound, of=lambda row: row[0].prediction)
-    columns: tuple[Column[WayRow], ...] = (
+    of_point = functools.partial(columns_of, ExchangePoint, of="point")
+    of_model = functools.partial(columns_of, ExchangeBound, of="point.prediction")
+    columns: tuple[Column[ConfigRow], ...] = (
         *of_point(*place_columns()),
-        *(both("carrier", "Carried by"), both("by", "Grouped by"), both("exchange", "Exchange")),
-        *(both("fusion", "Fusion"), both("wire", "Wire")),
-        Column("", "Groups", lambda row: row[1].groups),
-        *of_point("num_messages", "num_others", titles={"other_messages": OTHERS * has_others}),
-        *of_point("message_bytes", "bytes_inside", "bytes_across"),
+        *(of_config("carrier", "Carried by"), of_config("by", "Grouped by"), of_config("exchange", "Exchange")),
+        *(of_config("fusion", "Fusion"), of_config("wire", "Wire")),
+        Column("", "Groups", "config.groups"),
+        *of_point("num_messages", "num_others", "message_bytes", "bytes_inside", "bytes_across"),
         *of_point("communication", "exposed", "hidden", "backward", "hidden_share", "exposed_share"),
-        *of_point("density", "efficiency", titles={"density": "Density of sums" * is_sparse}),
+        *of_point("density", "efficiency"),
         *of_model("best_exposed", "num_messages", "as_ran", "efficiency"),
-        *of_point("wire_overflows", titles={"wire_overflows": "Overflows" * overflowed}),
-        *of_point("dense_switches", titles={"dense_switches": "Sent dense" * is_sparse}),
+        *of_point("wire_overflows", "dense_switches"),
         *of_model("startup_s", "per_byte_s"),
         *of_point("why_not_predicted=why"),
-        Column("runs", "", lambda row: len(row[0].run_ids)),
+        Column("runs", "", "num_runs"),
     )
+    rows: list[ConfigRow] = []
+    for point in points:
+        rows += [ConfigRow(point, config) for config in point.ways]
     return Sheet(
         name="exchange",
-        title="What ran",
-        columns=columns,
-        rows=[(point, way) for point in points for way in point.ways],
-        is_data=lambda row: row[1] is row[0].ways[0],
-        caption="What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran.",
+        title="Exchange that ran",
+        columns=tuple(replace(original, title=titles.get(original.name, original.title)) for original in columns),
+        rows=rows,
+        is_data=attrgetter("is_first"),
+        caption="It may differ from the requested exchange. Bytes sent per rank follow from the algorithm that ran.",
     )
 
 
 def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = None) -> Sheet[ExchangePoint]:
-    """Message time per step during and after the backward pass, and the least of it by the model."""
-    has_least, is_in_passes = (any(getattr(one, name) for one in points) for name in ("least", "is_in_passes"))
-    hidden, exposed = ("behind computing", "waited for") if is_in_passes else ("during backward", "after backward")
-    caption = PASSES_CAPTION if is_in_passes else TIMES_CAPTION
+    """Returns the table of message time per step during and after the backward pass, and of its least by the model."""
 
     def time(title: str, name: str) -> Column[ExchangePoint]:
         return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED)
 
-    def efficiency(point: ExchangePoint) -> Value:
-        return point.prediction.efficiency if point.prediction else NO_BOUND
-
-    columns: tuple[Column[ExchangePoint], ...] = (
-        at or Column("", "At", place_of),
-        *(time("Messages under way", "communication"), time(hidden, "hidden"), time(exposed, "exposed")),
-        time("Backward pass" * (not is_in_passes), "backward"),
-        Column("", "Least after backward" * has_least, lambda point: point.least or NO_BOUND),
-        Column("", "Efficiency with it" * has_least, efficiency),
-        Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
-        Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
-        Column("", "Known from", evidence_text),
-    )
+    under_way: Column[ExchangePoint] = time("Messages under way", "communication")
+    columns = [at or Column("", "At", place_of), under_way]
+    if any(point.is_in_passes for point in points):
+        caption = PASSES_CAPTION
+        columns += [time("behind computing", "hidden"), time("waited for", "exposed")]
+    else:
+        caption = TIMES_CAPTION
+        columns += [time("during backward", "hidden"), time("after backward", "exposed")]
+        columns.append(time("Backward pass", "backward"))
+    if any(point.least for point in points):
+        caption = f"{caption} {LEAST_CAPTION}"
+        columns += [
+            Column("", "Least after backward", lambda point: point.least or NO_BOUND),
+            Column("", "Efficiency with it", _bound_efficiency),
+            Column("", "Cost of a message", "prediction.line"),
+        ]
+    columns += [Column("", "Interval", _interval_text), Column("", "Source", evidence_text)]
     return Sheet(
-        name="exchange-times",
-        title="Messages of a step",
-        columns=columns,
-        rows=points,
-        caption=f"{caption} {LEAST_CAPTION}" if has_least else caption,
+        name="exchange-times", title="Messages of a step", columns=tuple(columns), rows=points, caption=caption
     )
+
+
+def _bound_efficiency(point: ExchangePoint) -> Value:
+    return NO_BOUND if point.prediction is None else point.prediction.efficiency
+
+
+def _interval_text(point: ExchangePoint) -> str | None:
+    return None if point.communication is None else basis_text(point.communication)
 
 
 def evidence_text(point: ExchangePoint) -> str:
-    """What the times are known from, in a short sentence; the records of the runs hold all of it."""
-    cut = (text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
-    starts = list(dict.fromkeys(cut))
-    first = starts[0] if len(starts[0]) <= MAX_EVIDENCE else f"{starts[0][:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
-    return f"{first}; {point.window}" + (f" (otherwise in {len(starts) - 1} of the runs)" if len(starts) > 1 else "")
+    """Returns the source of the times in a short sentence; the records of the runs have all of it."""
+    starts = list(dict.fromkeys(re.split(r";|: |\. ", text, maxsplit=1)[0] for text in point.evidence))
+    first = starts[0]
+    if len(first) > MAX_EVIDENCE:
+        first = f"{first[:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
+    text = f"{first}; {point.window}"
+    if len(starts) > 1:
+        text += f" (otherwise in {len(starts) - 1} of the runs)"
+    return text
 
 
-def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
-    """Messages of a step of the run in the middle, in the order of sending; the first of many are summed up."""
-    before = point.timeline[:-MAX_MESSAGES]
-    numbered = list(enumerate(point.timeline, start=1))[len(before) :]
-    rows: list[tuple[str, Sequence[Message]]] = [(f"1 to {len(before)}", before)] if before else []
-    rows += [(str(number), (message,)) for number, message in numbered]
+@dataclass(frozen=True)
+class MessageRow:
+    """A message, or several that are one line."""
 
-    def time(title: str, field: str) -> Column[tuple[str, Sequence[Message]]]:
-        def seconds(row: tuple[str, Sequence[Message]]) -> float | str | None:
-            found: float | None = getattr(row[1][0], field)
-            return None if row[1] is before else NOT_MEASURED if found is None else found
+    number: str  # The number in the order of sending, from 1, or a range.
+    messages: Sequence[Message]
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(message.num_tensors for message in self.messages)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(message.num_bytes for message in self.messages)
+
+    @property
+    def method(self) -> str | None:
+        return self.messages[0].method if len(self.messages) == 1 else None
+
+
+def messages(point: ExchangePoint) -> Sheet[MessageRow]:
+    """Returns the messages of a step of the median run in the order of sending; the first of many are one line."""
+    first = max(0, len(point.timeline) - MAX_MESSAGES)
+    rows = [
+        MessageRow(str(number), (message,)) for number, message in enumerate(point.timeline[first:], start=first + 1)
+    ]
+    if first:
+        rows.insert(0, MessageRow(f"1 to {first}", point.timeline[:first]))
+
+    def time(title: str, name: str) -> Column[MessageRow]:
+        def seconds(row: MessageRow) -> float | str | None:
+            if len(row.messages) > 1:
+                return None
+            value: float | None = getattr(row.messages[0], name)
+            return NOT_MEASURED if value is None else value
 
         return Column("", title, seconds, unit="s")
 
-    columns: tuple[Column[tuple[str, Sequence[Message]]], ...] = (
-        Column("", "Message", lambda row: row[0]),
-        Column("", "Gradients", lambda row: sum(one.num_tensors for one in row[1])),
-        Column("", "Bytes", lambda row: sum(one.num_bytes for one in row[1]), unit="bytes"),
-        Column("", "Went", lambda row: None if row[1] is before else row[1][0].method, limit=80),
-        *(time(title, f"{name}_s") for title, name in (("Ready", "ready"), ("Began", "start"), ("Took", "exchange"))),
+    columns: tuple[Column[MessageRow], ...] = (
+        Column("", "Message", "number"),
+        Column("", "Gradients", "num_tensors"),
+        Column("", "Bytes", "num_bytes", unit="bytes"),
+        Column("", "Method", "method", limit=80),
+        *(time("Ready", "ready_s"), time("Start", "start_s"), time("Time", "exchange_s")),
     )
     return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
 
 
 def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> list[Chart]:
-    """The timeline of the point with most ranks that has one."""
+    """Returns the chart of the messages of a step, at the point with most ranks that has them."""
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
         return []
@@ -322,19 +403,19 @@ def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> li
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
     rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
-    # The backward pass on line 0, then each message's wait and exchange on a line of its own.
+    # The backward pass on line 0, then each message's wait and exchange on its own line.
     backward, waits, under_way = _KINDS
     rows: Rows = [span("backward", backward, 0.0, point.timeline_backward_s or 0.0)]
     for number, message in drawn:
-        start, took = message.start_s or 0.0, message.exchange_s or 0.0
-        name, what = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
-        if message.ready_s is not None and message.ready_s < start:
-            rows.append(span(name, waits, message.ready_s, start, what))
-        rows.append(span(name, under_way, start, start + took, what))
-    of = f" (the last {len(drawn)} are drawn)" if len(drawn) < len(point.timeline) else ""
+        start_s, time_s = message.start_s or 0.0, message.exchange_s or 0.0
+        name, text = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
+        if message.ready_s is not None and message.ready_s < start_s:
+            rows.append(span(name, waits, message.ready_s, start_s, text))
+        rows.append(span(name, under_way, start_s, start_s + time_s, text))
+    part = f" (the last {len(drawn)} are drawn)" if len(drawn) < len(point.timeline) else ""
     named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
     figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
-    words = f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
+    words = f"{len(point.timeline)} messages{part} of a step next to its backward pass, whose end is dashed. "
     return [
         finish(
             alt.layer(spans(rows, _KINDS), rule),
@@ -352,31 +433,35 @@ def _is_timed(message: Message) -> bool:
     return message.start_s is not None and message.exchange_s is not None
 
 
-def span(name: str, kind: str, first: float, last: float, what: str = "") -> dict[str, Any]:
-    """A bar of `spans` on the line `name`, seconds."""
-    return {"name": name, "kind": kind, "from": first, "to": last, "shown": format_seconds(last - first), "what": what}
+def span(name: str, kind: str, first: float, last: float, text: str = "") -> dict[str, Any]:
+    """Returns a bar of `spans` on the line `name`, from `first` to `last` in seconds."""
+    return {"name": name, "kind": kind, "from": first, "to": last, "shown": format_seconds(last - first), "what": text}
 
 
 def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
-    """Bars over the time since the start of the backward pass, on lines from above; by kind, which have colours."""
+    """Returns bars over the time since the start of the backward pass, on lines from above; kinds have colours."""
     lines = list(dict.fromkeys(row["name"] for row in rows))
-    few = len(lines) <= 360 // _ROW
-    y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
-    title = None if few else f"{len(lines) - 1} messages"
-    y = y.axis(labels=few, labelLimit=260, ticks=False, domain=False, title=title)
+    has_labels = len(lines) <= 360 // _ROW
+    y = alt.Y("name:N", title=None, sort=lines)
+    if has_labels:
+        y = y.scale(paddingInner=0.25).axis(labels=True, labelLimit=260, ticks=False, domain=False, title=None)
+    else:
+        title = f"{len(lines) - 1} messages"
+        y = y.scale(paddingInner=0.0).axis(labels=False, labelLimit=260, ticks=False, domain=False, title=title)
     label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
-    present = [kind for kind in colours if any(row["kind"] == kind for row in rows)]
+    kinds = {row["kind"] for row in rows}
+    present = [kind for kind in colours if kind in kinds]
     colour = alt.Color("kind:N", title=None, sort=list(colours)).scale(
         domain=present, range=[colours[kind] for kind in present]
     )
-    tooltip = tooltips({"name:N": "line", "kind:N": "what", "shown:N": "for", "what:N": "message"})
+    tooltip = tooltips({"name:N": "line", "kind:N": "kind", "shown:N": "time", "what:N": "message"})
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
     return bars.encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=len(colours)), tooltip=tooltip)
 
 
 class ExchangeView(GroupView):
-    """Messages, their times, and the overlap with the backward pass."""
+    """Messages of the gradient exchange, their times, and the overlap with the backward pass."""
 
     id = "exchange"
     title = "Gradient exchange"
@@ -387,10 +472,10 @@ class ExchangeView(GroupView):
         return exchange_points(source.group, source.table)
 
     def shown(self, group: ReportGroup, points: tuple[ExchangePoint, ...]) -> Section:
-        why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
+        reasons = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
         last = points[-1]
         if last.communication is None or last.hidden is None:
-            headline = f"{len(last.run_ids)} runs say what ran, and not how long"
+            headline = f"{len(last.run_ids)} runs record the exchange that ran, but no times"
         elif last.is_in_passes and last.exposed is not None:
             headline = f"Collectives take {value_text(last.communication)} per step at {place_of(last)}, "
             headline += f"{value_text(last.exposed)} of it waited for"
@@ -399,7 +484,7 @@ class ExchangeView(GroupView):
             headline += f"{value_text(last.hidden)} of it during backward"
         return Section(
             headline=headline,
-            notes=tuple(why),
+            notes=tuple(reasons),
             caption="In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
@@ -410,6 +495,6 @@ class ExchangeView(GroupView):
         if group.largest.ranks == 1:
             return second_rank(group, "one rank exchanges nothing")
         return (
-            "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
-            "or --engine ddp do, unless measure.warmup_steps is 0."
+            "not recorded by these runs; runs of this version with --engine horovod or --engine ddp record it, unless "
+            "measure.warmup_steps is 0."
         )

@@ -1,11 +1,10 @@
-"""The least that an exchange of gradients could leave after the backward pass, by the overlap model.
+"""A lower bound of the exposed exchange after the backward pass, by the overlap model.
 
-The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
-(measured or fitted), into the overlap model of `dlbench.perfmodels.overlap`: one exchange at a time, each as soon as
-its gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the
-best one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited
-for stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where
-a run did better than the model's best, the model is contradicted, and gives no bound.
+Inputs are the measured times at which gradients were ready, and a line for the time of a message (measured or fitted).
+In `dlbench.perfmodels.overlap` one message is sent at a time, as soon as its gradients are ready and the message before
+has ended; the bound is that of the best way to merge neighbouring gradients into messages. A line fitted to a run's own
+messages excludes their waits for stragglers. The model has no other orders, no further channels, and no cores that
+messages take from computing. If a run did better than the best of the model, the model is contradicted: no bound.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
@@ -34,43 +34,42 @@ from dlbench.units import format_seconds
 
 Recorded = Sequence[tuple[Run, ExchangeResult]]
 
-MIN_SIZES = 3  # Different sizes of messages that a line needs: two always lie on one.
-MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and rate cannot be separated.
-ROUNDING = 1e-6  # Of seconds that a record holds.
-CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
+MIN_SIZES = 3  # Different sizes of messages that a line needs: any two are on a line.
+MIN_RATIO = 4.0  # Largest over smallest size: with less, start-up and rate cannot be separated.
+ROUNDING = 1e-6  # Relative rounding error of the seconds in a record.
+CONTRADICTED = "model contradicted by measurement"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBound:
-    """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
+    """The least time of messages after the backward pass with the best merging, by the model; means over runs."""
 
-    line: str  # The cost line of the run that stands for the point, in words.
+    line: str  # The cost of a message in the median run, in words.
     startup_s: float
     per_byte_s: float
-    is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured apart from them.
+    is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured separately.
     best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
-    """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
+    """The least message time after the backward pass of any merging, seconds per step; at most the measured one."""
     num_messages: Estimate = field(metadata=column(name="least_messages"))  # Messages of that merging.
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
-    """The model's time for the messages as they ran, to compare with the measured one, seconds per step; None where
-    their readiness was not measured."""
+    """The model's time after the backward pass for the messages that ran, seconds per step; None if it was not measured
+    when they were ready."""
     compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
     efficiency: Estimate = field(metadata=column(name="least_efficiency"))
-    """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
-    from the measured one to 1."""
-    waiting: Estimate  # What rank 0 waited for stragglers, taken out of a fitted line, seconds per step.
+    """Scaling efficiency if only this exposed exchange cost time (1); between the measured one and 1."""
+    waiting: Estimate  # Waits of rank 0 for stragglers, which a fitted line excludes, seconds per step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunBound:
-    """The model's numbers for one run."""
+    """The model's figures of one run."""
 
     line: LineCost
     is_fitted: bool
-    best_s: float  # After the backward pass, by the best merging.
-    measured_s: float | None
-    num_messages: int
-    as_ran_s: float | None
+    best_s: float  # Seconds after the backward pass with the best merging.
+    measured_s: float | None  # Measured seconds after the backward pass.
+    num_messages: int  # Messages of the best merging.
+    as_ran_s: float | None  # Modelled seconds after the backward pass of the messages that ran.
 
 
 def exchange_bound(
@@ -78,125 +77,145 @@ def exchange_bound(
 ) -> tuple[ExchangeBound | None, str, Estimate | None]:
     """Returns the bound of a point, why there is none, and the least after the backward pass, seconds per step.
 
-    `sample`: the result of the run that stands for the point.
+    `sample` is the result of the median run.
     """
-    found: dict[RunKey, RunBound] = {}
-    ids = [run.plan.run_id for run, _ in recorded]
-    waited = {table.keys[run_id]: table.parts[run_id]["exchange_wait_first"] for run_id in ids}
+    bounds: dict[RunKey, RunBound] = {}
+    waited_s: dict[RunKey, float] = {}
+    sample_bound: RunBound | None = None
     for run, result in recorded:
         key = table.keys[run.plan.run_id]
-        one = _run_bound(point, result, waited[key])
-        if isinstance(one, str):
-            return None, one, None
-        found[key] = one
-    runs = list(found.values())
-    better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
-    if better:
-        less = f"{better} of {runs_text(len(runs))} left less after the backward pass than its best"
-        return None, f"{CONTRADICTED}: {less}", None
-    typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
-    best = {key: one.best_s for key, one in found.items()}
-    least = mean_estimate(best, "s")
-    as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
-    efficiency, compute = _efficiency(point, baseline, best, table)
+        waited_s[key] = table.parts[run.plan.run_id]["exchange_wait_first"]
+        bound = _run_bound(point, result, waited_s[key])
+        if isinstance(bound, str):
+            return None, bound, None
+        bounds[key] = bound
+        if result is sample:
+            sample_bound = bound
+    assert sample_bound is not None
+    num_better = sum(
+        bound.measured_s is not None and bound.measured_s < bound.best_s * (1 - ROUNDING) for bound in bounds.values()
+    )
+    if num_better:
+        reason = (
+            f"{num_better} of {runs_text(len(bounds))} took less time after the backward pass than the model's best"
+        )
+        return None, f"{CONTRADICTED}: {reason}", None
+    best_s = {key: bound.best_s for key, bound in bounds.items()}
+    least = mean_estimate(best_s, "s")
+    efficiency, compute_s = _efficiency(point, baseline, best_s, table)
     if efficiency.value < point.efficiency.value:
         return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured", None
     if efficiency.value > 1:
-        return None, "no bound of efficiency: the baseline's own exchange takes longer than the model's least", least
+        return None, "no bound of efficiency: the baseline's exchange takes longer than the model's least", least
     if efficiency.low is not None and efficiency.high is not None:
         # The interval ends at the measured efficiency and at 1, as the value does.
         low = max(efficiency.low, point.efficiency.value)
         efficiency = dataclasses.replace(efficiency, low=low, high=min(efficiency.high, 1.0))
-    line = typical.line
-    start = format_seconds(line.startup_s) if line.startup_s else "0 s"
+    as_ran = None
+    as_ran_s = {key: bound.as_ran_s for key, bound in bounds.items() if bound.as_ran_s is not None}
+    if len(as_ran_s) == len(bounds):
+        as_ran = mean_estimate(as_ran_s, "s")
+    num_messages = {key: float(bound.num_messages) for key, bound in bounds.items()}
+    line = sample_bound.line
+    startup = format_seconds(line.startup_s) if line.startup_s else "0 s"
     prediction = ExchangeBound(
-        line=f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB",
+        line=f"{line.name}: {startup} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB",
         startup_s=line.startup_s,
         per_byte_s=line.per_byte_s,
-        is_fitted=typical.is_fitted,
+        is_fitted=sample_bound.is_fitted,
         best_exposed=least,
-        num_messages=median_estimate({key: float(one.num_messages) for key, one in found.items()}, "messages"),
-        as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
-        compute_s=compute,
+        num_messages=median_estimate(num_messages, "messages"),
+        as_ran=as_ran,
+        compute_s=compute_s,
         efficiency=efficiency,
-        waiting=mean_estimate(waited, "s"),
+        waiting=mean_estimate(waited_s, "s"),
     )
     return prediction, "", least
 
 
-def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
-    """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
+def _efficiency(
+    point: Point, baseline: Point, exposed_s: Mapping[RunKey, float], table: RunTable
+) -> tuple[Estimate, float]:
+    """Returns the model's efficiency, paired with the baseline's runs if possible, and the seconds of computing.
 
-    With several ranks as baseline their exchange is no computing; one rank has none.
+    If the baseline has several ranks, its exchange is not computing; one rank has no exchange.
     """
     work = point.batch_per_rank / baseline.batch_per_rank
-    parts = {table.keys[run_id]: table.parts[run_id] for run_id in baseline.run_ids}
-    ideal = {key: sum(own[name] for name in PARTS) * work for key, own in parts.items()}
-    compute = {key: sum(own[name] for name in PARTS if name != "exchange") * work for key, own in parts.items()}
-    mean = statistics.fmean(compute.values())
-    paired = set(pairing(ideal, left).keys)
-    steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}
-    return ratio_estimate(ideal, steps, "fraction"), mean
+    ideal_s: dict[RunKey, float] = {}
+    compute_s: dict[RunKey, float] = {}
+    for run_id in baseline.run_ids:
+        key, parts = table.keys[run_id], table.parts[run_id]
+        ideal_s[key] = sum(parts[name] for name in PARTS) * work
+        compute_s[key] = sum(parts[name] for name in PARTS if name != "exchange") * work
+    mean_s = statistics.fmean(compute_s.values())
+    paired = set(pairing(ideal_s, exposed_s).keys)
+    steps_s = {key: (compute_s[key] if key in paired else mean_s) + seconds for key, seconds in exposed_s.items()}
+    return ratio_estimate(ideal_s, steps_s, "fraction"), mean_s
 
 
 def _run_bound(point: Point, result: ExchangeResult, waiting_s: float) -> RunBound | str:
-    """The model's numbers, or why there are none."""
+    """Returns the model's figures of a run, or why there are none."""
     if not result.gradients:
         return "not measured: the runs do not record when each gradient was ready"
-    # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
+    # Lines that the run measured or was given, for its rank count; they are for bytes of gradients in any format.
     lines = [line for line in result.costs if line.ranks == point.ranks]
-    fitted = None if lines else fitted_line(result.of_gradients, point.ranks, result.exchange, waiting_s=waiting_s)
-    candidates = [*lines, *([fitted] if fitted else [])]
-    if not candidates:
-        return (
-            f"not measured: no cost of an exchange was fitted or given, and messages of fewer than {MIN_SIZES} sizes "
-            f"(or within a factor of {MIN_RATIO:g}) fit no line"
-        )
-    order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
+    is_fitted = not lines
+    if is_fitted:
+        fitted = fitted_line(result.of_gradients, point.ranks, result.exchange, waiting_s=waiting_s)
+        if fitted is None:
+            return (
+                f"not measured: no cost of an exchange was fitted or given, and messages of fewer than {MIN_SIZES} "
+                f"sizes (or within a factor of {MIN_RATIO:g}) do not determine a line"
+            )
+        lines.append(fitted)
+    order = sorted(result.gradients, key=attrgetter("ready_s"))
     sizes = [gradient.num_bytes for gradient in order]
-    ready = [gradient.ready_s for gradient in order]
-    backward = result.backward_s or ready[-1]
+    ready_s = [gradient.ready_s for gradient in order]
+    backward_s = result.backward_s or ready_s[-1]
 
-    def left(sizes: Sequence[float], ready: Sequence[float], line: LineCost) -> float:
-        return max(0.0, float(last_end(ready, [np.array(line.time(size)) for size in sizes])) - backward)
+    def exposed_s(sizes: Sequence[float], ready_s: Sequence[float], line: LineCost) -> float:
+        return max(0.0, float(last_end(ready_s, [np.array(line.time(size)) for size in sizes])) - backward_s)
 
-    tried = []
-    for line in candidates:
-        groups = overlap.best_merge(sizes, ready, line)
-        tried.append((left(*overlap.merged(groups, sizes, ready), line), len(groups), line))
-    best, num_messages, line = min(tried, key=lambda item: item[:2])
-    # The model's time for the messages as they were.
-    known = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
-    is_known = bool(known) and len(known) == len(result.of_gradients)
+    candidates = []
+    for line in lines:
+        groups = overlap.best_merge(sizes, ready_s, line)
+        candidates.append((exposed_s(*overlap.merged(groups, sizes, ready_s), line), len(groups), line))
+    best_s, num_messages, line = min(candidates, key=itemgetter(0, 1))
+    as_ran_s = None
+    messages_ready_s = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
+    if messages_ready_s and len(messages_ready_s) == len(result.of_gradients):
+        message_sizes = [message.num_bytes for message in result.of_gradients]
+        as_ran_s = exposed_s(message_sizes, messages_ready_s, line)
     return RunBound(
         line=line,
-        is_fitted=not lines,
-        best_s=best,
+        is_fitted=is_fitted,
+        best_s=best_s,
         measured_s=result.exposed_s,
         num_messages=num_messages,
-        as_ran_s=left([message.num_bytes for message in result.of_gradients], known, line) if is_known else None,
+        as_ran_s=as_ran_s,
     )
 
 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
-    """The line through the times of a run's own messages; None where they do not determine one.
+    """Returns the line through the times of a run's own messages; None if they do not determine one.
 
-    `messages`: of a step, in the order of sending; `waiting_s`: what this rank waited for stragglers in a step. A
-    message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
-    because that one waited already.
+    `messages` are those of a step in the order of sending; `waiting_s` is the wait of this rank for stragglers in a
+    step. It is part of the time of a message that began as soon as it was ready; a message that waited for the one
+    before it does not contain it, because that one waited already.
     """
     sizes, times_s = [], []
-    free = -math.inf
-    for one in messages:
-        if not one.exchange_s or not one.num_bytes:
+    free_s = -math.inf  # Time at which the message before ended.
+    for message in messages:
+        if not message.exchange_s or not message.num_bytes:
             continue
-        is_queued = one.ready_s is not None and one.ready_s < free
-        seconds = one.exchange_s if is_queued else one.exchange_s - waiting_s
+        seconds = message.exchange_s
+        if message.ready_s is None or message.ready_s >= free_s:
+            seconds -= waiting_s
         if seconds > 0:
-            sizes.append(one.num_bytes)
+            sizes.append(message.num_bytes)
             times_s.append(seconds)
-        if one.start_s is not None:
-            free = one.start_s + one.exchange_s
+        if message.start_s is not None:
+            free_s = message.start_s + message.exchange_s
     if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
         return None
     return fit_line(f"{name}, from its own messages", ranks, sizes, times_s)

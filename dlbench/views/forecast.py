@@ -1,13 +1,13 @@
-"""The view `forecast`: what `dlbench project` says of two and four times the ranks, and published figures.
+"""The view `forecast`: projections to two and four times the ranks, and published figures (`reports/anchors.yaml`).
 
-None of them is measured, so they never share a line style, a column or a headline with measurements. Published figures
-are data (`reports/anchors.yaml`), each with its source; only where a run does the same work may they stand next to its
-own.
+None of them is measured here, so they never share a line style, a column or a headline with measurements. A published
+figure is only shown if runs do the same work.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from dlbench.projection.page import (
     refusals,
     target_columns,
 )
-from dlbench.projection.projected import Projection, figure
+from dlbench.projection.projected import Projection, Target, figure
 from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.step import project
 from dlbench.records.scan import Run
@@ -45,7 +45,7 @@ FACTORS = (2, 4)  # Times the largest measured rank count.
 
 
 class Work(Spec):
-    """What a published figure was measured on; all of it must agree."""
+    """The configuration of a published figure, in which a run must agree."""
 
     preset: Name = Field(description="Preset of the workload that holds the published configuration.")
     scaling: Literal["weak", "strong"] = Field(description="What grew with the ranks.")
@@ -71,7 +71,7 @@ class PublishedFigure(Spec):
 
 
 class AnchorFile(Spec):
-    """All of them."""
+    """The file of all published figures."""
 
     format: Literal["dlbench.anchors"] = Field(description="Says what the file is.")
     version: Literal[1] = Field(description="Version of the format.")
@@ -80,34 +80,33 @@ class AnchorFile(Spec):
 
 @functools.cache
 def published() -> tuple[PublishedFigure, ...]:
-    """All figures of the bundled file."""
+    """Returns all figures of the bundled file."""
     return AnchorFile.model_validate(read_yaml(bundled.folder("reports") / "anchors.yaml")).anchors
 
 
 def differences(run: Run, work: Work) -> dict[str, tuple[str, str]]:
-    """What a run does otherwise than a published figure: theirs and ours, by what it is; empty: the same work."""
+    """Returns the published and the run's values of settings that differ, by their names; empty: the same work."""
     workload = run.plan.workload
-    ours = workload.model.model_dump(mode="json")
-    asked: dict[str, tuple[object, object]] = {
+    model = workload.model.model_dump(mode="json")
+    settings: dict[str, tuple[object, object]] = {
         "preset": (work.preset, workload.preset),
         "scaling": (work.scaling, run.plan.series.scaling),
         "batch per rank": (work.batch_per_rank, workload.train.batch_per_rank),
         "parts per batch": (1, workload.train.gradient_accumulation),
         "data": (work.data, "synthetic" if workload.data.is_synthetic else "real"),
-        **{f"model.{key}": (value, ours.get(key)) for key, value in work.model.items()},
+        **{f"model.{key}": (value, model.get(key)) for key, value in work.model.items()},
     }
-    found = {what: (str(theirs), str(mine)) for what, (theirs, mine) in asked.items() if theirs != mine}
+    differing = {name: (str(theirs), str(ours)) for name, (theirs, ours) in settings.items() if theirs != ours}
     if workload.train.precision not in work.precision:
-        found["precision"] = (" or ".join(work.precision), str(workload.train.precision))
-    return found
+        differing["precision"] = (" or ".join(work.precision), str(workload.train.precision))
+    return differing
 
 
 def references(run: Run) -> list[tuple[PublishedFigure, dict[str, tuple[str, str]]]]:
-    """The published figures of the run's kind of network, each with its `differences`. Any run of a group will do: the
-    group shares what is compared.
-    """
+    """Returns the published figures of the run's kind of network, each with its `differences`."""
     family = run.plan.workload.model.family
-    return [(one, differences(run, one.work)) for one in published() if one.work.model.get("family") == family]
+    figures = [figure for figure in published() if figure.work.model.get("family") == family]
+    return [(figure, differences(run, figure.work)) for figure in figures]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ class PublishedAnchor:
     recipe: str = field(metadata=column("How"))
     source: str = field(metadata=column("Source"))
     address: str = field(metadata=column("Address"))
-    differences: tuple[str, ...]  # What the runs do otherwise; empty: the same work, and only then is it drawn.
+    differences: tuple[str, ...]  # Differences of the runs' settings; only a figure without differences is drawn.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +135,13 @@ class Forecast:
 
     @property
     def same_work(self) -> tuple[PublishedAnchor, ...]:
-        """Published figures that may stand next to the measured ones."""
+        """Published figures of the same work, which may be compared with the measured ones."""
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
-def _drawn(group: ReportGroup, found: Forecast) -> list[Chart]:
+def _charts(group: ReportGroup, forecast: Forecast) -> list[Chart]:
     layers: list[Any] = []
-    for anchor in found.same_work:
+    for anchor in forecast.same_work:
         line = alt.Chart(alt.InlineData(values=[{"value": anchor.efficiency, "title": f"{anchor.title}, published"}]))
         layers += [
             line.mark_rule(color=PUBLISHED, strokeDash=[8, 3, 2, 3], strokeWidth=1.5).encode(y=alt.Y("value:Q")),
@@ -150,11 +149,37 @@ def _drawn(group: ReportGroup, found: Forecast) -> list[Chart]:
                 y=alt.Y("value:Q"), text="title:N"
             ),
         ]
-    return [projection_chart(group, found.measured, found.projection.targets, layers)]
+    return [projection_chart(group, forecast.measured, forecast.projection.targets, layers)]
+
+
+def _why_no_anchor(figures: Sequence[tuple[PublishedFigure, dict[str, tuple[str, str]]]]) -> str:
+    if not figures:
+        return "dlbench has no published reference of this kind of network."
+    nearest, differing = min(figures, key=lambda pair: len(pair[1]))
+    if not differing:
+        return ""
+    return (
+        f"No published reference is of the same work; the nearest, {nearest.title} "
+        f"({percent(nearest.efficiency)} at {ranks_text(nearest.ranks)}), differs in {', '.join(differing)}."
+    )
+
+
+def _targets_sheet(targets: Sequence[Target], sample_unit: str) -> Sheet[Target]:
+    columns = []
+    for target_column in target_columns(targets, sample_unit):
+        name = target_column.name and f"projected_{target_column.name}"
+        columns.append(replace(target_column, name=name))
+    return Sheet(
+        name="forecast",
+        title="Projected, not measured",
+        columns=tuple(columns),
+        rows=targets,
+        caption="dlbench project runs RUNS --to 64,256 projects further, with the account of the time.",
+    )
 
 
 class ForecastView(GroupView):
-    """What the measured points let expect of more ranks."""
+    """Projections of the measured points to more ranks."""
 
     id = "forecast"
     title = "Projection and published figures"
@@ -162,89 +187,68 @@ class ForecastView(GroupView):
     after = "causes"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
-        """None for a group of one point, which scales against nothing."""
+        """Returns None for a group of one point, which has no scaling."""
         group, costs = source.group, source.network
         if len(group.points) == 1:
             return None
         if costs is not None and costs.system != group.sample.plan.system.name:
-            costs = None  # Then the points alone are asked.
-        found = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
-        known = references(group.sample)
-        why_no_anchor = ""
-        if not known:
-            why_no_anchor = "No published reference of this kind of network is on file."
-        elif all(other for _, other in known):
-            nearest, differs = min(known, key=lambda one: len(one[1]))
-            why_no_anchor = (
-                f"No published reference is of the same work; the nearest, {nearest.title} "
-                f"({percent(nearest.efficiency)} at {ranks_text(nearest.ranks)}), differs in {', '.join(differs)}."
+            costs = None  # Then the projection uses the points alone.
+        inputs = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
+        figures = references(group.sample)
+        anchors = []
+        for published_figure, differing in figures:
+            texts = [f"{name} {theirs} there, {ours} here" for name, (theirs, ours) in differing.items()]
+            anchors.append(
+                PublishedAnchor(**published_figure.model_dump(exclude={"id", "work"}), differences=tuple(texts))
             )
         return Forecast(
-            projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
-            measured=measured_points(found),
-            anchors=tuple(
-                PublishedAnchor(
-                    **one.model_dump(exclude={"id", "work"}),
-                    differences=tuple(f"{what} {theirs} there, {ours} here" for what, (theirs, ours) in other.items()),
-                )
-                for one, other in known
-            ),
-            why_no_anchor=why_no_anchor,
+            projection=project(inputs, [factor * group.points[-1].ranks for factor in FACTORS]),
+            measured=measured_points(inputs),
+            anchors=tuple(anchors),
+            why_no_anchor=_why_no_anchor(figures),
         )
 
-    def shown(self, group: ReportGroup, found: Forecast) -> Section | None:
-        targets = found.projection.targets
-        if not (targets or found.same_work):
-            return None
+    def shown(self, group: ReportGroup, forecast: Forecast) -> Section | None:
+        projection, same_work = forecast.projection, forecast.same_work
         sheets: list[Sheet[Any]] = []
-        if targets:
-            columns = target_columns(targets, group.sample_unit)
-            sheets.append(
-                Sheet(
-                    name="forecast",
-                    title="Projected, not measured",
-                    columns=tuple(replace(one, name=one.name and f"projected_{one.name}") for one in columns),
-                    rows=targets,
-                    caption="dlbench project runs RUNS --to 64,256 goes further, and says where the time goes.",
-                )
+        headline = ""
+        if same_work:
+            headline = (
+                f"published for the same work: {percent(same_work[0].efficiency)} at {ranks_text(same_work[0].ranks)}"
             )
-        if found.same_work:
             sheets.append(
                 Sheet(
                     name="anchors",
                     title="Published references of the same work",
                     columns=columns_of(PublishedAnchor),
-                    rows=found.same_work,
+                    rows=same_work,
                     caption="Weak-scaling efficiency on other hardware.",
                 )
             )
-        if targets:
-            assert targets[-1].efficiency is not None
-            share, at = figure_text(figure(targets[-1].efficiency, "fraction")), ranks_text(targets[-1].ranks)
-            headline = f"projected, not measured: {share} efficiency at {at}"
-        else:
-            one = found.same_work[0]
-            headline = f"published for the same work: {percent(one.efficiency)} at {ranks_text(one.ranks)}"
+        if projection.targets:
+            last = projection.targets[-1]
+            assert last.efficiency is not None
+            share = figure_text(figure(last.efficiency, "fraction"))
+            headline = f"projected, not measured: {share} efficiency at {ranks_text(last.ranks)}"
+            sheets.insert(0, _targets_sheet(projection.targets, group.sample_unit))
+        if not sheets:
+            return None
         return Section(
             headline=headline,
-            words=(
-                held_out_line(found.projection.held_out),
-                *flag_lines(found.projection),
-                *refusals(found.projection.refused),
-            ),
-            charts=lambda: _drawn(group, found),
+            words=(held_out_line(projection.held_out), *flag_lines(projection), *refusals(projection.refused)),
+            charts=lambda: _charts(group, forecast),
             sheets=tuple(sheets),
         )
 
     def remedy(self, group: ReportGroup) -> str:
-        found = group.of(Forecast)
-        if found is None:
+        forecast = group.of(Forecast)
+        if forecast is None:
             return second_rank(group, "one rank count only")
         counts = sorted({point.ranks for point in group.points})
         if len(counts) >= MIN_POINTS:
-            return " ".join(refusals(found.projection.refused)[:1])  # `dlbench project` says all.
-        more = [*counts, *rank_counts(counts[-1], (2, 4), group.most_ranks)][:MIN_POINTS]
-        if len(more) < MIN_POINTS:
-            return f"needs {MIN_POINTS} rank counts (you have {len(counts)}, and this machine holds no more)."
-        asked = ",".join(map(str, more))
-        return f"needs {MIN_POINTS} rank counts (you have {len(counts)}): run the same workload with --ranks {asked}."
+            return " ".join(refusals(forecast.projection.refused)[:1])  # `dlbench project` prints all.
+        needed = [*counts, *rank_counts(counts[-1], (2, 4), group.most_ranks)][:MIN_POINTS]
+        if len(needed) < MIN_POINTS:
+            return f"needs {MIN_POINTS} rank counts (you have {len(counts)}, and this machine has no more ranks)."
+        ranks = ",".join(map(str, needed))
+        return f"needs {MIN_POINTS} rank counts (you have {len(counts)}): run the same workload with --ranks {ranks}."

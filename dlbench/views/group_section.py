@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from operator import methodcaller
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.report.document import Section, remark
@@ -75,7 +76,7 @@ def _brief_conditions(group: ReportGroup) -> str:
 
 def short_names(groups: Sequence[ReportGroup]) -> list[str]:
     """Returns the workload of each group and what distinguishes it; labels if such names are not unique."""
-    by_workload = alike(groups, lambda group: group.condition("workload"))
+    by_workload = alike(groups, methodcaller("condition", "workload"))
     names = [_name(group, by_workload[group.condition("workload")]) for group in groups]
     if len(set(names)) < len(names):
         return [group.label for group in groups]
@@ -83,7 +84,6 @@ def short_names(groups: Sequence[ReportGroup]) -> list[str]:
 
 
 def _name(group: ReportGroup, of_workload: Sequence[ReportGroup]) -> str:
-    """Returns the short name of a group among those of the same workload, itself included."""
     num_by_setting = Counter(chain.from_iterable(member.settings for member in of_workload))
     settings = [f"{key}={value}" for key, value in group.settings if num_by_setting[key, value] < len(of_workload)]
     same_name = [member for member in of_workload if member.settings == group.settings]

@@ -51,16 +51,16 @@ def group_numbers(
         _numbers(group, source, views, conditions, network)
         for group, conditions in zip(source.results, differing, strict=True)
     ]
-    return tuple(
-        dataclasses.replace(
-            group,
-            label=label,
-            next_step=next_step(group),
-            missing=views.missing_of_group(group),
-            controls=tuple(controls for controls in control_runs if group.id in controls.beside),
+    groups = []
+    for group, label in zip(numbers, unique_labels(numbers), strict=True):
+        group_controls = tuple(controls for controls in control_runs if group.id in controls.beside)
+        missing = views.missing_of_group(group)
+        groups.append(
+            dataclasses.replace(
+                group, label=label, next_step=next_step(group), missing=missing, controls=group_controls
+            )
         )
-        for group, label in zip(numbers, unique_labels(numbers), strict=True)
-    )
+    return tuple(groups)
 
 
 def _numbers(

@@ -61,7 +61,6 @@ class ReportGroup(HasViews):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether its ranks compute on GPUs."""
         return self.condition("device").startswith("cuda")
 
     def condition(self, name: str) -> str:
@@ -96,6 +95,10 @@ class TrainingRun(ListedRun):
     time_to_quality_s: float | None
     samples_to_quality: int | None
     epochs_to_quality: float | None
+
+    @property
+    def configuration(self) -> str:
+        return f"{self.engine}, {self.precision}"
 
 
 @dataclass(frozen=True, kw_only=True)

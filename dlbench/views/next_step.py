@@ -1,8 +1,9 @@
-"""What to do next: one ordered rule for all reports, and commands that this machine can run."""
+"""The next step: one ordered rule for all reports, and commands that this machine can run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from dlbench.analysis.core_load import LOAD_CODES
 from dlbench.analysis.doubts import Doubt
@@ -19,73 +20,85 @@ UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")
 
 
 def remedy_of(doubts: Sequence[Doubt]) -> str:
-    """What to do before anything else, in a sentence; empty where no warning of `UNTRUSTWORTHY` is among them."""
-    wanted = [doubt for code in UNTRUSTWORTHY for doubt in doubts if doubt.code == code]
-    if not wanted:
-        return ""
-    what, _, remedy = wanted[0].text.rpartition(": ")
-    return sentence(f"{remedy}: {what}")
+    """Returns the remedy before any other, in a sentence; empty without a warning of `UNTRUSTWORTHY`."""
+    for code in UNTRUSTWORTHY:
+        for doubt in doubts:
+            if doubt.code == code:
+                reason, _, remedy = doubt.text.rpartition(": ")
+                return sentence(f"{remedy}: {reason}")
+    return ""
 
 
 def next_step(group: ReportGroup) -> str:
-    """What to do next, in a sentence; empty where nothing suggests itself."""
-    if first := remedy_of(group.doubts):
+    """Returns what to do next, in a sentence; empty if there is no suggestion."""
+    lost = group.of(LostPercent)
+    first = remedy_of(group.doubts) or _throttling_remedy(group, lost)
+    if first:
         return first
-    found = group.of(LostPercent)
-    for point in reversed(found.diagnosed.points if found else ()):
-        share = point.cause("throttling").seconds.value / point.whole.seconds.value
-        if share >= WORTH_EXPLAINING:
-            where = place_text(point.ranks, point.nodes)
-            return sentence(
-                f"{throttling_remedy(on_gpu=group.on_gpu)}: throttling took {percent(share)} of a step at {where}"
-            )
     quality = group.of(GroupQuality)
     if quality is not None and quality.num_reached < quality.num_runs:
-        limit, what = quality.limit.split()
-        twice = f"--set quality.max_{what}={2 * float(limit.replace(',', '')):.15g}"
+        limit, unit = quality.limit.split()
+        twice = f"--set quality.max_{unit}={2 * float(limit.replace(',', '')):.15g}"
         return f"Train longer ({twice}): runs ended after {quality.limit} without meeting the target."
-    account = found.at(group.largest) if found else None
+    account = lost.at(group.largest) if lost else None
+    diagnosis = ""
+    if account is not None and account.verdict.next:
+        diagnosis = sentence(account.verdict.next)
     if account is not None and not account.is_baseline:
-        return sentence(account.verdict.next) if account.verdict.next else ""
-    fewest = min((point.throughput for point in group.points), key=lambda figure: figure.units)
+        return diagnosis
+    fewest = min((point.throughput for point in group.points), key=attrgetter("units"))
     if fewest.units < MIN_RUNS:
         return sentence(repeat_text(fewest))
-    if len(group.points) == 1 and (more := more_ranks(group)):
-        return f"Run the same workload at more rank counts, for example --ranks {more}."
-    return sentence(account.verdict.next) if account is not None and account.verdict.next else ""
+    counts = more_ranks(group)
+    if len(group.points) == 1 and counts:
+        return f"Run the same workload at more rank counts, for example --ranks {counts}."
+    return diagnosis
+
+
+def _throttling_remedy(group: ReportGroup, lost: LostPercent | None) -> str:
+    if lost is None:
+        return ""
+    for point in reversed(lost.diagnosed.points):
+        share = point.cause("throttling").seconds.value / point.whole.seconds.value
+        if share >= WORTH_EXPLAINING:
+            remedy, place = throttling_remedy(on_gpu=group.on_gpu), place_text(point.ranks, point.nodes)
+            return sentence(f"{remedy}: throttling took {percent(share)} of a step at {place}")
+    return ""
 
 
 def more_ranks(group: ReportGroup) -> str:
-    """Rank counts that a group of one point lacks, as an option takes them; empty where its machine holds no other."""
+    """Returns rank counts that a group of one point lacks, as an option has them; empty if its machine has no more."""
     counts = rank_counts(group.baseline.ranks, (1, 2, 4), group.most_ranks)
     if len(counts) < 2 and group.baseline.ranks > 1:
         counts = [1, *counts]
-    return ",".join(map(str, counts)) if len(counts) > 1 else ""
+    if len(counts) < 2:
+        return ""
+    return ",".join(map(str, counts))
 
 
-def rank_counts(ranks: int, factors: Sequence[int], most: int | None) -> list[int]:
-    """So many times as many ranks, as far as a machine holds them (`most_ranks`)."""
-    return [ranks * factor for factor in factors if factor == 1 or most is None or ranks * factor <= most]
+def rank_counts(ranks: int, factors: Sequence[int], machine_ranks: int | None) -> list[int]:
+    """Returns multiples of a rank count, up to the ranks that a machine holds (`most_ranks`)."""
+    return [
+        ranks * factor for factor in factors if factor == 1 or machine_ranks is None or ranks * factor <= machine_ranks
+    ]
 
 
 def most_ranks(plan: RunPlan) -> int | None:
-    """Ranks that the machine of a run holds, one per GPU or else per core; None: not one machine, or not known."""
+    """Returns the ranks that the machine of a run holds, one per GPU or else per core; None for several machines."""
     if plan.system.scheduler != "none" or plan.layout.nodes > 1:
         return None
     return plan.system.node.gpus or plan.layout.node_cores
 
 
 def rerun(group: ReportGroup, options: str) -> str:
-    """``dlbench run WORKLOAD --preset PRESET --engine ENGINE OPTIONS`` for the group's workload, preset and engine."""
+    """Returns ``dlbench run WORKLOAD --preset PRESET --engine ENGINE OPTIONS`` for the group's workload."""
     workload, preset, engine = (group.condition(name) for name in ("workload", "preset", "engine"))
     return f"dlbench run {workload} --preset {preset} --engine {engine} {options}"
 
 
 def second_rank(group: ReportGroup, lack: str) -> str:
-    """What a group of one rank needs for a view that compares ranks; `lack` says what one rank alone does not show."""
-    more = more_ranks(group)
-    return (
-        f"{lack}: {rerun(group, f'--ranks {more} --repeats {MIN_RUNS}')}."
-        if more
-        else f"{lack}, and this machine holds no other."
-    )
+    """Returns the remedy of a group of one rank for a view that compares ranks; `lack` says why it is missing."""
+    counts = more_ranks(group)
+    if not counts:
+        return f"{lack}, and this machine holds no other."
+    return f"{lack}: {rerun(group, f'--ranks {counts} --repeats {MIN_RUNS}')}."

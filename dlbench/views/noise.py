@@ -2,9 +2,9 @@
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): with B the global batch and B_n the noise scale,
 training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n) samples. At B = B_n both are twice
-their least. What is measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only where
-all directions curve alike; it grows during training, and is a mean over the run here. The law holds for learning rates
-that are tuned to each batch.
+their minimum. Measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only if all directions have equal
+curvature; it grows during training, and is a mean over the run here. The law holds for learning rates that are tuned to
+each batch.
 
 Both estimates of a run are unbiased, and either may come out below 0; so they are averaged over the runs before their
 ratio is taken (appendix A.1 there). A run that is left out because its own ratio has no meaning would bias it low.
@@ -42,85 +42,94 @@ class NoisePoint:
     nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
     noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
-    """Samples: the global batch over `share`; None where that is not known to be above 0."""
+    """Samples: the global batch over `share`; None if that is not known to be above 0."""
     share: Estimate | None = field(metadata=column("Batch / noise scale", "batch_over_noise_scale"))
-    """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
-    advice: str  # What that means for a larger batch, or why it is not known, in words.
+    """Global batch over noise scale (ratio of means over runs); None if it is not above 0."""
+    advice: str  # The consequence for a larger batch, or why it is unknown, in words.
     basis: str = field(metadata=column("From", ""))
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 
 
 def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> NoisePoint:
     share, measured = noise_share(by_run, batch), list(by_run.values())
-    is_bounded = share is not None and (share.low is None or share.low > 0)
-    first, steps = measured[0], min(found.steps for found in measured)
+    noise_scale = None
+    if share is not None and (share.low is None or share.low > 0):
+        noise_scale = share.mapped(lambda batches: batch / batches, "samples")
+    first, fewest_steps = measured[0], min(noise.steps for noise in measured)
     return NoisePoint(
         ranks=point.ranks,
         nodes=point.nodes,
         global_batch=batch,
-        noise_scale=share.mapped(lambda value: batch / value, "samples") if share and is_bounded else None,
+        noise_scale=noise_scale,
         share=share,
         advice=_advice_text(share, len(measured)),
-        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps per run",
+        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {fewest_steps:,} steps per run",
     )
 
 
 def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
-    """Batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None where one of the means is not above 0.
+    """Returns batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None if one of the means is not above 0.
 
     A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
     """
-    known = {
-        key: (batch * found.gradient_norm2, found.covariance_trace)
-        for key, found in measured.items()
-        if found.gradient_norm2 is not None and found.covariance_trace is not None
-    }
-    norm2, trace = (sum(one[place] for one in known.values()) for place in (0, 1))
+    norms2, traces = {}, {}
+    for key, noise in measured.items():
+        if noise.gradient_norm2 is not None and noise.covariance_trace is not None:
+            norms2[key] = batch * noise.gradient_norm2
+            traces[key] = noise.covariance_trace
+    norm2, trace = sum(norms2.values()), sum(traces.values())
     if norm2 <= 0 or trace <= 0:
         return None
     share = norm2 / trace
-    moved = {key: share + (top - share * below) * len(known) / trace for key, (top, below) in known.items()}
+    moved = {key: share + (norms2[key] - share * traces[key]) * len(traces) / trace for key in traces}
     return mean_estimate(moved, "ratio")
 
 
 def model_noise_share(workload: Workload, table: RunTable) -> Estimate | None:
-    """1 over the noise scale of a network, by all runs that recorded it: these are slower, and of other groups."""
-    records = {
-        table.keys[name]: run.record.noise_scale
-        for name, run in table.runs.items()
-        if run.record and (run.plan.workload.name, run.plan.workload.model) == (workload.name, workload.model)
-    }
-    return noise_share({key: found for key, found in records.items() if found}, 1)
+    """Returns 1 over the noise scale of a network, by all runs that recorded it: these are slower, in other groups."""
+    measured = {}
+    for run_id, run in table.runs.items():
+        is_same = (run.plan.workload.name, run.plan.workload.model) == (workload.name, workload.model)
+        if is_same and run.record and run.record.noise_scale:
+            measured[table.keys[run_id]] = run.record.noise_scale
+    return noise_share(measured, 1)
 
 
 def samples_over(share: Estimate, large: int, small: int) -> Estimate:
-    """Samples to a quality at one batch over those at another: E = E_min (1 + B / B_n). `share`: 1 / B_n."""
-    return share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
+    """Returns samples to a quality at one batch over those at another: E = E_min (1 + B / B_n). `share` is 1 / B_n."""
+
+    def ratio(inverse_noise: float) -> float:
+        inverse_noise = max(0.0, inverse_noise)
+        return (1 + large * inverse_noise) / (1 + small * inverse_noise)
+
+    return share.mapped(ratio, "ratio")
 
 
 def _advice_text(share: Estimate | None, num_runs: int) -> str:
-    """`num_runs`: those that looked for the noise scale."""
-    found = advice(share)
     if share is None:
         return (
             f"unknown: the mean estimate of the squared gradient or of its variance is not positive in "
             f"{runs_text(num_runs)}; more steps, or batches further apart, may give one"
         )
-    unknown = f"; {num_runs - share.n} of {num_runs} runs made no estimate" if num_runs > share.n else ""
     text = f"the global batch is {figure_text(share)} of the noise scale"
-    if found == "insufficient":
+    unknown = ""
+    if num_runs > share.n:
+        unknown = f"; {num_runs - share.n} of {num_runs} runs made no estimate"
+    answer = advice(share)
+    if answer == "insufficient":
         return f"{text}: {repeat_text(share)} to see whether larger batches pay{unknown}"
-    if found == "undecided":
+    if answer == "undecided":
         return f"{text}: whether larger batches pay is undecided{unknown}"
     word = {
         "pays": "larger batches still pay",
         "balanced": "a larger batch trades samples for steps about evenly",
         "wasteful": "larger batches mostly cost samples",
-    }[found]
-    ends = [doubled_batch(max(0.0, end)) for end in (share.low or 0.0, share.high or 0.0)]
-    fewer = _span([1 - steps for steps, _ in ends])
-    more = _span([samples - 1 for _, samples in ends])
-    return f"{text}: {word} (twice the batch: {fewer} fewer steps, {more} more samples to the same quality){unknown}"
+    }[answer]
+    low, high = (doubled_batch(max(0.0, end or 0.0)) for end in (share.low, share.high))
+    fewer = _span([1 - low[0], 1 - high[0]])
+    extra_samples = _span([low[1] - 1, high[1] - 1])
+    effect = f"{fewer} fewer steps, {extra_samples} more samples to the same quality"
+    return f"{text}: {word} (twice the batch: {effect}){unknown}"
 
 
 def _span(fractions: Sequence[float]) -> str:
@@ -129,16 +138,18 @@ def _span(fractions: Sequence[float]) -> str:
 
 
 def advice(share: Estimate | None) -> Advice:
-    """What a global batch of `share` noise scales means for a larger one, where its interval decides that."""
+    """Returns whether a larger batch than one of `share` noise scales pays, if the interval decides it."""
     if share is None:
         return "unknown"
-    where = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
-    found: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
-    return where if where in ("undecided", "insufficient") else found[where]
+    position = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
+    answers: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
+    if position in ("undecided", "insufficient"):
+        return position
+    return answers[position]
 
 
 def doubled_batch(share: float) -> tuple[float, float]:
-    """What twice the batch does at `share` noise scales: steps and samples to the same quality, as ratios.
+    """Returns steps and samples to the same quality with twice the batch, as ratios; the batch is `share` noise scales.
 
     From S = S_min (1 + 1/share) and E = E_min (1 + share).
     """
@@ -146,7 +157,7 @@ def doubled_batch(share: float) -> tuple[float, float]:
 
 
 class NoiseView(GroupView):
-    """Whether a larger batch would still save steps."""
+    """The gradient noise scale: it says whether a larger batch would still save steps."""
 
     id = "noise"
     title = "Gradient noise scale"
@@ -154,26 +165,25 @@ class NoiseView(GroupView):
     after = "energy"
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
-        made = []
+        points = []
         for point in source.group.points:
-            runs = {source.table.keys[run_id]: source.table.runs[run_id] for run_id in point.run_ids}
-            records = ((key, run.record) for key, run in runs.items())
-            found = {key: record.noise_scale for key, record in records if record and record.noise_scale}
-            if found:
-                made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
-        return tuple(made)
+            measured = {}
+            for run_id in point.run_ids:
+                record = source.table.runs[run_id].record
+                if record and record.noise_scale:
+                    measured[source.table.keys[run_id]] = record.noise_scale
+            if measured:
+                global_batch = source.table.runs[point.run_ids[0]].plan.global_batch
+                points.append(_point(point, measured, global_batch))
+        return tuple(points)
 
     def shown(self, group: ReportGroup, points: tuple[NoisePoint, ...]) -> Section:
         sheet = Sheet(
             name="noise",
             title="Noise scale and global batch",
-            columns=(
-                *place_columns(),
-                *columns_of(NoisePoint),
-                Column("", "What that means", lambda point: point.advice),
-            ),
+            columns=(*place_columns(), *columns_of(NoisePoint), Column("", "Consequence", "advice")),
             rows=points,
-            caption="A guide: it supposes a learning rate tuned to each batch.",
+            caption="A guide: it assumes a learning rate tuned to each batch.",
         )
         last = points[-1]
         headline = f"unknown at {place_of(last)}"

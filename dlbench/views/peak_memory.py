@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis import scaling
@@ -251,13 +252,11 @@ def _ranks(run: Run) -> Sequence[RankResult]:
 
 
 def _highest_of_ranks(run: Run, name: str) -> int | None:
-    """Returns the highest value of a field of the ranks' results."""
     values = [getattr(rank, name) for rank in _ranks(run)]
     return max((value for value in values if value is not None), default=None)
 
 
 def _highest_sample(reading: MachineReading | None, pattern: str) -> float | None:
-    """Returns the highest sample of all nodes' fields whose names match the pattern."""
     if reading is None:
         return None
     samples: list[float] = []
@@ -306,7 +305,7 @@ def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
     candidates = [
         row for row in batches if row.precision == train.precision and row.parts == train.gradient_accumulation
     ]
-    largest = max((row for row in candidates if row.num_runs), key=lambda row: row.batch)
+    largest = max((row for row in candidates if row.num_runs), key=attrgetter("batch"))
     clauses = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
         clauses[0] += f" ({format_bytes(largest.peak_bytes)})"
@@ -327,7 +326,6 @@ def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
 
 
 def _larger_batches(group: scaling.Group, batch: int) -> str:
-    """Returns the command that tries larger batches with the other settings of the group's runs."""
     plan = group.sample.plan
     series = plan.series
     chosen = {**plan.overrides, **series.axes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.comparability import averaged_id
@@ -27,7 +27,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import Kind
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant, times_cell
 from dlbench.report.wording import (
     basis_text,
     figure_text,
@@ -57,24 +57,24 @@ PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_sc
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRow:
-    """One precision at one rank count, compared with the reference at the same rank count."""
+    """A precision at a rank count, compared with the reference at the same rank count."""
 
     precision: str = field(metadata=column("Precision", is_brief=True))
-    in_force: str  # The precision that records report, each text once.
+    in_force: str  # The precisions in the records, each once.
     ranks: int
     nodes: int
     is_reference: bool
-    is_paired: bool = field(metadata=column(name="interleaved"))  # Its repeats and the reference's ran so.
+    is_paired: bool = field(metadata=column(name="interleaved"))  # Whether its repeats and the reference's ran so.
     throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
     ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""
     peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))
     """Memory of the rank that held most, bytes; see `dlbench.views.peak_memory`."""
     memory_ratio: Estimate | None = field(metadata=column("Over", "peak_ratio", text=times_cell))
-    energy_per_sample: Estimate | None  # None where it was not measured.
+    energy_per_sample: Estimate | None  # None if it was not measured.
     energy_of: Kind | Literal[""]
     energy_ratio: Estimate | None = field(metadata=column("Over", text=times_cell))
-    loss: Estimate | None  # Of the last step, mean over ranks; None where it was finite in no run.
+    loss: Estimate | None  # Of the last step, mean over ranks; None if it was finite in no run.
     num_not_finite: int = field(metadata=column(name="runs_not_finite"))  # Runs whose last loss was not finite.
     quality: Estimate | None  # Last evaluation of runs to a quality.
     num_reached: int | None = field(metadata=column(name="runs_reached"))
@@ -99,53 +99,62 @@ class PrecisionComparison:
 
 
 def without_precision(run: Run) -> str:
-    """A digest that is equal for runs that differ in nothing but the settings of precision."""
+    """Returns a digest that is equal for runs that differ in nothing but the settings of precision."""
     return averaged_id(with_train(run, {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}))
 
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """Returns all sets of groups with two or more precisions, in the order of the groups."""
     # Two groups of one precision differ in its settings; they are no pair of precisions.
-    alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
-    runs = partial(PrecisionRuns, table=table)
+    distinct = [members[0] for members in alike(groups, _precision_key).values()]
+
+    def runs_of(side: Side) -> PrecisionRuns:
+        return PrecisionRuns(side, table)
+
     comparison = Comparison(
         differ_in=without_precision,
         kind=_precision,
         order=lambda group: (PRECISIONS.index(_precision(group)),),
         figures={
-            "throughput": ComparedFigure(lambda side: runs(side).speeds),
-            "peak": ComparedFigure(lambda side: runs(side).peaks),
-            "energy": ComparedFigure(lambda side: runs(side).energies),
+            "throughput": ComparedFigure(lambda side: runs_of(side).speeds),
+            "peak": ComparedFigure(lambda side: runs_of(side).peaks),
+            "energy": ComparedFigure(lambda side: runs_of(side).energies),
         },
     )
-    return tuple(_comparison(one, runs) for one in comparison.of([members[0] for members in alone.values()]))
+    return tuple(_comparison(compared_set, runs_of) for compared_set in comparison.of(distinct))
 
 
-def _comparison(found: ComparedSet, runs: Callable[[Side], PrecisionRuns]) -> PrecisionComparison:
-    plan, reference = found.groups[0].sample.plan, _precision(found.groups[0])
-    rows = [_row(one, runs) for one in found.rows]
-    parts = [
-        f"{row.precision} {PRECISION[judge(ratio, 0.0, centre=1.0).outcome].in_sentence} {reference}, "
-        f"{times_text(ratio)} ({basis_text(ratio)})"
-        for row in at_last_place(rows)
-        if (ratio := row.ratio) is not None
-    ]
+def _precision_key(group: Group) -> tuple[str, str]:
+    return without_precision(group.sample), _precision(group)
+
+
+def _comparison(compared_set: ComparedSet, runs_of: Callable[[Side], PrecisionRuns]) -> PrecisionComparison:
+    plan, reference = compared_set.groups[0].sample.plan, _precision(compared_set.groups[0])
+    rows = [_row(compared_row, runs_of) for compared_row in compared_set.rows]
+    parts = []
+    for row in at_last_place(rows):
+        if row.ratio is not None:
+            verdict = PRECISION[judge(row.ratio, 0.0, centre=1.0).outcome].in_sentence
+            figure = f"{times_text(row.ratio)} ({basis_text(row.ratio)})"
+            parts.append(f"{row.precision} {verdict} {reference}, {figure}")
     notes = []
     if not all(row.is_paired for row in rows if not row.is_reference):
         why = "repeats did not run interleaved, so drift of the machine is part of these ratios"
         notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
     if any(row.num_not_finite for row in rows):
         notes.append("runs whose loss was not finite count for throughput alone")
-    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
-    if plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device":
-        data += " on the device"
+    data = "real data"
+    if plan.workload.data.is_synthetic:
+        data = "synthetic data"
+        if plan.workload.data.synthetic_on == "device":
+            data += " on the device"
     over = f"ratios over {plan.workload.train.precision} at the same rank count"
     return PrecisionComparison(
-        id=found.id,
+        id=compared_set.id,
         label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}, "
         f"{plan.series.scaling} scaling",
         reference=reference,
-        groups=tuple(group.id for group in found.groups),
+        groups=tuple(group.id for group in compared_set.groups),
         sample_unit=plan.workload.sample_unit,
         rows=tuple(rows),
         caption=f"{batch_text(plan)}; {data}; on {plan.system.name}; {over}.",
@@ -167,76 +176,90 @@ class PrecisionRuns:
         self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
         self.records = {key: run.record for key, run in self.runs.items() if run.record is not None}
         self.speeds = {key: table.rates[run.plan.run_id] for key, run in self.runs.items()}
-        self.peaks = {
-            key: float(max(rank.peak_memory_bytes for rank in record.ranks)) for key, record in self.records.items()
-        }
+        self.peaks: dict[RunKey, float] = {}  # Bytes of the rank that held most.
+        for key, record in self.records.items():
+            self.peaks[key] = float(max(rank.peak_memory_bytes for rank in record.ranks))
         self.energy_of: Kind | Literal[""] = ""
-        self.energies: dict[RunKey, float] = {}
-        known = [(key, table.readings.get(run.plan.run_id)) for key, run in self.runs.items()]
+        self.energies: dict[RunKey, float] = {}  # Joules per sample, of GPUs or else of processors.
         for kind in ("GPUs", "processors"):
-            joules = {key: one.energy.energy_per_sample_j(kind) for key, one in known if one and one.energy}
-            if not self.energies:
-                self.energies = {key: value for key, value in joules.items() if value}
-                self.energy_of = kind if self.energies else ""
+            if self.energies:
+                break
+            for key, run in self.runs.items():
+                reading = table.readings.get(run.plan.run_id)
+                joules = reading.energy.energy_per_sample_j(kind) if reading and reading.energy else None
+                if joules:
+                    self.energies[key] = joules
+                    self.energy_of = kind
 
 
-def _row(one: ComparedRow, runs_of: Callable[[Side], PrecisionRuns]) -> PrecisionRow:
-    runs, base = runs_of(one.side), runs_of(one.reference or one.side)
+def _row(compared_row: ComparedRow, runs_of: Callable[[Side], PrecisionRuns]) -> PrecisionRow:
+    runs, base = runs_of(compared_row.side), runs_of(compared_row.reference or compared_row.side)
+    point = compared_row.side.point
     losses = {key: last_loss(run) for key, run in runs.runs.items()}
-    results = {key: record.quality for key, record in runs.records.items() if record.quality is not None}
-    values = {key: result.evaluations[-1].value for key, result in results.items() if result.evaluations}
+    qualities = {key: record.quality for key, record in runs.records.items() if record.quality is not None}
+    values = {key: quality.evaluations[-1].value for key, quality in qualities.items() if quality.evaluations}
     overflows = {key: record.overflow_steps for key, record in runs.records.items()}
-    ratio, is_paired = one.ratio("throughput")
+    ratio, is_paired = compared_row.ratio("throughput")
+    energy_ratio = None
+    if runs.energy_of == base.energy_of:
+        energy_ratio, _ = compared_row.ratio("energy")
     return PrecisionRow(
-        precision=_precision(one.side.group),
+        precision=_precision(compared_row.side.group),
         in_force="; ".join(dict.fromkeys(record.precision for record in runs.records.values() if record.precision)),
-        ranks=one.side.point.ranks,
-        nodes=one.side.point.nodes,
-        is_reference=one.is_reference,
+        ranks=point.ranks,
+        nodes=point.nodes,
+        is_reference=compared_row.is_reference,
         is_paired=is_paired,
-        throughput=one.side.point.throughput,
+        throughput=point.throughput,
         ratio=ratio,
         peak=median_estimate(runs.peaks, "bytes"),
-        memory_ratio=one.ratio("peak")[0],
-        energy_per_sample=geometric_mean_estimate(runs.energies, "J") if runs.energies else None,
+        memory_ratio=compared_row.ratio("peak")[0],
+        energy_per_sample=of_known(geometric_mean_estimate, runs.energies, "J"),
         energy_of=runs.energy_of,
-        energy_ratio=one.ratio("energy")[0] if runs.energy_of == base.energy_of else None,
+        energy_ratio=energy_ratio,
         loss=of_known(median_estimate, losses, "loss"),
         num_not_finite=sum(loss is None for loss in losses.values()),
         quality=of_known(median_estimate, values, "ratio"),
-        num_reached=sum(result.reached for result in results.values()) if results else None,
+        num_reached=sum(quality.reached for quality in qualities.values()) if qualities else None,
         num_runs=len(runs.runs),
         overflow_steps=of_known(median_estimate, overflows, "steps"),
     )
 
 
-def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
-    """A line per rank count and precision."""
-    joules = "J per sample" if any(row.energy_per_sample for row in found.rows) else ""
-    over = f"Over {found.reference}"
-    reached = any(row.quality or row.num_reached is not None for row in found.rows)
-    quality = "Accuracy at the end" if reached else ""
+def precision_sheet(comparison: PrecisionComparison) -> Sheet[PrecisionRow]:
+    """Returns a line per rank count and precision."""
+    over = f"Over {comparison.reference}"
+    joules = joules_over = quality = ""
+    if any(row.energy_per_sample for row in comparison.rows):
+        joules, joules_over = "J per sample", over
+    if any(row.quality or row.num_reached is not None for row in comparison.rows):
+        quality = "Accuracy at the end"
     columns = columns_of(
         PrecisionRow,
-        Column("comparison", "", lambda row: found.id),
-        Column("reference", "", lambda row: found.reference),
+        constant("comparison", comparison.id),
+        constant("reference", comparison.reference),
         *place_columns(),
         *("precision", "in_force", "throughput", "ratio", "num_runs", "is_paired", "peak", "memory_ratio"),
-        Column("energy_per_sample_j", joules, lambda row: row.energy_per_sample, _energy, has_interval=True),
+        Column("energy_per_sample_j", joules, "energy_per_sample", _energy, has_interval=True),
         *("energy_of", "energy_ratio"),
-        Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss_text, has_interval=True),
+        Column("last_loss", "Loss of the last step", "loss", _loss_text, has_interval=True),
         "num_not_finite",
-        Column("last_quality", quality, lambda row: row.quality, _quality, has_interval=True),
+        Column("last_quality", quality, "quality", _quality, has_interval=True),
         "num_reached",
         titles={
-            "throughput": f"Throughput, {found.sample_unit}/s",
+            "throughput": f"Throughput, {comparison.sample_unit}/s",
             "throughput_ratio": over,
             "peak_ratio": over,
-            "energy_ratio": over if joules else "",
+            "energy_ratio": joules_over,
         },
     )
     return Sheet(
-        name="precision", title=found.label, columns=columns, rows=found.rows, caption=found.caption, in_terminal=True
+        name="precision",
+        title=comparison.label,
+        columns=columns,
+        rows=comparison.rows,
+        caption=comparison.caption,
+        in_terminal=True,
     )
 
 
@@ -248,21 +271,25 @@ def _energy(row: PrecisionRow) -> Cell:
 
 
 def _loss_text(row: PrecisionRow) -> str:
-    bad = f"not finite in {runs_text(row.num_not_finite)}" if row.num_not_finite else ""
-    overflow = ""
+    parts = []
+    if row.loss is not None:
+        parts.append(figure_text(row.loss))
+    if row.num_not_finite:
+        parts.append(f"not finite in {runs_text(row.num_not_finite)}")
     if row.overflow_steps is not None and row.overflow_steps.value > 0:
-        overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps skipped for overflow"
-    known = figure_text(row.loss) if row.loss is not None else ""
-    return "; ".join(filter(None, [known, bad, overflow])) or "unknown"
+        parts.append(f"{number_text(row.overflow_steps.value, 'messages')} steps skipped for overflow")
+    return "; ".join(parts) or "unknown"
 
 
 def _quality(row: PrecisionRow) -> str:
-    reached = "" if row.num_reached is None else f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
-    return optional_figure(row.quality) + reached
+    text = optional_figure(row.quality)
+    if row.num_reached is not None:
+        text += f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
+    return text
 
 
 class PrecisionView(ReportView):
-    """What a lower precision gains, and what it costs."""
+    """Gain and cost of a lower precision."""
 
     id = "precision"
     title = "Precision compared"
@@ -272,18 +299,19 @@ class PrecisionView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)
 
-    def shown(self, report: Report, found: tuple[PrecisionComparison, ...]) -> Section:
-        first = found[0]
-        best = best_at_last(first.rows, lambda row: row.ratio)
+    def shown(self, report: Report, comparisons: tuple[PrecisionComparison, ...]) -> Section:
+        first = comparisons[0]
         headline = f"nothing to compare with {first.reference}"
+        best = best_at_last(first.rows, attrgetter("ratio"))
         if best is not None:
-            headline = f"{best[1].precision} {times_value(best[0])} the throughput of {first.reference}"
-            headline += f" at {place_of(best[1])}"
-        return Section(
-            headline=headline,
-            words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
-            sheets=tuple(map(precision_sheet, found)),
-        )
+            ratio, row = best
+            gain = f"{times_value(ratio)} the throughput of {first.reference}"
+            headline = f"{row.precision} {gain} at {place_of(row)}"
+        words = []
+        for comparison in comparisons:
+            texts = (comparison.verdict, *map(sentence, comparison.notes))
+            words += [f"{comparison.label}. {text}" for text in texts]
+        return Section(headline=headline, words=tuple(words), sheets=tuple(map(precision_sheet, comparisons)))
 
     def remedy(self, report: Report) -> str:
         if not report.groups:

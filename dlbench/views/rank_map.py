@@ -1,6 +1,6 @@
-"""A map of ranks by steps: whose own work takes longer than the others', and when.
+"""A map of ranks by steps: ranks whose own work takes longer than the others', and the steps in which it does.
 
-One run stands for a group: the one with the middle median step, at the largest rank count.
+A group is represented by the run with the middle median step, at the largest rank count.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import bisect
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import Point
@@ -16,36 +17,45 @@ from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Subject, finish, inline, tooltips
 from dlbench.report.charts.style import WIDE
-from dlbench.report.table import Cell, Column, Sheet, column, columns_of
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
 from dlbench.report.wording import DASH
+from dlbench.units import plural
 from dlbench.views.view import place_of
 
 MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
 MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
-EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
-_BLANK = 2
+EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Ratios at which colours change; from 0.97 to 1.03 a cell is blank.
+_BLANK = 2  # Index of the blank interval.
 _BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
 
 
-def ratio_cell(value: float, decimals: int) -> Cell:
-    """E.g. ``1.30x``."""
+def ratio_cell(value: float, decimals: int = 3) -> Cell:
+    """Returns e.g. ``1.300x``."""
     return Cell(f"{value:.{decimals}f}x", number=value)
+
+
+def _hosts_text(hosts: str) -> str:
+    return hosts or DASH
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapRow:
-    """One row of a map: neighbouring ranks."""
+    """A row of a map: neighbouring ranks."""
 
     first_rank: int
     last_rank: int
-    hosts: str = field(metadata=column("Hosts", text=lambda hosts: hosts or DASH, limit=140))
+    hosts: str = field(metadata=column("Hosts", text=_hosts_text, limit=140))
     cells: tuple[float, ...]
-    """Own work relative to the median of all ranks and steps (ratio), four digits; the largest mean of any of the ranks
-    over the steps of the column."""
-    mean: float = field(metadata=column("Mean", "mean_ratio", text=lambda mean: ratio_cell(mean, 3)))
-    largest: float = field(metadata=column("Largest", "largest_ratio", text=lambda largest: ratio_cell(largest, 3)))
-    largest_first_step: int  # Steps of the cell with the largest value.
-    largest_last_step: int
+    """Own work over the median of all ranks and steps (ratio), four digits; the largest mean of any of the ranks over
+    the steps of the column."""
+    mean: float = field(metadata=column("Mean", "mean_ratio", text=ratio_cell))
+    largest: float = field(metadata=column("Largest", "largest_ratio", text=ratio_cell))
+    largest_first_step: int  # First step of the cell with the largest value.
+    largest_last_step: int  # Last step of that cell.
+
+    @property
+    def largest_steps(self) -> str:
+        return _span(self.largest_first_step, self.largest_last_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +72,14 @@ class RankMap:
 
 
 def rank_map(point: Point, table: RunTable) -> RankMap:
-    """The map of the run in the middle, by its median step; of two in the middle the faster one."""
+    """Returns the map of the run in the middle, by its median step; of two in the middle the faster one."""
     ordered = sorted(point.run_ids, key=lambda run_id: (table.digests[run_id].quantiles_s[50], run_id))
     run_id = ordered[(len(ordered) - 1) // 2]
-    found = table.digests[run_id].map
-    rank_ends = (*found.rank_starts[1:], found.num_ranks)
-    step_ends = (*(start - 1 for start in found.step_starts[1:]), found.last_step)
+    digest = table.digests[run_id].map
+    rank_ends = (*digest.rank_starts[1:], digest.num_ranks)
+    step_ends = (*(start - 1 for start in digest.step_starts[1:]), digest.last_step)
     rows = []
-    for first, end, hosts, cells in zip(found.rank_starts, rank_ends, found.row_hosts, found.cells, strict=True):
+    for first, end, hosts, cells in zip(digest.rank_starts, rank_ends, digest.row_hosts, digest.cells, strict=True):
         largest = max(range(len(cells)), key=cells.__getitem__)
         row = MapRow(
             first_rank=first,
@@ -78,7 +88,7 @@ def rank_map(point: Point, table: RunTable) -> RankMap:
             cells=tuple(float(f"{value:.4g}") for value in cells),
             mean=statistics.fmean(cells),
             largest=cells[largest],
-            largest_first_step=found.step_starts[largest],
+            largest_first_step=digest.step_starts[largest],
             largest_last_step=step_ends[largest],
         )
         rows.append(row)
@@ -87,82 +97,96 @@ def rank_map(point: Point, table: RunTable) -> RankMap:
         ranks=point.ranks,
         nodes=point.nodes,
         num_runs=len(ordered),
-        step_starts=found.step_starts,
-        last_step=found.last_step,
+        step_starts=digest.step_starts,
+        last_step=digest.last_step,
         rows=tuple(rows),
     )
 
 
-def map_text(found: RankMap) -> str:
-    """What a cell of the map is, and of which run."""
-    columns = found.last_step - found.step_starts[0] + 1
-    joined = ["the largest of the ranks of a row"] if len(found.rows) < found.ranks else []
-    joined += ["means over neighbouring steps"] if len(found.step_starts) < columns else []
-    how = f" ({', '.join(joined)})" if joined else ""
+def map_text(rank_map: RankMap) -> str:
+    """Returns the meaning of a cell of the map, and its run."""
+    num_steps = rank_map.last_step - rank_map.step_starts[0] + 1
+    details = []
+    if len(rank_map.rows) < rank_map.ranks:
+        details.append("the largest of the ranks of a row")
+    if len(rank_map.step_starts) < num_steps:
+        details.append("means over neighbouring steps")
+    definition = "the step without exchange, over the median of all ranks and steps"
+    if details:
+        definition += f" ({', '.join(details)})"
     return (
-        f"Own work: the step without exchange, over the median of all ranks and steps{how}; of {found.run_id} alone, "
-        f"the median run at {place_of(found)}. Stragglers says for whom the others wait, step by step in all runs."
+        f"Own work: {definition}; of {rank_map.run_id} alone, the median run at {place_of(rank_map)}. Stragglers says "
+        "for whom the others wait, step by step in all runs."
     )
 
 
-def slowest_text(found: RankMap) -> str:
-    """Says which ranks are the slowest on the whole."""
-    slowest = max(found.rows, key=lambda row: row.mean)
+def slowest_text(rank_map: RankMap) -> str:
+    """Returns which ranks are the slowest on the whole."""
+    slowest = max(rank_map.rows, key=attrgetter("mean"))
     return f"{row_title(slowest)} on {slowest.hosts or DASH} slowest on the whole: {slowest.mean:.3f}x the median"
 
 
 def row_title(row: MapRow) -> str:
-    """``rank 5``, ``ranks 16 to 31``."""
-    return f"rank{'s' * (row.first_rank != row.last_rank)} {_span(row.first_rank, row.last_rank)}"
+    """Returns ``rank 5``, ``ranks 16 to 31``."""
+    return f"{plural('rank', row.last_rank - row.first_rank + 1)} {_span(row.first_rank, row.last_rank)}"
 
 
-def rank_sheet(found: RankMap, most: int = MAX_ROWS) -> Sheet[MapRow]:
-    """Mean and largest value of each row of the map, for people of the `most` slowest, slowest first."""
-    slowest = sorted(found.rows, key=lambda row: -row.mean)[:most]
+def rank_sheet(rank_map: RankMap, max_rows: int = MAX_ROWS) -> Sheet[MapRow]:
+    """Returns mean and largest value of each row of the map; people see the slowest `max_rows`, slowest first."""
+    slowest = sorted(rank_map.rows, key=_speed)[:max_rows]
     columns = (
         Column("", "Ranks", row_title),
-        *columns_of(RankMap, "run_id", "ranks", "nodes", of=lambda row: found),
+        constant("run_id", rank_map.run_id),
+        constant("ranks", rank_map.ranks),
+        constant("nodes", rank_map.nodes),
         *columns_of(MapRow, "first_rank", "last_rank", "hosts", "mean", "largest"),
-        Column("", "In steps", lambda row: _span(row.largest_first_step, row.largest_last_step)),
+        Column("", "In steps", "largest_steps"),
         *columns_of(MapRow, "largest_first_step", "largest_last_step"),
     )
     return Sheet(
         name="ranks",
         title="Own work by rank, slowest first",
         columns=columns,
-        rows=found.rows,
+        rows=rank_map.rows,
         is_shown=lambda row: row in slowest,
-        order=lambda row: -row.mean,
+        order=_speed,
         is_drawn=True,
     )
 
 
-def _span(first: int, last: int) -> str:
+def _speed(row: MapRow) -> float:
+    return -row.mean
+
+
+def _span(first: object, last: object) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
-    """The map of the largest rank count; columns are joined until there are few enough rectangles."""
+def rank_charts(group: Subject, rank_map: RankMap) -> list[Chart]:
+    """Returns the map of the largest rank count; columns are joined until there are few enough rectangles."""
     joined = 1
-    while len(rows := list(_rectangles(found, joined))) > MAX_RECTANGLES and joined < len(found.step_starts):
+    rows = list(_rectangles(rank_map, joined))
+    while len(rows) > MAX_RECTANGLES and joined < len(rank_map.step_starts):
         joined *= 2
-    start, end = found.step_starts[0] - 0.5, found.last_step + 0.5
+        rows = list(_rectangles(rank_map, joined))
+    start, end = rank_map.step_starts[0] - 0.5, rank_map.last_step + 0.5
     x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
-    y_scale = alt.Scale(domain=[-0.5, found.ranks - 0.5], reverse=True, nice=False, zero=False)
+    y_scale = alt.Scale(domain=[-0.5, rank_map.ranks - 0.5], reverse=True, nice=False, zero=False)
     x_axis = alt.Axis(format="d", tickCount=6, tickMinStep=1, grid=False)
-    y_axis = alt.Axis(format="d", tickCount=min(8, found.ranks), tickMinStep=1, grid=False)
+    y_axis = alt.Axis(format="d", tickCount=min(8, rank_map.ranks), tickMinStep=1, grid=False)
     ends = {
         "x": alt.X("x:Q", scale=x_scale, title="step, warm-up steps counted", axis=x_axis),
         "x2": "x2:Q",
         "y": alt.Y("y:Q", scale=y_scale, title="rank", axis=y_axis),
         "y2": "y2:Q",
     }
-    # Behind the map, in either colour scheme: its colours are made for it.
-    plate = alt.InlineData(values=[{"x": start, "x2": end, "y": -0.5, "y2": found.ranks - 0.5}])
+    # Behind the map, in both colour schemes: its colours are made for it.
+    plate = alt.InlineData(values=[{"x": start, "x2": end, "y": -0.5, "y2": rank_map.ranks - 0.5}])
     layers = [alt.Chart(plate).mark_rect(color="#eceff3").encode(**ends)]
     if rows:
         colours = {bin_title(number): colour for number, colour in enumerate(_BIN_COLOURS) if number != _BLANK}
-        present = [title for title in colours if any(row["bin"] == title for row in rows)]
+        bins = {row["bin"] for row in rows}
+        present = [title for title in colours if title in bins]
         colour = alt.Color(
             "bin:N",
             title=f"own work over the median (blank: {bin_title(_BLANK)})",
@@ -172,24 +196,26 @@ def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
         tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
         cells = alt.Chart(inline(rows)).mark_rect(strokeWidth=0)
         layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
-    note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
-    drawn = finish(
+    words = f"{slowest_text(rank_map).capitalize()}."
+    if joined > 1:
+        words += f" {joined} neighbouring columns are drawn as one, with the larger value."
+    chart = finish(
         alt.layer(*layers),
         group,
         name="ranks",
-        title=f"Own work by rank and step at {place_of(found)}",
-        alt=f"{slowest_text(found).capitalize()}.{note}",
-        table=rank_sheet(found, len(found.rows)),
-        size=(WIDE, min(320, max(70, 22 * len(found.rows)))),
+        title=f"Own work by rank and step at {place_of(rank_map)}",
+        alt=words,
+        table=rank_sheet(rank_map, len(rank_map.rows)),
+        size=(WIDE, min(320, max(70, 22 * len(rank_map.rows)))),
     )
-    return [drawn]
+    return [chart]
 
 
-def _rectangles(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
-    """Neighbouring cells of one colour as one rectangle; `joined` columns are drawn as one."""
-    starts = found.step_starts[::joined]
-    ends = (*starts[1:], found.last_step + 1)
-    for row in found.rows:
+def _rectangles(rank_map: RankMap, joined: int) -> Iterator[dict[str, Any]]:
+    """Yields neighbouring cells of one colour as one rectangle; `joined` columns are drawn as one."""
+    starts = rank_map.step_starts[::joined]
+    ends = (*starts[1:], rank_map.last_step + 1)
+    for row in rank_map.rows:
         cells = [max(row.cells[first : first + joined]) for first in range(0, len(row.cells), joined)]
         bins = [bisect.bisect_right(EDGES, cell) for cell in cells]
         first = 0
@@ -204,7 +230,7 @@ def _rectangles(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
                     "y": row.first_rank - 0.5,
                     "y2": row.last_rank + 0.5,
                     "bin": bin_title(bins[first]),
-                    "shown": low if low == high else f"{low} to {high}",
+                    "shown": _span(low, high),
                     "who": f"{row_title(row)} on {row.hosts}",
                     "when": f"{starts[first]} to {ends[end - 1] - 1}",
                 }
@@ -212,7 +238,7 @@ def _rectangles(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
 
 
 def bin_title(number: int) -> str:
-    """What a colour of the map means."""
+    """Returns the meaning of a colour of the map."""
     if number == 0:
         return f"below {EDGES[0]:g}x"
     if number == len(EDGES):

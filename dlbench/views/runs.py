@@ -49,7 +49,7 @@ def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
         *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
         *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", "throughput"),
         *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
-        Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
+        Column("", "Configuration", "configuration"),
         *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
         titles=titles,
     )

@@ -1,4 +1,4 @@
-"""What `dlbench run` ends with: a line per setting and rank count, the largest cause, warnings, and what to do next.
+"""The result that `dlbench run` prints: a line per setting and rank count, the largest cause, warnings, the next step.
 
 The figures are those of the scaling report, made by the same `assemble` of fewer views.
 """
@@ -6,7 +6,9 @@ The figures are those of the scaling report, made by the same `assemble` of fewe
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from dlbench.analysis.doubts import Doubt, merged
@@ -14,8 +16,9 @@ from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, remark
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, place_text, reached_text
+from dlbench.report.wording import basis_text, place_text
 from dlbench.stats.estimates import Estimate
+from dlbench.units import counted
 from dlbench.views.causes.view import CausesView
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, QualityPoint
@@ -26,126 +29,161 @@ from dlbench.views.sweep.numbers import Sweep
 from dlbench.views.sweep.view import SweepView, goal_lines
 from dlbench.views.view import Views
 
-VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # What the verdicts speak of.
+VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # Views that the verdicts need.
 
-MAX_NAMED = 6  # Settings of a sweep whose losses are said in words; one of more has the table alone.
+MAX_NAMED = 6  # Settings up to which their losses are said in words; with more there is the table alone.
 MAX_WARNINGS = 5
 
 
 class ResultRow(NamedTuple):
-    """One setting at one rank count."""
+    """A setting at a rank count."""
 
-    setting: str  # The values by which it differs from other settings of the series; empty where there is one setting.
+    setting: str  # The values by which it differs from other settings of the series; empty for a single setting.
     point: Point
-    quality: QualityPoint | None  # None for runs of speed.
+    quality: QualityPoint | None  # None for runs that measure speed.
+
+    @property
+    def value(self) -> str:
+        """The value of the only swept key."""
+        return self.setting.partition("=")[2]
+
+    @property
+    def place(self) -> str:
+        return place_text(self.point.ranks, self.point.nodes)
+
+    @property
+    def efficiency(self) -> Estimate | Cell:
+        return Cell("baseline") if self.point.is_baseline else self.point.efficiency
 
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
-    """The result of a series as plain data, and ready to be printed."""
+    """Returns the result of a series as plain data, and ready to be printed."""
     report = assemble(scan, views=VIEWS, with_digests=False, samples="none")
-    first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
-    # In the order in which they ran first.
-    groups = sorted(report.groups, key=lambda group: min(first[name] for name in group.baseline.run_ids))
+    document = Document(title="Result", notices=report.notices, sections=(), data=report)
+    if not report.groups:
+        return report, document
+    run_order = [run.run_id for run in report.runs]
+
+    def first_run(group: ReportGroup) -> int:
+        return min(map(run_order.index, group.baseline.run_ids))
+
+    groups = sorted(report.groups, key=first_run)
     settings = _settings(groups)
-    rows = []
+    rows: list[ResultRow] = []
     for group, setting in zip(groups, settings, strict=True):
         quality = group.of(GroupQuality)
-        trained = {(one.ranks, one.nodes): one for one in (quality.points if quality else ())}
+        trained = {(point.ranks, point.nodes): point for point in quality.points} if quality else {}
         rows += [ResultRow(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
     doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
-    more = len(marks) - MAX_WARNINGS
-    rest = [Mark(severity="note", text=f"{more} more serious warnings are in the report")] if more > 0 else []
-    num_notes = len(doubts) - len(marks)
-    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((len(marks), "warning"), (num_notes, "note")) if n]
-    counted = f"{' and '.join(counts)}{':' if marks else ': the report has them'}" if doubts else "No warnings."
-    parts = [group.label.split(", ") for group in groups]
+    brief: list[str] = []
+    for sweep in report.all_of(Sweep):
+        for cell in sweep.cells:
+            brief += goal_lines(cell)
+    brief += [*_words(groups, settings), _counts(len(marks), len(doubts) - len(marks))]
+    num_further = len(marks) - MAX_WARNINGS
+    if num_further > 0:
+        further = Mark(severity="note", text=f"{num_further} more serious warnings are in the report")
+        marks = [*marks[:MAX_WARNINGS], further]
+    labels = [group.label.split(", ") for group in groups]
+    common = [part for part in labels[0] if part in set.intersection(*map(set, labels))]
     result = Section(
         id="result",
-        # What all groups have in common of their labels.
-        title=", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts)),
-        sheets=(_sheet(rows, groups[0].sample_unit),) if groups else (),
-        brief=(
-            *(line for sweep in report.all_of(Sweep) for cell in sweep.cells for line in goal_lines(cell)),
-            *_words(groups, settings),
-            counted,
-        ),
-        marks=(*marks[:MAX_WARNINGS], *rest),
+        title=", ".join(common),
+        sheets=(_sheet(rows, groups[0].sample_unit),),
+        brief=tuple(brief),
+        marks=tuple(marks),
     )
-    document = Document(title="Result", notices=report.notices, sections=(result,) if groups else (), data=report)
-    return report, document
+    return report, dataclasses.replace(document, sections=(result,))
+
+
+def _counts(num_warnings: int, num_notes: int) -> str:
+    """Returns the numbers of warnings, which follow, and of notes, which do not."""
+    counts = [counted(count, noun) for count, noun in ((num_warnings, "warning"), (num_notes, "note")) if count]
+    if not counts:
+        return "No warnings."
+    text = " and ".join(counts)
+    return f"{text}:" if num_warnings else f"{text}: the report has them"
 
 
 def _settings(groups: Sequence[ReportGroup]) -> list[str]:
-    """Of each group the settings that others have otherwise, and, where there are none, its label."""
+    """Returns for each group the settings that differ from others'; labels if these are missing or equal."""
     if len(groups) < 2:
         return [""] * len(groups)
     values = [dict(group.settings) for group in groups]
-    keys = [key for key in {key: None for own in values for key in own} if len({own.get(key) for own in values}) > 1]
-    found = [", ".join(f"{key}={own[key]}" for key in keys if key in own) for own in values]
-    return found if len(set(found)) == len(found) and all(found) else [group.label for group in groups]
+
+    def is_different(key: str) -> bool:
+        return len({group_values.get(key) for group_values in values}) > 1
+
+    keys = list(filter(is_different, dict.fromkeys(chain(*values))))
+
+    def setting(group_values: dict[str, str]) -> str:
+        return ", ".join(f"{key}={group_values[key]}" for key in keys if key in group_values)
+
+    settings = list(map(setting, values))
+    if all(settings) and len(set(settings)) == len(settings):
+        return settings
+    return [group.label for group in groups]
 
 
 def _doubts(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[Doubt]:
-    """Those of all groups once; of the others each kind once, in the words of the first setting that has it."""
+    """Returns the warnings of all groups once; of the others each kind once, in the words of its first setting."""
     by_code: dict[str, list[tuple[str, Doubt]]] = {}
     for group, setting in zip(groups, settings, strict=True):
         for doubt in group.doubts:
             by_code.setdefault(doubt.code, []).append((setting, doubt))
-    found: list[Doubt] = []
-    for alike_ones in by_code.values():
-        alike = merged(doubt for _, doubt in alike_ones)
-        if all(sum(one.text == doubt.text for _, one in alike_ones) == len(groups) for doubt in alike):
-            found += alike
+    doubts: list[Doubt] = []
+    for entries in by_code.values():
+        of_code = [doubt for _, doubt in entries]
+        counts = Counter(doubt.text for doubt in of_code)
+        if all(count == len(groups) for count in counts.values()):
+            doubts += merged(of_code)
             continue
-        where = list(dict.fromkeys(setting for setting, _ in alike_ones))
-        also = f"; {len(where) - 1} other settings likewise" if len(where) > 2 else f"; {where[-1]} likewise"
-        first = alike_ones[0][1]
-        runs = tuple(run for _, doubt in alike_ones for run in doubt.runs)
-        found.append(dataclasses.replace(first, text=f"{where[0]}: {first.text}{also * (len(where) > 1)}", runs=runs))
-    return sorted(found, key=lambda doubt: doubt.severity != "serious")
+        where = list(dict.fromkeys(setting for setting, _ in entries))
+        text = f"{where[0]}: {of_code[0].text}"
+        if len(where) == 2:
+            text += f"; {where[1]} likewise"
+        elif len(where) > 2:
+            text += f"; {len(where) - 1} other settings likewise"
+        runs = tuple(chain.from_iterable(doubt.runs for doubt in of_code))
+        doubts.append(dataclasses.replace(of_code[0], text=text, runs=runs))
+    return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
 
 
 def _words(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[str]:
-    """The verdict of a single setting; of several what each lost, and what all of them should do next."""
     if len(groups) == 1:
         lines = [groups[0].verdict]
     else:
         lines = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
-        lost = [loss_text(group) for group in groups]
+        losses = [loss_text(group) for group in groups]
         if len(groups) <= MAX_NAMED:
-            lines += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
-    # Of several settings only what all of them should do; what differs behind a colon are figures.
+            lines += [f"{setting}: {text}" for setting, text in zip(settings, losses, strict=True) if text]
+    # The text behind a colon has figures, which differ.
     steps = {group.next_step.partition(": ")[0] for group in groups}
-    return [*lines, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
+    if len(steps) == 1 and groups[0].next_step:
+        lines.append(f"Next: {groups[0].next_step}")
+    return lines
 
 
 def _sheet(rows: Sequence[ResultRow], unit: str) -> Sheet[ResultRow]:
-
-    def efficiency(row: ResultRow) -> Estimate | Cell:
-        return Cell("baseline") if row.point.is_baseline else row.point.efficiency
-
-    def reached(row: ResultRow) -> str | None:
-        return reached_text(row.quality.num_reached, row.quality.num_runs) if row.quality else None
-
     columns: list[Column[ResultRow]] = []
     if any(row.setting for row in rows):
-        keys = {row.setting.partition("=")[0] for row in rows if ", " not in row.setting}
-        # The values of a single swept key stand below its name.
-        is_short = len(keys) == 1 and all(", " not in row.setting and "=" in row.setting for row in rows)
-        title = keys.pop() if is_short else "Setting"
-        shown = (lambda row: row.setting.partition("=")[2]) if is_short else (lambda row: row.setting)
-        columns.append(Column("", title, shown, is_brief=True))
+        keys = {row.setting.partition("=")[0] for row in rows}
+        is_single_key = len(keys) == 1 and all("=" in row.setting and ", " not in row.setting for row in rows)
+        if is_single_key:
+            columns.append(Column("", keys.pop(), "value", is_brief=True))
+        else:
+            columns.append(Column("", "Setting", "setting", is_brief=True))
     columns += [
-        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=True),
-        Column("", f"Throughput, {unit}/s", lambda row: row.point.throughput, is_brief=True),
+        Column("", "At", "place", is_brief=True),
+        Column("", f"Throughput, {unit}/s", "point.throughput", is_brief=True),
     ]
     if not all(row.point.is_baseline for row in rows):
-        columns.append(Column("", "Scaling efficiency", lambda row: row.point.efficiency, efficiency, is_brief=True))
+        columns.append(Column("", "Scaling efficiency", "efficiency", is_brief=True))
     if any(row.quality for row in rows):
         columns += [
-            Column("", "Time to accuracy", lambda row: row.quality.time if row.quality else None, is_brief=True),
-            Column("", "Reached", reached, is_brief=True),
+            Column("", "Time to accuracy", "quality.time", is_brief=True),
+            Column("", "Reached", "quality.reached_text", is_brief=True),
         ]
-    columns.append(Column("", "Runs", lambda row: row.point.throughput.n, is_brief=True))
+    columns.append(Column("", "Runs", "point.throughput.n", is_brief=True))
     return Sheet(name="result", title="Result", columns=tuple(columns), rows=rows, in_terminal=True)

@@ -34,7 +34,7 @@ from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.time_to_train import times_over
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, optional_text, place_columns, place_of
 
 MAX_ERRORS = 20  # Number of errors that are listed.
 POINTS_CAPTION = (
@@ -153,10 +153,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(numbers) / len(numbers)
 
 
-def _optional_text(text: str) -> str | None:
-    return text or None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShuffleRow:
     """One shuffling at one rank count."""
@@ -165,7 +161,7 @@ class ShuffleRow:
     ranks: int
     nodes: int
     shuffle: str = field(metadata=column("Shuffling"))
-    partition: str = field(metadata=column("First parts", text=_optional_text))
+    partition: str = field(metadata=column("First parts", text=optional_text))
     """Partition of the data set before the first epoch; empty with global shuffling."""
     staging: str = field(metadata=column("Staging"))
     staging_tier: str  # Empty without staging.
@@ -203,7 +199,7 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
     comparison = Comparison(
         differ_in=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
         kind=_shuffling,
-        reference=lambda group: _shuffling(group)[0] == "global",
+        reference=_is_global,
         order=_order,  # Without staging first.
         figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, table), is_time=True)},
     )
@@ -223,15 +219,17 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
 
 
 def _shuffling(group: scaling.Group) -> tuple[str, str]:
-    """Returns the shuffling and the partition of a group; the latter is empty with global shuffling."""
     data = group.sample.plan.workload.data
     if data.shuffle == "global":
         return data.shuffle, ""
     return data.shuffle, data.partition
 
 
+def _is_global(group: scaling.Group) -> bool:
+    return group.sample.plan.workload.data.shuffle == "global"
+
+
 def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
-    """Sorts global shuffling first, then local, then partial by the exchanged share."""
     data = group.sample.plan.workload.data
     kind = {"global": 0, "local": 1}.get(data.shuffle, 2)
     return kind, data.exchanged_share, data.partition, data.staging, group.id
@@ -375,7 +373,7 @@ def _factor_over_global(row: ShuffleRow) -> Estimate | None:
 
 
 class ShuffleAuditView(GroupView):
-    """Whether each sample was read once an epoch, and how well samples were mixed."""
+    """The audit of the samples that ranks read in each epoch, and of their mix."""
 
     id = "shuffle-audit"
     title = "Shuffle audit"

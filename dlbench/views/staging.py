@@ -101,13 +101,17 @@ def _point(point: Point, by_run: Mapping[RunKey, StagingResult]) -> StagingPoint
         num_runs=len(results),
         needed_bytes=max((node.needed_bytes for node in nodes), default=0),
         free_bytes=min((node.free_bytes for node in nodes), default=0),
-        copied_bytes=max(sum(node.copied_bytes for node in result.nodes) for result in results),
+        copied_bytes=max(map(_copied_bytes, results)),
         slowest_bytes_per_s=min(rates, default=None),
         fastest_bytes_per_s=max(rates, default=None),
         kept=any(result.kept for result in results),
         paths=tuple(dict.fromkeys(node.path for node in nodes)),
         verified=" | ".join(dict.fromkeys(result.verified for result in results)),
     )
+
+
+def _copied_bytes(result: StagingResult) -> int:
+    return sum(node.copied_bytes for node in result.nodes)
 
 
 def _has_reused(result: StagingResult) -> bool:

@@ -1,15 +1,15 @@
-"""Rates of the pure reader benchmark, and how many accelerators they can feed.
+"""Rates of the reader benchmark `dlbench io`, and the number of accelerators that they can feed.
 
-A sample is fetched (storage) and prepared (CPU). With R readers, n samples and f the time that all of them spent in
-fetching, fetching alone would give n R / f samples per second: what storage gives to that many readers where preparing
-takes no time. It says nothing of more readers.
+A sample is fetched (storage) and prepared (CPU). R readers that fetched n samples in f seconds, summed over readers,
+would read n R / f samples per second without preparing. That is not the rate of more readers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import dlbench
 from dlbench.perfmodels.storage_demand import Demand
 from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
-from dlbench.report.table import Cell, Column, Sheet, column, columns_of
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, reader
 from dlbench.report.wording import basis_text, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number, format_seconds
@@ -29,81 +29,86 @@ Cache = Literal["cold", "warm"]
 Limit = Literal["fetch", "prepare"]
 
 LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
+_NEEDS_TITLE = "Needs of one accelerator"
 _MB = 1e6
-MAX_SIZE_FACTOR = 1.5  # By so much samples may be larger or smaller than the published ones without a word.
+MAX_SIZE_FACTOR = 1.5  # Largest ratio of sizes of samples here and in the published set without a remark.
 _NOT_MEASURED = "not measured"
 
 
-def _count(figure: Estimate) -> Cell:
-    """Whole accelerators, and the figure itself where it is small."""
+def _count_cell(figure: Estimate) -> Cell:
+    """Returns a number of whole accelerators, with the figure itself if it is small."""
     value = figure.value
-    ends = ""
+    interval = ""
     if figure.low is not None and figure.high is not None:
-        ends = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
+        interval = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
     if value < 1:
-        text = f"{format_number(value, 2)} of one"
-    else:
-        text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else f"{math.floor(value):,}"
-    return Cell(text, ends, number=value)
+        return Cell(f"{format_number(value, 2)} of one", interval, number=value)
+    if value < 100:
+        return Cell(f"{math.floor(value)} ({format_number(value, 2)})", interval, number=value)
+    return Cell(f"{math.floor(value):,}", interval, number=value)
+
+
+def _megabytes_per_s(rate: Estimate) -> Estimate:
+    return rate.scaled(1 / _MB, "MB/s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """What the readers gave, in one state of the page cache."""
+    """The rates of the readers in one state of the page cache."""
 
     ranks: int = field(metadata=column("Ranks", is_brief=True))  # Processes that read at the same time, as ranks do.
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
-    in_force: bool  # Whether the page cache was in that state; where not, there are no figures.
-    told: str = field(metadata=column(name="cache_told"))  # What became of the page cache, in words.
+    in_force: bool  # Whether the page cache was in that state; otherwise there are no figures.
+    told: str = field(metadata=column(name="cache_told"))  # State of the page cache, in words.
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
-    bytes_per_s: Estimate | None = field(
-        metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
-    )
+    bytes_per_s: Estimate | None = field(metadata=column("MB/s", "mb_per_s", value=_megabytes_per_s, is_brief=True))
     sample_bytes: float | None  # Stored bytes per sample, mean.
-    fetch_share: Estimate | None  # Of the time in fetching and preparing, a fraction; as the next.
-    prepare_share: Estimate | None
+    fetch_share: Estimate | None  # Fetching over fetching and preparing (1).
+    prepare_share: Estimate | None  # Preparing over fetching and preparing (1).
     fetching: Estimate | None = field(metadata=column("Fetching", "fetch_time_share", is_brief=True))
-    """Share of all time of the readers, a fraction, as the next two; together 1."""
+    """Share of all time of the readers (1)."""
     preparing: Estimate | None = field(metadata=column("Preparing", "prepare_time_share", is_brief=True))
-    neither: Estimate | None = field(metadata=column("Neither", "other_time_share", is_brief=True))
+    """Share of all time of the readers (1)."""
+    neither: Estimate | None = field(metadata=column("Other", "other_time_share", is_brief=True))
+    """Share of all time of the readers that is neither fetching nor preparing (1)."""
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
-    fetch_samples_per_s: Estimate | None  # What fetching alone would give to as many readers.
-    limit: Limit | None
+    fetch_samples_per_s: Estimate | None  # Rate of as many readers if preparing took no time.
+    limit: Limit | None  # The larger of fetching and preparing.
     opens_per_s: Estimate | None = field(metadata=column("Opens/s", is_brief=True))
     stats_per_s: Estimate | None = field(metadata=column("Stats/s", is_brief=True))
     names_per_s: Estimate | None = field(metadata=column("Names listed/s", is_brief=True))
     num_files: int
-    names_from: str | None  # Where the names of files were from; none: of a kind of few files.
-    open_s: float  # Until they were known.
+    names_from: str | None  # Source of the names of files; None for a data set of few files.
+    open_s: float  # Seconds until the names were known.
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """How many accelerators one supply feeds."""
+    """The number of accelerators that one supply feeds."""
 
     ranks: int = field(metadata=column("Ranks", is_brief=True))
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
-    accelerators: Estimate = field(metadata=column("How many", text=_count, is_brief=True))
-    by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count, is_brief=True))
-    """If the readers spent all their time in fetching."""
+    accelerators: Estimate = field(metadata=column("How many", text=_count_cell, is_brief=True))
+    by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count_cell, is_brief=True))
+    """Number of accelerators if preparing took no time."""
     limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """One accelerator's demand next to what the readers give."""
+    """The demand of one accelerator, and the supplies that feed it."""
 
     demand: Demand
-    bytes_per_s: float | None  # With the mean sample of this data set; None where it is not known.
+    bytes_per_s: float | None  # Demand with the mean sample of this data set; None if its size is not known.
     fed: tuple[Fed, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Io:
-    """All that `dlbench io` says without training."""
+    """The JSON of `dlbench io` without training."""
 
     format: str = FORMAT
     version: int = 1
@@ -119,42 +124,59 @@ class Io:
 
 
 def supply_of(answer: ReadingRate) -> Supply:
-    """An answer of the reader benchmark with cache cold or warm. Raises ValueError: it was asked for neither."""
+    """Returns the rates of a reader benchmark with a cold or warm page cache.
+
+    Raises ValueError: the benchmark left the page cache as it was.
+    """
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
-    together = [one.together for one in answer.repeats if one.together.samples] if answer.cache_in_force else []
-    busy = [(one.fetch_s, one.fetch_s + one.prepare_s) for one in together]
-    shares = [fetch / whole for fetch, whole in busy if whole > 0]
-    share = _mean(shares)
-    counted = [(one.storage_bytes, one.raw_bytes) for one in together if one.storage_bytes is not None]
-    raw = sum(size for _, size in counted)
+    repeats = []
+    if answer.cache_in_force:
+        repeats = [repeat.together for repeat in answer.repeats if repeat.together.samples]
     readers = answer.processes * max(1, answer.loader_workers)
-    fetching = [one.fetch_s / (one.seconds * readers) for one in together]
-    preparing = [one.prepare_s / (one.seconds * readers) for one in together]
-    neither = [1 - fetch - prepare for fetch, prepare in zip(fetching, preparing, strict=True)]
-    fetched = [one.samples * readers / one.fetch_s for one in together if one.fetch_s]
-    samples = sum(one.samples for one in together)
+    shares, fetching, preparing, neither, fetched_per_s = [], [], [], [], []
+    for rates in repeats:
+        if rates.fetch_s + rates.prepare_s > 0:
+            shares.append(rates.fetch_s / (rates.fetch_s + rates.prepare_s))
+        fetching.append(rates.fetch_s / (rates.seconds * readers))
+        preparing.append(rates.prepare_s / (rates.seconds * readers))
+        neither.append(1 - fetching[-1] - preparing[-1])
+        if rates.fetch_s:
+            fetched_per_s.append(rates.samples * readers / rates.fetch_s)
+    counted = [rates for rates in repeats if rates.storage_bytes is not None]
+    counted_bytes = sum(rates.raw_bytes for rates in counted)
+    num_samples = sum(rates.samples for rates in repeats)
+    fetch_share = _mean(shares)
+    prepare_share = sample_bytes = storage_share = None
+    limit: Limit | None = None
+    if fetch_share is not None:
+        prepare_share = complement(fetch_share)
+        limit = "fetch" if fetch_share.value >= 0.5 else "prepare"
+    if num_samples:
+        sample_bytes = sum(rates.raw_bytes for rates in repeats) / num_samples
+    if counted_bytes:
+        storage_share = sum(rates.storage_bytes or 0 for rates in counted) / counted_bytes
     return Supply(
         ranks=answer.processes,
         cache=answer.cache,
-        in_force=bool(together),
+        in_force=bool(repeats),
         told=answer.cache_told,
         loader_workers=answer.loader_workers,
         prefetch_batches=answer.prefetch_batches,
-        samples_per_s=_median([one.samples_per_s for one in together], "samples/s"),
-        bytes_per_s=_median([one.bytes_per_s for one in together], "bytes/s"),
-        sample_bytes=sum(one.raw_bytes for one in together) / samples if samples else None,
-        fetch_share=share,
-        prepare_share=None if share is None else complement(share),
-        storage_share=sum(storage for storage, _ in counted) / raw if raw else None,
+        samples_per_s=_median([rates.samples_per_s for rates in repeats], "samples/s"),
+        bytes_per_s=_median([rates.bytes_per_s for rates in repeats], "bytes/s"),
+        sample_bytes=sample_bytes,
+        fetch_share=fetch_share,
+        prepare_share=prepare_share,
+        storage_share=storage_share,
         fetching=_mean(fetching),
         preparing=_mean(preparing),
         neither=_mean(neither),
-        fetch_samples_per_s=_median(fetched, "samples/s"),
-        limit=None if share is None else "fetch" if share.value >= 0.5 else "prepare",
-        opens_per_s=_median([one.opens_per_s for one in together if one.opens_per_s], "opens/s"),
-        stats_per_s=_median([one.stats_per_s for one in together if one.stats_per_s], "stats/s"),
-        names_per_s=_median([one.names_per_s for one in together if one.names_per_s], "names/s"),
+        fetch_samples_per_s=_median(fetched_per_s, "samples/s"),
+        limit=limit,
+        opens_per_s=_median([rates.opens_per_s for rates in repeats if rates.opens_per_s], "opens/s"),
+        stats_per_s=_median([rates.stats_per_s for rates in repeats if rates.stats_per_s], "stats/s"),
+        names_per_s=_median([rates.names_per_s for rates in repeats if rates.names_per_s], "names/s"),
         num_files=answer.num_files,
         names_from=answer.names_from,
         open_s=answer.open_s,
@@ -171,146 +193,183 @@ def _median(values: Sequence[float], unit: str) -> Estimate | None:
 
 
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
-    """One demand next to all supplies with figures."""
-    sizes = [one.sample_bytes for one in supplies if one.sample_bytes is not None]
-    fed = tuple(
-        Fed(
-            ranks=one.ranks,
-            cache=one.cache,
-            accelerators=one.samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
-            by_fetching=one.fetch_samples_per_s
-            and one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
-            limit=one.limit,
+    """Returns a demand with all supplies that have figures."""
+    per_accelerator = 1 / demand.samples_per_s
+    fed = []
+    for supply in supplies:
+        if supply.samples_per_s is None or supply.limit is None:
+            continue
+        by_fetching = supply.fetch_samples_per_s
+        if by_fetching is not None:
+            by_fetching = by_fetching.scaled(per_accelerator, "accelerators")
+        fed.append(
+            Fed(
+                ranks=supply.ranks,
+                cache=supply.cache,
+                accelerators=supply.samples_per_s.scaled(per_accelerator, "accelerators"),
+                by_fetching=by_fetching,
+                limit=supply.limit,
+            )
         )
-        for one in supplies
-        if one.samples_per_s is not None and one.limit is not None
-    )
-    return Need(demand=demand, bytes_per_s=demand.samples_per_s * sizes[0] if sizes else None, fed=fed)
+    bytes_per_s = None
+    sample_bytes = _sample_bytes(supplies)
+    if sample_bytes is not None:
+        bytes_per_s = demand.samples_per_s * sample_bytes
+    return Need(demand=demand, bytes_per_s=bytes_per_s, fed=tuple(fed))
 
 
-def io_document(found: Io) -> Document:
-    """The answer for every format; its data is `found`."""
+def _sample_bytes(supplies: Sequence[Supply]) -> float | None:
+    return next((supply.sample_bytes for supply in supplies if supply.sample_bytes is not None), None)
 
-    def storage(one: Supply) -> Cell | None:
-        if one.samples_per_s is None:
-            return None
-        if one.storage_share is None:
-            return Cell("not counted")
-        return storage_cell(one.storage_share, 0)
 
-    gives = columns_of(
+def io_document(io: Io) -> Document:
+    """Returns the rates and needs as a document for every format."""
+    supplies = columns_of(
         Supply,
         *("cache", "ranks", "samples_per_s", "bytes_per_s", "fetch_share", "prepare_share"),
         *("fetching", "preparing", "neither"),
-        Column("storage_share", "From storage", "storage_share", storage, is_brief=True),
+        Column("storage_share", "From storage", "storage_share", _storage_cell, is_brief=True),
         *("loader_workers", "prefetch_batches", "limit", "told"),
     )
     sheets: list[Sheet[Any]] = [
         Sheet(
             name="io-gives",
-            title="What the readers give",
-            columns=gives,
-            rows=found.supplies,
+            title="Rates of the readers",
+            columns=supplies,
+            rows=io.supplies,
             caption="Reading and preparing without training, all ranks together. Shares of the readers' time: fetching "
-            "is getting stored bytes, preparing is decoding and augmenting, neither is handing them over and waiting.",
+            "is reading stored bytes, preparing is decoding and augmenting, other is handing samples over and waiting.",
             in_terminal=True,
         )
     ]
-    if called := [one for one in found.supplies if one.names_per_s is not None]:
+    with_names = [supply for supply in io.supplies if supply.names_per_s is not None]
+    if with_names:
         columns = columns_of(Supply, "cache", "ranks", "opens_per_s", "stats_per_s", "names_per_s")
-        sheets.append(Sheet(name="io-calls", title="Opening files", columns=columns, rows=called, in_terminal=True))
-    words = tuple(_gives(found))
+        sheets.append(Sheet(name="io-calls", title="Opening files", columns=columns, rows=with_names, in_terminal=True))
+    words = tuple(_supply_words(io))
     sections = [Section(id="gives", title=sheets[0].title, words=words, brief=words, sheets=tuple(sheets))]
-    if found.needs:
-        words, title = tuple(_needs(found)), "What an accelerator needs"
-        sections.append(Section(id="needs", title=title, words=words, brief=words, sheets=_needs_sheets(found)))
+    if io.needs:
+        words = tuple(_need_words(io))
+        sections.append(
+            Section(id="needs", title=_NEEDS_TITLE, words=words, brief=words, sheets=tuple(_needs_sheets(io)))
+        )
     return Document(
-        title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
+        title=f"dlbench io: {io.workload} ({io.preset}), {io.kind}, {io.num_samples:,} samples",
         dlbench_version=dlbench.__version__,
         sections=tuple(sections),
-        data=found,
+        data=io,
     )
 
 
-def _gives(found: Io) -> Iterator[str]:
-    yield f"Read from {found.source}."
-    for one in found.supplies:
-        if not one.in_force:
-            yield f"{one.cache.capitalize()} at {ranks_text(one.ranks)}: {_NOT_MEASURED}: {one.told}."
-    known = [one for one in found.supplies if one.samples_per_s is not None]
-    if known:
-        last = known[-1]
+def _storage_cell(supply: Supply) -> Cell | None:
+    if supply.samples_per_s is None:
+        return None
+    if supply.storage_share is None:
+        return Cell("not counted")
+    return storage_cell(supply.storage_share, 0)
+
+
+def _supply_words(io: Io) -> Iterator[str]:
+    yield f"Read from {io.source}."
+    for supply in io.supplies:
+        if not supply.in_force:
+            yield f"{supply.cache.capitalize()} at {ranks_text(supply.ranks)}: {_NOT_MEASURED}: {supply.told}."
+    measured = [supply for supply in io.supplies if supply.samples_per_s is not None]
+    if measured:
+        last = measured[-1]
         assert last.samples_per_s is not None
-        count = last.loader_workers
-        workers = f"has {count} reader process{'es' * (count > 1)} (data.loader_workers)"
-        if not count:
-            workers = "reads by itself (data.loader_workers 0)"
-        few = "" if last.samples_per_s.is_confident else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
+        workers = "reads in the rank itself (data.loader_workers 0)"
+        if last.loader_workers == 1:
+            workers = "has 1 reader process (data.loader_workers)"
+        elif last.loader_workers > 1:
+            workers = f"has {last.loader_workers} reader processes (data.loader_workers)"
+        basis = basis_text(last.samples_per_s, "repeat")
+        if not last.samples_per_s.is_confident:
+            basis += f"; --repeats {MIN_RUNS} gives an interval of 95 %"
         yield (
-            f"Each rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
+            f"Each rank {workers}, on {io.host}; in brackets: {basis}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
-        one = known[0]  # cold, at the fewest ranks, where cold was in force
-        if one.names_from is not None and one.names_per_s is not None:
-            told = next((part for part in one.told.split("; ") if part.startswith("names and")), "names may be cached")
-            listing_s = one.num_files * one.ranks / one.names_per_s.value
-            yield (
-                f"The names of {one.num_files:,} files were from {one.names_from} in {format_seconds(one.open_s)}; "
-                f"listing them would take one rank {format_seconds(listing_s)}, by what it listed {one.cache} ({told})."
-            )
-    yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
+        yield from _listing_words(measured[0])  # Cold, at the fewest ranks, if cold was in force.
+    warnings = chain.from_iterable(supply.warnings for supply in measured)
+    yield from dict.fromkeys(f"{warning.rstrip('.')}." for warning in warnings)
 
 
-def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
-    """What one accelerator needs and, where the readers have figures, how many of them can be fed."""
-
-    def rate(name: str, title: str, value: Callable[[Need], float | None]) -> Column[Need]:
-        def in_mb(need: Need) -> float | None:
-            return None if (found := value(need)) is None else found / _MB
-
-        def cell(need: Need) -> Cell | None:
-            return None if (found := in_mb(need)) is None else Cell(format_number(found, 3), number=value(need))
-
-        return Column(name, title, in_mb, cell, is_brief=True)
-
-    columns: tuple[Column[Need], ...] = (
-        Column("accelerator", "One", "demand.accelerator", is_brief=True),
-        Column("samples_per_s", "Samples/s", "demand.samples_per_s", unit="samples/s", is_brief=True),
-        rate("published_mb_per_s", "MB/s, published set", lambda need: need.demand.bytes_per_s),
-        rate("mb_per_s", "MB/s, this set", lambda need: need.bytes_per_s),
-        Column("source", "Source", "demand.source"),
+def _listing_words(supply: Supply) -> Iterator[str]:
+    if supply.names_from is None or supply.names_per_s is None:
+        return
+    clauses = (clause for clause in supply.told.split("; ") if clause.startswith("names and"))
+    cache = next(clauses, "names may be cached")
+    listing_s = supply.num_files * supply.ranks / supply.names_per_s.value
+    yield (
+        f"The names of {supply.num_files:,} files came from {supply.names_from} in {format_seconds(supply.open_s)}; "
+        f"listing them would take one rank {format_seconds(listing_s)}, by the {supply.cache} listing rate ({cache})."
     )
-    title = "What one accelerator needs"
-    needs = Sheet(name="io-needs", title=title, columns=columns, rows=found.needs, in_terminal=True)
-    if all(one.samples_per_s is None for one in found.supplies):
-        return (needs,)
-    accelerator: Column[Any] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
-    feeds = columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1))
-    fed = Sheet(
-        name="io-feeds",
-        title="How many accelerators can be fed",
-        columns=(accelerator, *feeds),
-        rows=[(need, one) for need in found.needs for one in need.fed],
+
+
+def _needs_sheets(io: Io) -> Iterator[Sheet[Any]]:
+    yield Sheet(
+        name="io-needs",
+        title=_NEEDS_TITLE,
+        columns=(
+            Column("accelerator", "One", "demand.accelerator", is_brief=True),
+            Column("samples_per_s", "Samples/s", "demand.samples_per_s", unit="samples/s", is_brief=True),
+            _rate_column("published_mb_per_s", "MB/s, published set", "demand.bytes_per_s"),
+            _rate_column("mb_per_s", "MB/s, this set", "bytes_per_s"),
+            Column("source", "Source", "demand.source"),
+        ),
+        rows=io.needs,
         in_terminal=True,
     )
-    return needs, fed
+    if all(supply.samples_per_s is None for supply in io.supplies):
+        return
+    rows: list[tuple[Need, Fed]] = []
+    for need in io.needs:
+        rows += [(need, fed) for fed in need.fed]
+    accelerator: Column[Any] = Column("accelerator", "Feeds", "demand.accelerator", is_brief=True)
+    yield Sheet(
+        name="io-feeds",
+        title="Number of accelerators that can be fed",
+        columns=(
+            *columns_of(Need, accelerator, of=itemgetter(0)),
+            *columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1)),
+        ),
+        rows=rows,
+        in_terminal=True,
+    )
 
 
-def _needs(found: Io) -> Iterator[str]:
-    """What the tables do not say of the figures of accelerators."""
-    if any(need.fed for need in found.needs):
-        yield "By fetching alone: as if the readers spent all their time in fetching, roughly how many / Fetching."
-    for need in found.needs:
+def _rate_column(name: str, title: str, path: str) -> Column[Need]:
+    """Returns a column of bytes per second, given by their path, in MB/s."""
+    bytes_per_s = reader(path)
+
+    def megabytes(need: Need) -> float | None:
+        value: float | None = bytes_per_s(need)
+        return None if value is None else value / _MB
+
+    def cell(need: Need) -> Cell | None:
+        value = megabytes(need)
+        return None if value is None else Cell(format_number(value, 3), number=bytes_per_s(need))
+
+    return Column(name, title, megabytes, cell, is_brief=True)
+
+
+def _need_words(io: Io) -> Iterator[str]:
+    if any(need.fed for need in io.needs):
+        yield "By fetching alone: the number if preparing took no time, roughly the number / Fetching."
+    for need in io.needs:
         yield f"{need.demand.accelerator}: {need.demand.source}."
-    here = next((one.sample_bytes for one in found.supplies if one.sample_bytes is not None), None)
-    there = next((need.demand.sample_bytes for need in found.needs if need.demand.sample_bytes is not None), None)
-    if here is not None and there is not None and not 1 / MAX_SIZE_FACTOR <= here / there <= MAX_SIZE_FACTOR:
+    sample_bytes = _sample_bytes(io.supplies)
+    published = [need.demand.sample_bytes for need in io.needs if need.demand.sample_bytes is not None]
+    if sample_bytes is not None and published:
+        factor = sample_bytes / published[0]
+        if not 1 / MAX_SIZE_FACTOR <= factor <= MAX_SIZE_FACTOR:
+            yield (
+                f"Samples here are {format_number(factor, 2)} times as large as those of the published figures: the "
+                "numbers are valid for this data set only."
+            )
+    if io.preset != "full" and published:
         yield (
-            f"Samples here are {format_number(here / there, 2)} times as large as those of the published figures: the "
-            "counts hold for this data set alone."
-        )
-    if found.preset != "full" and any(need.demand.sample_bytes is not None for need in found.needs):
-        yield (
-            f"The published figures are of the full workload; preset {found.preset} trains something smaller: its own "
-            "rate is that of a run with --data synthetic (--like RUN)."
+            f"The published figures are of the full workload; preset {io.preset} trains something smaller. The rate of "
+            "the preset is that of a run with --data synthetic (--like RUN)."
         )

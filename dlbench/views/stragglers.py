@@ -1,4 +1,4 @@
-"""The views `stragglers` and `slow-nodes`: who keeps the others waiting at a rank count, and over all runs."""
+"""The views `stragglers` and `slow-nodes`: late ranks at a rank count, and slow hosts over all runs."""
 
 from __future__ import annotations
 
@@ -33,49 +33,63 @@ class LateRankRow:
 
     @property
     def cost_s(self) -> float:
-        """Its share of what the account calls waiting for stragglers, seconds per step."""
+        """Its share of the account's waiting for stragglers, seconds per step."""
         return self.late.waited_share * self.point.cause("straggler").seconds.value
+
+    @property
+    def last_share(self) -> str:
+        return percent(self.late.last_share, 0)
+
+    @property
+    def waited_share(self) -> str:
+        return percent(self.late.waited_share, 0)
+
+    @property
+    def late_by(self) -> str:
+        """The reason of the delay with its time, if it is known."""
+        seconds = getattr(self.late, f"{self.late.late_by}_s", None)
+        if seconds is None:
+            return self.late.late_by
+        return f"{self.late.late_by} {number_text(seconds, 's')}"
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.point.run_ids)
 
 
 def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     largest = points[-1]
-    left = len(largest.waiting_ranks) - MAX_SHOWN
-    more = f" {left} more ranks were late at times." if left > 0 else ""
-
-    def late_by(row: LateRankRow) -> str:
-        seconds = getattr(row.late, f"{row.late.late_by}_s", None)
-        return row.late.late_by if seconds is None else f"{row.late.late_by} {number_text(seconds, 's')}"
-
-    def share(name: str, title: str, field: str) -> Column[LateRankRow]:
-        return Column(
-            name, title, lambda row: getattr(row.late, field), lambda row: percent(getattr(row.late, field), 0)
-        )
-
+    caption = (
+        f"{place_of(largest)}, means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it "
+        "came last. Costs: its share of waiting for stragglers, per step. Late by: its own time beyond that of the "
+        "ranks on time, per step."
+    )
+    num_further = len(largest.waiting_ranks) - MAX_SHOWN
+    if num_further > 0:
+        caption += f" {num_further} more ranks were late in some steps."
+    rows: list[LateRankRow] = []
+    for point in points:
+        late_ranks = enumerate(point.waiting_ranks[:MAX_LISTED], 1)
+        rows += [LateRankRow(point, position, late) for position, late in late_ranks]
     columns: tuple[Column[LateRankRow], ...] = (
         *columns_of(LateRankRow, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
-        Column("rank", "Rank", lambda row: row.late.rank),
-        Column("host", "Host", lambda row: row.late.host, limit=64),
-        share("last_share_fraction", "Last in", "last_share"),
-        Column("waited_s_per_step", "", lambda row: row.late.waited_s),
-        Column("costs_s_per_step", "Costs per step", lambda row: row.cost_s, unit="s"),
-        share("waited_share_fraction", "Of all waiting", "waited_share"),
+        Column("rank", "Rank", "late.rank"),
+        Column("host", "Host", "late.host", limit=64),
+        Column("last_share_fraction", "Last in", "late.last_share", "last_share"),
+        Column("waited_s_per_step", "", "late.waited_s"),
+        Column("costs_s_per_step", "Costs per step", "cost_s", unit="s"),
+        Column("waited_share_fraction", "Of all waiting", "late.waited_share", "waited_share"),
         *columns_of(LateRankRow, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
-        Column("late_by", "Late by", lambda row: row.late.late_by, late_by),
-        Column("runs", "", lambda row: len(row.point.run_ids)),
+        Column("late_by", "Late by", "late.late_by", "late_by"),
+        Column("runs", "", "num_runs"),
     )
     return Sheet(
         name="stragglers",
         title=f"Stragglers at {place_of(largest)}",
         columns=columns,
-        rows=[
-            LateRankRow(point, position, late)
-            for point in points
-            for position, late in enumerate(point.waiting_ranks[:MAX_LISTED], 1)
-        ],
+        rows=rows,
         is_shown=lambda row: row.point is largest and row.position <= MAX_SHOWN,
-        caption=f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. "
-        "Costs: its share of waiting for stragglers, per step. Late by: its own time beyond that of the ranks on time, "
-        f"per step.{more}",
+        caption=caption,
     )
 
 
@@ -87,22 +101,23 @@ class StragglersView(GroupView):
     after = "forecast"
 
     def section(self, group: ReportGroup) -> Section | None:
-        found = group.of(LostPercent)
-        if found is None or group.largest.ranks == 1:
+        lost = group.of(LostPercent)
+        if lost is None or group.largest.ranks == 1:
             return None
-        points = found.diagnosed.points
+        points = lost.diagnosed.points
         headline = "No rank waited for another one"
         if points[-1].waiting_ranks:
             first = points[-1].waiting_ranks[0]
             late_rank = f"rank {first.rank} on {first.host}"
             headline = f"{percent(first.waited_share, 0)} of all waiting is for {late_rank}"[:80]
             headline += f", late by {first.late_by}"
+        has_late_ranks = any(point.waiting_ranks for point in points)
         return Section(
             id=self.id,
             title=self.title,
             headline=headline,
             caption=MEANS,
-            sheets=(_sheet(points),) if any(point.waiting_ranks for point in points) else (),
+            sheets=(_sheet(points),) if has_late_ranks else (),
         )
 
     def remedy(self, group: ReportGroup) -> str:
@@ -114,47 +129,55 @@ class StragglersView(GroupView):
 # Slow nodes, over all runs
 
 
-def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
-    slowest = found.hosts[:MAX_SHOWN]
-    left = sum(one.verdict not in ACCUSED for one in found.hosts[MAX_SHOWN:])
+def _host_sheet(slow: SlowNodes) -> Sheet[HostHistory]:
+    slowest = slow.hosts[:MAX_SHOWN]
+    num_hidden = sum(host.verdict not in ACCUSED for host in slow.hosts[MAX_SHOWN:])
+    caption = (
+        f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above {slow.threshold:g} by "
+        f"a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
+    )
+    if num_hidden:
+        caption += f" The {num_hidden} fastest hosts are left out."
 
-    def work(one: HostHistory) -> Cell:
-        number, interval, _ = estimate_parts(one.ratio, 3)
-        return Cell(number, interval, number=one.ratio.value)
+    def work(host: HostHistory) -> Cell:
+        number, interval, _ = estimate_parts(host.ratio, 3)
+        return Cell(number, interval, number=host.ratio.value)
 
-    def later(one: HostHistory) -> Cell:
-        return unit_cell(one.later)
+    def later(host: HostHistory) -> Cell:
+        return unit_cell(host.later)
+
+    def last_share(host: HostHistory) -> str:
+        return percent(host.last_share, 0)
+
+    def fair_share(host: HostHistory) -> str:
+        return percent(host.fair_share, 0)
 
     columns: tuple[Column[HostHistory], ...] = (
-        Column("host", "Host", lambda one: one.host, limit=64),
-        Column("own_work_ratio", "Own work", lambda one: one.ratio, work, has_interval=True),
-        Column("leaves_later_fraction", "Leaves later", lambda one: one.later, later, has_interval=True),
-        Column("sessions", "Sessions", lambda one: one.ratio.n),
-        Column("runs", "Runs", lambda one: one.num_runs),
+        Column("host", "Host", "host", limit=64),
+        Column("own_work_ratio", "Own work", "ratio", work, has_interval=True),
+        Column("leaves_later_fraction", "Leaves later", "later", later, has_interval=True),
+        Column("sessions", "Sessions", "ratio.n"),
+        Column("runs", "Runs", "num_runs"),
         *columns_of(HostHistory, "interval=ratio.kind"),
-        Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
-        Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
-        Column("verdict", "Verdict", lambda one: one.verdict, _verdict_text),
+        Column("last_share_fraction", "Last in", "last_share", last_share),
+        Column("fair_share_fraction", "Fair share", "fair_share", fair_share),
+        Column("verdict", "Verdict", "verdict", _verdict_text),
     )
     return Sheet(
         name="slow-nodes",
         title="Hosts, over all runs of the folder",
         columns=columns,
-        rows=found.hosts,
-        is_shown=lambda one: one.verdict in ACCUSED or one in slowest,
-        caption=(
-            f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above "
-            f"{found.threshold:g} by a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
-            + (f" The {left} fastest hosts are left out." if left else "")
-        ),
+        rows=slow.hosts,
+        is_shown=lambda host: host.verdict in ACCUSED or host in slowest,
+        caption=caption,
     )
 
 
-def _verdict_text(one: HostHistory) -> str:
-    """With fewer than five sessions a host is suspected at most."""
-    if one.verdict == "suspected":
-        return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
-    return next(answer.in_sentence for answer in HOST.values() if answer.word == one.verdict)
+def _verdict_text(host: HostHistory) -> str:
+    # With fewer than five sessions a host is suspected at most.
+    if host.verdict == "suspected":
+        return f"suspected ({sessions_text(host.ratio.n)}: insufficient)"
+    return next(answer.in_sentence for answer in HOST.values() if answer.word == host.verdict)
 
 
 class SlowNodesView(ReportView):
@@ -168,34 +191,36 @@ class SlowNodesView(ReportView):
     def numbers(self, source: ReportSource) -> SlowNodes:
         return slow_nodes(source.table)
 
-    def shown(self, report: Report, found: SlowNodes) -> Section | None:
-        if not found.hosts:
+    def shown(self, report: Report, slow: SlowNodes) -> Section | None:
+        if not slow.hosts:
             return None
-        accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
-        headline = f"{first_of(accused, 2)}, of {len(found.hosts)} hosts"
+        accused = [f"{clean(host.host, 30)} ({host.verdict})" for host in slow.hosts if host.verdict in ACCUSED]
+        headline = f"{first_of(accused, 2)}, of {len(slow.hosts)} hosts"
         if not accused:
-            headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
-        return Section(headline=headline, words=tuple(_of_hosts(found)), sheets=(_host_sheet(found),))
+            headline = f"none of {len(slow.hosts)} hosts is shown to be slow ({sessions_text(slow.num_sessions)})"
+        return Section(headline=headline, words=tuple(_of_hosts(slow)), sheets=(_host_sheet(slow),))
 
     def remedy(self, report: Report) -> str:
-        found = report.of(SlowNodes)
-        faulty = f" {_faulty_text(found)}" if found and found.num_faulty else ""
-        return f"unknown: no run had ranks on two hosts or more.{faulty}"
+        text = "unknown: no run had ranks on two hosts or more."
+        slow = report.of(SlowNodes)
+        if slow and slow.num_faulty:
+            text += f" {_faulty_text(slow)}"
+        return text
 
 
-def _faulty_text(found: SlowNodes) -> str:
-    return f"{runs_text(found.num_faulty)} with an injected fault left out."
+def _faulty_text(slow: SlowNodes) -> str:
+    return f"{runs_text(slow.num_faulty)} with an injected fault left out."
 
 
-def _of_hosts(found: SlowNodes) -> Iterator[str]:
-    if found.option:
-        yield found.option
-    for one in found.hosts:
-        if one.later is not None and one.verdict in ("slow link", "slow and slow link"):
-            yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}."
-    yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
-    if found.num_faulty:
-        yield _faulty_text(found)
-    if found.num_sessions < MIN_SESSIONS:
+def _of_hosts(slow: SlowNodes) -> Iterator[str]:
+    if slow.option:
+        yield slow.option
+    for host in slow.hosts:
+        if host.later is not None and host.verdict in ("slow link", "slow and slow link"):
+            yield f"Slow link or NIC at host {clean(host.host, 253)}: {slow_link_text(host.later)}."
+    yield from (f"Left out of the list, no name for an option: {name}" for name in slow.unsafe)
+    if slow.num_faulty:
+        yield _faulty_text(slow)
+    if slow.num_sessions < MIN_SESSIONS:
         needed = f"{MIN_SESSIONS} are needed (other jobs or days)"
-        yield f"Suspected at most: {sessions_text(found.num_sessions)}, and {needed}."
+        yield f"Suspected at most: {sessions_text(slow.num_sessions)}, and {needed}."

@@ -1,8 +1,9 @@
-"""The view `summary`: all groups against the ideal in one picture, and what each says at a glance."""
+"""The view `summary`: all groups against the ideal in one picture, and a card for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
@@ -17,6 +18,7 @@ from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.stats.estimates import placed
+from dlbench.units import counted
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
@@ -26,137 +28,162 @@ from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
-STEP = "step_median_s"  # The metric of the history that says most of a group's speed.
+STEP = "step_median_s"  # Metric of the history that describes the speed of a group.
 
-_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
-_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
+_LABEL_ROOM = 125  # Width of the words right of the intervals, pixels.
+_VALUE_ROOM = 75  # Width of values alone, as in a picture of many groups, pixels.
 _STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
-_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
-_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
-_LEAST_ROW = 9
+_CHARACTER = 6.5  # Width of a character of a name, pixels, roughly.
+_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has whole names.
+_LEAST_ROW = 9  # Height of a row, pixels.
 _PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
 _ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
-_NO_GPU = "none"
+_NO_GPU = "none"  # Begin of the GPU field of a system without GPUs.
 
 
 def rating(group: ReportGroup, report: Report) -> Rating | None:
-    """How good the efficiency at the largest point is, against the first reference that there is.
+    """Returns a judgement of the efficiency at the largest point, against the first available reference.
 
-    References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
-    of the same point in the history of the report. None for a single rank count without any.
+    References in order: the attainable efficiency of the exchange model, a published figure of the same work, the usual
+    range of the same point in the history of the report. None for a single rank count without any.
     """
-    last, history = group.largest, report.of(TrendsReport)
-    if len(group.points) > 1:
-        for bound in group.all_of(ExchangePoint):
-            if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
-                most = bound.prediction.efficiency.value
-                alone = "if only the exchange cost time, merged at its best, efficiency would be"
-                return _against(last, most, f"{alone} {percent(most)}")
-        for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
-            shown = f"{percent(one.efficiency)} was published for this work at {ranks_text(one.ranks)}"
-            return _against(last, one.efficiency, shown)
-    wanted = (group.id, last.ranks, last.nodes, STEP)
+    last = group.largest
+    reference = _efficiency_reference(group)
+    if reference is not None:
+        return _against(last, *reference)
+    history = report.of(TrendsReport)
     for trend in history.series if history else ():
-        if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
+        is_same = (trend.group, trend.ranks, trend.nodes) == (group.id, last.ranks, last.nodes)
+        if is_same and trend.metric == STEP and len(trend.nights) > 1:
             return _usual(trend)
     if len(group.points) == 1:
         return None
     return Rating(tone="unknown", text="no rating: no earlier runs to compare with")
 
 
+def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
+    if len(group.points) == 1:
+        return None
+    last = group.largest
+    for exchange in group.all_of(ExchangePoint):
+        if (exchange.ranks, exchange.nodes) == (last.ranks, last.nodes) and exchange.prediction is not None:
+            attainable = exchange.prediction.efficiency.value
+            text = f"if only the exchange cost time, merged at its best, efficiency would be {percent(attainable)}"
+            return attainable, text
+    forecast = group.of(Forecast)
+    if forecast and forecast.same_work:
+        published = forecast.same_work[0]
+        text = f"{percent(published.efficiency)} was published for this work at {ranks_text(published.ranks)}"
+        return published.efficiency, text
+    return None
+
+
 def _against(point: Point, reference: float, text: str) -> Rating:
-    """By the interval where it decides, else by the value, which is said; a loss not worth explaining is none."""
-    least = reference - WORTH_EXPLAINING
-    where = placed(point.efficiency, least, max(1.0, reference))
-    if where == "insufficient":
+    """Rates by the interval if it decides, else by the value and says so; a loss not worth explaining is no loss."""
+    lowest_good = reference - WORTH_EXPLAINING
+    position = placed(point.efficiency, lowest_good, max(1.0, reference))
+    if position == "insufficient":
         return Rating(tone="unknown", text=f"no rating yet ({units_text(point.efficiency)}): {text}")
-    is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
-    word: Literal["good", "low"] = "good" if is_good else "low"
-    doubt = " (within the noise)" if where == "undecided" else ""
-    return Rating(tone=word, text=f"{word}{doubt}: {text}")
+    is_good = position in ("within", "above") or (position != "below" and point.efficiency.value >= lowest_good)
+    tone: Literal["good", "low"] = "good" if is_good else "low"
+    noise = " (within the noise)" if position == "undecided" else ""
+    return Rating(tone=tone, text=f"{tone}{noise}: {text}")
 
 
 def _usual(trend: Trend) -> Rating:
-    """By `Trend.standing`, by which `dlbench history trends --fail-on-regression` goes, too."""
-    nights = len(trend.nights)
+    """Rates by `Trend.standing`, as `dlbench history trends --fail-on-regression` does."""
+    num_nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":
-        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that show what is usual")
+        return Rating(tone="unknown", text=f"unknown: {num_nights} of the {MIN_NIGHTS} nights that show what is usual")
     if trend.standing == "worse":
         change = trend.open_regressions[-1]
         text = f"slower: step {percent_change(change.ratio.value)} {change.since}, not acknowledged"
         return Rating(tone="low", text=text)
     if trend.standing == "odd" and newest is not None:
-        which = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
-        text = f"unknown: {which} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
+        nights = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
+        text = f"unknown: {nights} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
         return Rating(tone="unknown", text=text)
-    known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
-    since = f"; {percent_change(known.ratio.value)} {known.since}, acknowledged" if known else ""
-    return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
+    speed = "faster than" if newest else "as"
+    text = f"{speed} usual in {num_nights} nights"
+    acknowledged = [change for change in trend.changes if change.acknowledged]
+    if acknowledged:
+        change = acknowledged[-1]
+        text += f"; {percent_change(change.ratio.value)} {change.since}, acknowledged"
+    return Rating(tone="good", text=text)
 
 
 def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> list[Chart]:
-    """The picture; none where no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
     is_wide = len(groups) <= FEW_CARDS
-    rows = [row for group, name in zip(groups, names, strict=True) for row in _rows(group, name, is_wide=is_wide)]
+    rows: list[dict[str, Any]] = []
+    for group, name in zip(groups, names, strict=True):
+        rows += _rows(group, name, is_wide=is_wide)
     words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
     header = ("Group", "At", "Scaling efficiency", "Interval")
     lines = [(row["group"], row["place"], row["shown"], row["basis"]) for row in rows]
-    most = max(len(group.points) - 1 for group in groups)
-    height = min(_ROOM, len(groups) * max(44, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
-    return [
-        finish(
-            alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most > 1)),
-            ReportSubject("all-groups", "Share of the ideal throughput; each group's fewest ranks are its 100 %"),
-            name="efficiency",
-            title="Scaling efficiency",
-            alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
-            table=(header, *lines),
-            size=(900 if is_wide else 260, height),
-            still_width=max(_LABEL_ROOM + 75, round(_STILL - _CHARACTER * max(map(len, names)))),
-        )
-    ]
+    most_points = max(len(group.points) - 1 for group in groups)
+    width, height = 260, max(_PICTURE, _LEAST_ROW * len(groups))
+    if is_wide:
+        width, height = 900, min(_ROOM, len(groups) * max(44, 16 * most_points))
+    chart = finish(
+        alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most_points > 1)),
+        ReportSubject("all-groups", "Share of the ideal throughput; each group's fewest ranks are its 100 %"),
+        name="efficiency",
+        title="Scaling efficiency",
+        alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
+        table=(header, *lines),
+        size=(width, height),
+        still_width=max(_LABEL_ROOM + 75, round(_STILL - _CHARACTER * max(map(len, names)))),
+    )
+    return [chart]
 
 
 def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
-    """Every rank count but the baseline, which is 100 % by definition; a group without one says so."""
     if len(group.points) == 1:
-        only, ranks = place_of(group.baseline), group.baseline.ranks
+        place, ranks = place_of(group.baseline), group.baseline.ranks
         lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
-        return [{"group": name, "place": only, "ranks": ranks, "label": f"{only} only", "at": 0.0, **lone}]
-    return [
-        {
+        return [{"group": name, "place": place, "ranks": ranks, "label": f"{place} only", "at": 0.0, **lone}]
+    rows = []
+    for point in group.points:
+        if point.is_baseline:
+            continue
+        label = value_text(point.efficiency)
+        if is_wide:
+            label += f" at {ranks_text(point.ranks)}"
+        row = {
             "group": name,
             "place": place_of(point),
             "ranks": point.ranks,
             **figure_row(point.efficiency),
             "is_last": point is group.largest,
-            "label": value_text(point.efficiency) + (f" at {ranks_text(point.ranks)}" if is_wide else ""),
+            "label": label,
             "at": point.efficiency.high or point.efficiency.value,
         }
-        for point in group.points
-        if not point.is_baseline
-    ]
+        rows.append(row)
+    return rows
 
 
 def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
+    labelled, label_room, label_limit = rows, _LABEL_ROOM, 260
+    if len(names) > FEW_CARDS:
+        labelled, label_room, label_limit = [row for row in rows if row["is_last"]], _VALUE_ROOM, _LABEL
     # Room on the right for labels, whatever the width.
-    right = alt.ExprRef(f"width - {_LABEL_ROOM if len(names) <= FEW_CARDS else _VALUE_ROOM}")
+    right = alt.ExprRef(f"width - {label_room}")
     scale = alt.Scale(domain=[0, top], range=[0, right], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
-    axis = alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False)
-    y = alt.Y("group:N", title=None, sort=names, axis=axis)
-    place = {"y": y, **({"yOffset": alt.YOffset("ranks:O", sort="ascending")} if offset else {})}
+    axis = alt.Axis(labelLimit=label_limit, ticks=False, domain=False)
+    place = {"y": alt.Y("group:N", title=None, sort=names, axis=axis)}
+    if offset:
+        place["yOffset"] = alt.YOffset("ranks:O", sort="ascending")
     tooltip = tooltips({"group": "group", "place": "at", "shown": "efficiency", "basis": "interval"})
     base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
     shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
     ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
-    labelled = [row for row in rows if row["is_last"]] if len(names) > FEW_CARDS else rows
     labels = alt.Chart(alt.InlineData(values=labelled)).encode(**place)
     return [
         ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),
@@ -171,7 +198,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
 
 
 class SummaryView(ReportView):
-    """What the report says, at a glance."""
+    """All groups at a glance."""
 
     id = "summary"
     title = "Summary"
@@ -180,49 +207,54 @@ class SummaryView(ReportView):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         if not report.groups:
-            more = "Below, each run with the reason." if report.runs else "There are no runs here."
-            words = (f"No run has figures. {more}",)
+            details = "Below, each run with the reason." if report.runs else "There are no runs here."
+            words = (f"No run has figures. {details}",)
             return (Section(id=self.id, title=self.title, words=words, brief=("No run has figures.",)),)
         names = short_names(report.groups)
-        # What holds for all groups, since their names do not say it.
-        conditions = {
-            name: {one.condition(name) for one in report.groups}
-            for name in ("preset", "engine", "precision", "scaling", "goal")
-        }
-        shared = [
-            condition_text(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)
-        ]
-        about = f"{'All groups: ' * (len(report.groups) > 1)}{', '.join(shared)}."
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                about=(about,) if shared else (),
-                charts=lambda: _efficiency_chart(report.groups, names),
-                charts_per_row=1,
-                cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
-                brief=(),
-            ),
+        cards = [_card(group, name, report) for group, name in zip(report.groups, names, strict=True)]
+        section = Section(
+            id=self.id,
+            title=self.title,
+            about=(_shared_conditions(report),),
+            charts=partial(_efficiency_chart, report.groups, names),
+            charts_per_row=1,
+            cards=tuple(cards),
+            brief=(),
         )
+        return (section,)
+
+
+def _shared_conditions(report: Report) -> str:
+    """Returns the conditions that hold for all groups, since their names do not say them."""
+    texts = []
+    for name in ("preset", "engine", "precision", "scaling", "goal"):
+        values = {group.condition(name) for group in report.groups}
+        if len(values) == 1 and any(values):
+            texts.append(condition_text(name, *values))
+    if not texts:
+        return ""
+    prefix = "All groups: " if len(report.groups) > 1 else ""
+    return f"{prefix}{', '.join(texts)}."
 
 
 def _card(group: ReportGroup, name: str, report: Report) -> Card:
     big, small = _headline(group)
     last = group.largest
+    facts = [
+        ("Machine", _machine(group, report)),
+        ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
+    ]
     lost = group.of(LostPercent)
-    point = lost.at(last) if lost else None
-    loss = loss_in_brief(point) if point else ""
+    loss = loss_in_brief(lost.at(last)) if lost else ""
+    if loss:
+        facts.append(("Loss", loss))
     return Card(
         title=name,
         link=f"group-{group.id}",
         big=big,
         small=small,
         rating=rating(group, report),
-        facts=(
-            ("Machine", _machine(group, report)),
-            ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
-            *([("Loss", loss)] if loss else []),
-        ),
+        facts=tuple(facts),
         next_step=group.next_step,
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
@@ -242,16 +274,19 @@ def _headline(group: ReportGroup) -> tuple[str, tuple[str, ...]]:
 
 
 def _machine(group: ReportGroup, report: Report) -> str:
-    """Nodes, GPU or CPU model and cores, as far as the runs' records say."""
     name = group.condition("system")
-    found = next((one for one in report.all_of(SystemDescription) if one.name == name), None)
-    nodes = group.largest.nodes
-    counted = f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
-    if found is None:
-        return f"{counted} of {name}" if name else counted
-    fields = dict(found.fields)
-    gpu, cpu, threads = fields.get("GPU", ""), fields.get("Processor", ""), fields.get("Processor threads per node", "")
+    system = next((system for system in report.all_of(SystemDescription) if system.name == name), None)
+    nodes = counted(group.largest.nodes, "node")
+    if system is None:
+        return f"{nodes} of {name}" if name else nodes
+    fields = dict(system.fields)
+    gpu, num_gpus = fields.get("GPU", ""), fields.get("GPUs in use per node", "")
     if gpu and not gpu.startswith(_NO_GPU):
-        each = fields.get("GPUs in use per node", "")
-        return f"{counted}, {f'{each} x ' if each else ''}{gpu}"
-    return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
+        gpus = f"{num_gpus} x {gpu}" if num_gpus else gpu
+        return f"{nodes}, {gpus}"
+    parts = [nodes]
+    if "Processor" in fields:
+        parts.append(fields["Processor"])
+    if "Processor threads per node" in fields:
+        parts.append(f"{fields['Processor threads per node']} threads")
+    return ", ".join(filter(None, parts))

@@ -1,25 +1,30 @@
-"""The systems that runs ran on, in the fields of MLPerf's system descriptions, and which fields were not recorded."""
+"""The view `systems`: the systems of the runs in the fields of MLPerf's system descriptions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, itemgetter
 
+from dlbench.analysis.side_by_side import alike
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
+from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Pivot, Sheet, column, columns_of
 from dlbench.report.wording import runs_text
-from dlbench.units import format_seconds
+from dlbench.specs.container import ContainerSpec
+from dlbench.units import counted, format_seconds, plural
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_HOSTS = 24
-MAX_TEXTS = 6  # Texts of a field where runs differ; the rest are counted.
-MAX_DESCRIBED = 200  # Runs of a system that are looked at, evenly spread.
+MAX_TEXTS = 6  # Different texts of a field that are listed; further ones are counted.
+MAX_DESCRIBED = 200  # Runs of a system that are described, evenly spread.
 
 _TITLES = {  # Fields of a system description that are shown, in order.
     "number_of_nodes": "Nodes",
@@ -41,12 +46,12 @@ _TITLES = {  # Fields of a system description that are shown, in order.
 }
 
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
-"""Variables that say how the system was used."""
+"""Environment variables that change how the system is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemDescription:
-    """One system that runs of the report ran on."""
+    """A system of runs of the report."""
 
     id: str
     name: str = field(metadata=column(name="system", limit=100))
@@ -54,24 +59,24 @@ class SystemDescription:
     num_runs: int = field(metadata=column(name="runs"))
     hosts: tuple[str, ...]  # Hosts of the records, at most `MAX_HOSTS`.
     num_hosts: int = field(metadata=column(name="hosts"))
-    fields: tuple[tuple[str, str], ...]  # Title and text of each known field; several texts where runs differ.
+    fields: tuple[tuple[str, str], ...]  # Title and text of each recorded field; several texts if runs differ.
     unknown: tuple[str, ...]  # Titles of the fields that no run recorded.
 
 
 def systems(table: RunTable) -> tuple[SystemDescription, ...]:
-    """Each system by its name in the plans, most runs first."""
-    found: dict[str, list[Run]] = {}
-    for run in table.runs.values():
-        if run.record is not None:
-            found.setdefault(run.plan.system.name, []).append(run)
-    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    """Returns each system by its name in the plans, the one with most runs first."""
+    recorded = [run for run in table.runs.values() if run.record is not None]
+    by_name = alike(recorded, attrgetter("plan.system.name"))
+    ordered = sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(_system(name, runs) for name, runs in ordered)
 
 
 def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
-    looked_at = runs[:: -(-len(runs) // MAX_DESCRIBED)]
-    descriptions = [system_fields(run, Statement()) for run in looked_at]
-    hosts = dict.fromkeys(rank.host for run in looked_at if run.record for rank in run.record.ranks)
+    described = runs[:: -(-len(runs) // MAX_DESCRIBED)]
+    descriptions = [system_fields(run, Statement()) for run in described]
+    hosts: dict[str, None] = {}
+    for run in described:
+        hosts |= dict.fromkeys(rank.host for rank in _ranks(run))
     fields, unknown = [], []
     for key, title in _TITLES.items():
         texts = [description[key] for description in descriptions]
@@ -79,9 +84,9 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
             unknown.append(title)
         elif not (key.startswith("accelerator_") and set(texts) <= {NO_ACCELERATOR} and title != "GPU"):
             fields.append((title, _joined(texts)))
-    fields += _of_plans(looked_at)
-    if len(looked_at) < len(runs):
-        fields.append(("Runs read", f"{len(looked_at)} of {len(runs)} runs"))
+    fields += _of_plans(described)
+    if len(described) < len(runs):
+        fields.append(("Runs read", f"{len(described)} of {len(runs)} runs"))
     return SystemDescription(
         id=name,
         name=name,
@@ -94,55 +99,70 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
     )
 
 
+def _ranks(run: Run) -> Sequence[RankResult]:
+    return () if run.record is None else run.record.ranks
+
+
 def _joined(texts: Sequence[str]) -> str:
-    """One text where all runs agree; else each text with its number of runs."""
+    """Returns the text if all runs agree; else each text with its number of runs."""
     counts = Counter(texts)
     if len(counts) == 1:
         return texts[0]
     if all(text.isdecimal() for text in counts):
         return ", ".join(sorted(counts, key=int))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{text} ({runs_text(count)})" for text, count in ordered[:MAX_TEXTS]]
-    more = [f"and {len(ordered) - MAX_TEXTS} others"] if len(ordered) > MAX_TEXTS else []
-    return "; ".join([*shown, *more])
+    parts = [f"{text} ({runs_text(count)})" for text, count in ordered[:MAX_TEXTS]]
+    if len(ordered) > MAX_TEXTS:
+        parts.append(f"and {len(ordered) - MAX_TEXTS} others")
+    return "; ".join(parts)
 
 
 def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """How ranks were started and what was set for them."""
+    """Returns how ranks were launched, and their settings: titles and texts."""
     systems = [run.plan.system for run in runs]
     launchers = [f"{system.launch.launcher}, scheduler {system.scheduler}" for system in systems]
-    pinned = ["each rank on cores of its own" if system.launch.pin else "not bound" for system in systems]
-    found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned)), ("Start-up", _start_up(runs))]
-    containers = []  # A name without a digest may mean another image tomorrow.
-    for container in (system.container for system in systems):
-        which = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
-        containers.append(f"{container.kind}, {container.image}, {which}" if container.is_used else "")
+    bindings = ["each rank bound to its cores" if system.launch.pin else "not bound" for system in systems]
+    fields = [("Launcher", _joined(launchers)), ("Binding", _joined(bindings)), ("Start-up", _start_up(runs))]
     for title, texts, missing in (
-        ("Container", containers, "none"),
+        ("Container", [_container(system.container) for system in systems], "none"),
         ("Network interface requested", [system.launch.interface or "" for system in systems], "none"),
         ("GPU placement", [_placement(run) for run in runs], "not known"),
         ("NCCL", [_nccl(run) for run in runs], "not known"),
         ("Variables", [_set_variables(run) for run in runs], "none"),
     ):
         if any(texts):
-            found.append((title, _joined([text or missing for text in texts])))
-    return found
+            fields.append((title, _joined([text or missing for text in texts])))
+    return fields
+
+
+def _container(container: ContainerSpec) -> str:
+    if not container.is_used:
+        return ""
+    # The same name without a digest may be another image tomorrow.
+    digest = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
+    return f"{container.kind}, {container.image}, {digest}"
 
 
 def _start_up(runs: Sequence[Run]) -> str:
-    """How long the slowest rank of a run took to its first step, and where there was one, the image before that."""
-    ranks = [run.record.ranks for run in runs if run.record is not None]
-    text = f"{_range([max(rank.startup_s for rank in some) for some in ranks])} to the first step"
-    compiled = [[one for rank in some if (one := rank.compiling) is not None] for some in ranks]
-    for what, cache in (
+    """Returns the time until the first step of a run's slowest rank, and the part of it that compiling took."""
+    ranks_of_runs = [run.record.ranks for run in runs if run.record is not None]
+    startup_s = [max(rank.startup_s for rank in ranks) for ranks in ranks_of_runs]
+    text = f"{_range(startup_s)} to the first step"
+    # The slowest rank counts. A run is cold if any rank compiled: "cold" sorts before "unknown" and "warm".
+    seconds_by_cache: dict[str, list[float]] = {}
+    for ranks in ranks_of_runs:
+        compiling = [rank.compiling for rank in ranks if rank.compiling is not None]
+        if compiling:
+            cache = min(result.cache for result in compiling)
+            seconds_by_cache.setdefault(cache, []).append(max(result.seconds or 0.0 for result in compiling))
+    for title, cache in (
         ("compiling", "cold"),
-        ("compiling (whether from a cache is not known)", "unknown"),
-        ("loading what was compiled before", "warm"),
+        ("compiling (not known whether from a cache)", "unknown"),
+        ("loading compiled code from a cache", "warm"),
     ):
-        # The slowest rank counts, and a run is cold where any rank compiled: of these words the least.
-        chosen = [some for some in compiled if some and min(one.cache for one in some) == cache]
-        if any(spent := [max(one.seconds or 0.0 for one in some) for some in chosen]):
-            text += f"; {what} took {_range(spent)} of it in {len(spent)} of {len(ranks)} runs"
+        seconds = seconds_by_cache.get(cache, [])
+        if any(seconds):
+            text += f"; {title} took {_range(seconds)} of it in {len(seconds)} of {len(ranks_of_runs)} runs"
     return text
 
 
@@ -152,36 +172,49 @@ def _range(seconds: Sequence[float]) -> str:
 
 
 def _placement(run: Run) -> str:
-    """Where ranks and GPUs stood on their nodes; empty without GPUs, or where the machine reports nothing."""
-    ranks = run.record.ranks if run.record is not None else ()
-    gpus = [(rank.gpu, set(rank.numa_nodes)) for rank in ranks if rank.gpu is not None]
-    known = [nodes == {gpu.numa_node} for gpu, nodes in gpus if gpu.numa_node is not None and nodes]
-    if not gpus:
+    """Returns the placement of ranks on GPUs and NUMA nodes; empty without GPUs."""
+    ranks = [rank for rank in _ranks(run) if rank.gpu is not None]
+    if not ranks:
         return ""
-    slices = sum(gpu.is_slice for gpu, _ in gpus)
-    text = f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
-    text += ", chosen by the launcher's core masks" * any(gpu.by_mask for gpu, _ in gpus)
-    return text + (f", {sum(known)} of {len(known)} ranks on cores of their GPU's NUMA node alone" if known else "")
+    text = "a whole GPU for each rank"
+    gpus = [rank.gpu for rank in ranks if rank.gpu is not None]
+    num_slices = sum(gpu.is_slice for gpu in gpus)
+    if num_slices:
+        text = f"{num_slices} ranks on MIG slices, which are no whole GPUs"
+    if any(gpu.by_mask for gpu in gpus):
+        text += ", chosen by the launcher's core masks"
+    is_local = [
+        set(rank.numa_nodes) == {gpu.numa_node}
+        for rank, gpu in zip(ranks, gpus, strict=True)
+        if gpu.numa_node is not None and rank.numa_nodes
+    ]
+    if is_local:
+        text += f", {sum(is_local)} of {len(is_local)} ranks only on cores of their GPU's NUMA node"
+    return text
 
 
 def _nccl(run: Run) -> str:
-    """What NCCL chose; empty where it did not say."""
     nccl = run.record.nccl if run.record is not None else None
     if nccl is None:
         return ""
-    ways = ", ".join(f"{way} ({count})" for way, count in sorted(nccl.channels.items(), key=lambda item: -item[1]))
-    counted = sorted(Counter(nccl.adapters.values()).items())
-    parts = [
-        nccl.version or "version not known",
-        f"network {nccl.network}" if nccl.network else "",
-        f"plugin {nccl.plugin}" if nccl.plugin else "",
-        f"adapters {kinds}" if (kinds := ", ".join(f"{kind} ({n})" for kind, n in counted)) else "",
-        f"connections {ways}" if ways else "",
-        f"{nccl.collective_channels} channels" if nccl.collective_channels else "",
-        f"{nccl.nvls_channels} channels of NVLink SHARP" if nccl.nvls_channels else "",
-        f"{nccl.rings} rings, {nccl.trees} trees" if nccl.rings or nccl.trees else "",
-    ]
-    return "; ".join(part for part in parts if part)
+    parts = [nccl.version or "version not known"]
+    if nccl.network:
+        parts.append(f"network {nccl.network}")
+    if nccl.plugin:
+        parts.append(f"plugin {nccl.plugin}")
+    if nccl.adapters:
+        adapters = sorted(Counter(nccl.adapters.values()).items())
+        parts.append(f"adapters {', '.join(f'{kind} ({count})' for kind, count in adapters)}")
+    if nccl.channels:
+        channels = sorted(nccl.channels.items(), key=itemgetter(1), reverse=True)
+        parts.append(f"connections {', '.join(f'{kind} ({count})' for kind, count in channels)}")
+    if nccl.collective_channels:
+        parts.append(f"{nccl.collective_channels} channels")
+    if nccl.nvls_channels:
+        parts.append(f"{nccl.nvls_channels} channels of NVLink SHARP")
+    if nccl.rings or nccl.trees:
+        parts.append(f"{nccl.rings} rings, {nccl.trees} trees")
+    return "; ".join(parts)
 
 
 def _set_variables(run: Run) -> str:
@@ -197,11 +230,15 @@ class SystemProperty:
     system: SystemDescription
     what: str = field(metadata=column())
     text: str = field(metadata=column(name="value", limit=1000))
-    is_data: bool = True  # Whether it is a field of the description; others are counts and lists, for people only.
+    is_data: bool = True  # Whether it is a field of the description; others are counts and lists for people only.
+
+    @property
+    def system_title(self) -> str:
+        return f"{self.system.name}: {self.system.title}"
 
 
 class SystemsView(ReportView):
-    """What the runs ran on."""
+    """The systems of the runs."""
 
     id = "systems"
     title = "Systems"
@@ -212,28 +249,28 @@ class SystemsView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
         return systems(source.table)
 
-    def shown(self, report: Report, found: tuple[SystemDescription, ...]) -> Section:
-        hosts = sum(system.num_hosts for system in found)
-        headline = f"{len(found)} system{'s' * (len(found) != 1)}, {hosts} host{'s' * (hosts != 1)}"
-        return Section(headline=headline, sheets=(_sheet(found),))
+    def shown(self, report: Report, systems: tuple[SystemDescription, ...]) -> Section:
+        num_hosts = sum(system.num_hosts for system in systems)
+        headline = f"{counted(len(systems), 'system')}, {num_hosts} {plural('host', num_hosts)}"
+        return Section(headline=headline, sheets=(_sheet(systems),))
 
 
-def _sheet(found: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
-    known = list(dict.fromkeys(title for system in found for title, _ in system.fields))
-    lines = ["Runs", "Hosts", *known, "Not recorded"]
+def _sheet(systems: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
+    fields = chain.from_iterable(system.fields for system in systems)
+    lines = ["Runs", "Hosts", *dict.fromkeys(title for title, _ in fields), "Not recorded"]
     system_columns = columns_of(SystemDescription, "name", "title", "num_runs", "num_hosts", of="system")
     return Sheet(
         name="systems",
         title="Systems",
         columns=(*system_columns, *columns_of(SystemProperty)),
-        rows=[row for system in found for row in _rows(system)],
+        rows=list(chain.from_iterable(map(_rows, systems))),
         pivot=Pivot(
-            corner="What",
+            corner="Property",
             down="what",
-            across=lambda row: f"{row.system.name}: {row.system.title}",
+            across="system_title",
             cell="text",
         ),
-        is_data=lambda row: row.is_data,
+        is_data=attrgetter("is_data"),
         is_shown=lambda row: row.what in lines,
         order=lambda row: lines.index(row.what),
         caption="Fields as in MLPerf's system descriptions; dlbench export system RUN writes them.",
@@ -241,8 +278,9 @@ def _sheet(found: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
 
 
 def _rows(system: SystemDescription) -> list[SystemProperty]:
-    more = f" and {system.num_hosts - len(system.hosts)} more" if system.num_hosts > len(system.hosts) else ""
-    hosts = f"{system.num_hosts}: {', '.join(system.hosts)}{more}"
+    hosts = f"{system.num_hosts}: {', '.join(system.hosts)}"
+    if system.num_hosts > len(system.hosts):
+        hosts += f" and {system.num_hosts - len(system.hosts)} more"
     return [
         SystemProperty(system, "Runs", str(system.num_runs), is_data=False),
         SystemProperty(system, "Hosts", hosts, is_data=False),

@@ -1,15 +1,17 @@
-"""The view `telemetry`: what samplers saw of power, clocks, utilisation, memory and traffic of the nodes."""
+"""The view `telemetry`: power, clocks, utilisation, memory and traffic of the nodes, as sampled."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
+from dlbench.analysis.side_by_side import alike
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.readings import MachineReading
@@ -27,60 +29,64 @@ from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_UNAVAILABLE = 40
 MAX_HOST = 64  # Characters of a host name.
-MIN_SAMPLES = 3  # Samples in the measured window below which nothing is said of a node's use.
+MIN_SAMPLES = 3  # Samples in the measured window that a statement on a node's use needs.
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
 
-MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
+MAX_SHOWN = 12  # Nodes of a rank count that people see, of the median run; further ones are counted.
 MAX_ROWS = 512  # Nodes in the table for programs.
 _ABOUT = (
-    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
-    "node's, other programs included."
+    "Of the run with the median throughput at each rank count. CPU, memory, network and disks are those of the whole "
+    "node, with other programs."
 )
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
-def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
-    return lambda value: Cell(text(value), number=value)
+def _rate_cell(bytes_per_s: float) -> Cell:
+    return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
 
 
-_rate = _shape(lambda value: f"{format_bytes(value)}/s")
+def _clock_cell(hertz: float) -> Cell:
+    return Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz)
+
+
+def _temperature_cell(celsius: float) -> Cell:
+    return Cell(f"{celsius:.0f} °C", number=celsius)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMeans:
-    """One node in the measured window of one run; None: not known."""
+    """The means of one node in the measured window of one run; None: not known."""
 
     ranks: int = field(metadata=column())
     nodes: int = field(metadata=column())
     run_id: str = field(metadata=column())
     node_rank: int = field(metadata=column(name="node"))
     host: str = field(metadata=column(limit=MAX_HOST))
-    num_gpus: int = field(metadata=column(name="gpus"))  # Sampled ones that ranks computed on, as far as that is known.
-    gpu_power_w: float | None = field(metadata=column())  # Sum of its GPUs, mean; None where one reports none.
+    num_gpus: int = field(metadata=column(name="gpus"))  # Sampled GPUs of the ranks, or all if these are not known.
+    gpu_power_w: float | None = field(metadata=column())  # Sum over its GPUs; None if one does not report its power.
     num_power: int  # GPUs that report their power.
-    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_shape(lambda hertz: f"{hertz / 1e6:,.0f} MHz")))
-    """Mean over its GPUs."""
+    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
     """Share of the time in which a kernel ran (1), mean over its GPUs."""
     sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))
-    """Share of multiprocessors that were busy, mean over its GPUs; by GPM, as the next two."""
+    """Busy share of multiprocessors (1) by GPM, mean over its GPUs."""
     tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
-    """Share of the time in which tensor cores worked."""
+    """Share of the time in which tensor cores worked (1) by GPM, mean over its GPUs."""
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
-    """Bandwidth of GPU memory over the highest."""
+    """Bandwidth of GPU memory over the highest (1) by GPM, mean over its GPUs."""
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
-    gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_shape(lambda one: f"{one:.0f} °C")))
+    gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
     """Highest sample of any of its GPUs."""
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
-    """Share of the time (1) in which the commonest reason held down the clock of its most throttled GPU."""
-    throttled_by: str = field(metadata=column())  # GPU and reason; empty where none was.
+    """Share of the time (1) in which the commonest reason throttled its most throttled GPU."""
+    throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
-    host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean.
-    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate))
+    host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean over time.
+    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate_cell))
     """Bytes per second, all interfaces together."""
-    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate))
-    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate))
+    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate_cell))
+    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate_cell))
     """Bytes per second, all disks together."""
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
@@ -89,16 +95,26 @@ class NodeMeans:
     """Whether it is a row for people; programs get other nodes, in another order."""
 
     @property
+    def place(self) -> tuple[int, int]:
+        return self.ranks, self.nodes
+
+    @property
     def power(self) -> Cell | None:
-        """Says the power of its GPUs, or of how many it is known."""
+        """The power of its GPUs, or the number of GPUs that report it."""
         if self.gpu_power_w is not None:
             return Cell(f"{format_number(self.gpu_power_w)} W", number=self.gpu_power_w)
-        return Cell(f"of {self.num_power} of {self.num_gpus} GPUs only") if self.num_power else None
+        if self.num_power:
+            return Cell(f"reported by {self.num_power} of {self.num_gpus} GPUs")
+        return None
+
+    @property
+    def title(self) -> str:
+        return f"{place_of(self)}, {self.host[:MAX_HOST] or f'node {self.node_rank}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unavailable:
-    """What nodes do not report."""
+    """A field that nodes do not report."""
 
     what: str = field(metadata=column("Missing", limit=120))
     reason: str = field(metadata=column("Why", limit=300))
@@ -107,10 +123,10 @@ class Unavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What the samplers of the nodes saw."""
+    """The samples of the nodes of a group of runs."""
 
-    nodes: tuple[NodeMeans, ...]  # Of the runs that were read, by rank count, run and node.
-    middle_run_ids: tuple[str, ...]  # Of each rank count the run whose throughput is in the middle, which people see.
+    nodes: tuple[NodeMeans, ...]  # Nodes of the runs that were read, by rank count, run and node.
+    middle_run_ids: tuple[str, ...]  # The run with the median throughput of each rank count, which people see.
     unavailable: tuple[Unavailable, ...]
     num_runs: int  # Runs of the group.
     num_read: int  # Runs whose samples were read.
@@ -119,11 +135,11 @@ class Telemetry:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTelemetry:
-    """All that the nodes of one run sampled in the measured window."""
+    """All fields that the nodes of one run sampled in the measured window."""
 
     run_id: str
     nodes: tuple[NodeTelemetry, ...]
-    not_measured: Mapping[str, str]  # Why nodes have no samples, by node (`node 3`), and under `run` what is damaged.
+    not_measured: Mapping[str, str]  # Why nodes have no samples, by node (`node 3`); damage of the run under `run`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,47 +150,69 @@ class DetailedTelemetry(Telemetry):
 
 
 def _by_rank_count(group: RunGroup) -> list[Run]:
-    return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
+    return sorted(group.runs, key=attrgetter("plan.layout.ranks", "plan.layout.nodes"))
 
 
 def _telemetry(group: RunGroup, table: RunTable) -> Telemetry:
-    runs = _by_rank_count(group)
-    found = [(run, table.readings[run.plan.run_id]) for run in runs if run.plan.run_id in table.readings]
-    notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
-    notes += [
-        f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
-        for _, reading in found
-        if reading.left_out
-    ]
+    nodes: list[NodeMeans] = []
+    readings: list[MachineReading] = []
+    damaged, partly_read = [], []
+    for run in _by_rank_count(group):
+        reading = table.readings.get(run.plan.run_id)
+        if reading is None:
+            continue
+        readings.append(reading)
+        nodes += [_means(run, reading, node) for node in reading.nodes]
+        if reading.problem:
+            damaged.append(f"damaged: {reading.problem}")
+        if reading.left_out:
+            total = len(reading.nodes) + reading.left_out
+            partly_read.append(f"{reading.run_id}: {len(reading.nodes)} of {total} nodes were read")
     return Telemetry(
-        nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
+        nodes=tuple(nodes),
         middle_run_ids=tuple(table.points[group.id, point.ranks, point.nodes][0].plan.run_id for point in group.points),
-        unavailable=_unavailable([reading for _, reading in found]),
+        unavailable=_unavailable(readings),
         num_runs=len(group.runs),
-        num_read=sum(bool(reading.nodes) for _, reading in found),
-        notes=tuple(dict.fromkeys(notes)),
+        num_read=sum(bool(reading.nodes) for reading in readings),
+        notes=tuple(dict.fromkeys((*damaged, *partly_read))),
     )
 
 
 def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
     gpus = _gpus(reading, node)
 
-    def of_gpus(field: str, value: Callable[[FieldSummary], float]) -> list[float]:
-        summaries = (node.fields.get(f"gpu.{gpu}.{field}") for gpu in gpus)
-        return [value(summary) for summary in summaries if summary is not None]
+    def of_gpus(name: str) -> list[FieldSummary]:
+        summaries = [node.fields.get(f"gpu.{gpu}.{name}") for gpu in gpus]
+        return [summary for summary in summaries if summary is not None]
+
+    def mean_of_gpus(name: str) -> float | None:
+        means = [summary.mean for summary in of_gpus(name)]
+        return sum(means) / len(means) if means else None
+
+    def highest_of_gpus(name: str) -> float | None:
+        return max((summary.highest for summary in of_gpus(name)), default=None)
+
+    def mean(name: str) -> float | None:
+        summary = node.fields.get(name)
+        return None if summary is None else summary.mean
 
     def total(pattern: str) -> float | None:
-        known = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
-        return sum(known) if known else None
+        means = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
+        return sum(means) if means else None
 
-    def mean_of_gpus(field: str) -> float | None:
-        known = of_gpus(field, lambda summary: summary.mean)
-        return sum(known) / len(known) if known else None
-
-    busy = node.fields.get("host.cpu.busy") or node.fields.get("host.cpu.mean.busy")
-    memory = node.fields.get("host.memory_used_bytes")
-    power = of_gpus("power_w", lambda summary: summary.mean)
+    powers_w = [summary.mean for summary in of_gpus("power_w")]
+    gpu_power_w = None
+    if powers_w and len(powers_w) == len(gpus):  # The power of some GPUs is not that of the node.
+        gpu_power_w = sum(powers_w)
+    cpu_busy = mean("host.cpu.busy")
+    if cpu_busy is None:
+        cpu_busy = mean("host.cpu.mean.busy")
+    throttled, throttled_by = None, ""
     worst = worst_throttled(node, gpus)
+    if worst is not None:
+        throttled, gpu, reason = worst
+        if throttled:
+            throttled_by = f"GPU {gpu}, {reason}"
     return NodeMeans(
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
@@ -182,20 +220,19 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         node_rank=node.node_rank,
         host=node.host,
         num_gpus=len(gpus),
-        # What some GPUs take is no power of the node.
-        gpu_power_w=sum(power) if power and len(power) == len(gpus) else None,
-        num_power=len(power),
+        gpu_power_w=gpu_power_w,
+        num_power=len(powers_w),
         sm_clock_hz=mean_of_gpus("sm_clock_hz"),
         gpu_utilisation=mean_of_gpus("utilization"),
         sm_active=mean_of_gpus("sm_active"),
         tensor_active=mean_of_gpus("tensor_active"),
         dram_active=mean_of_gpus("dram_active"),
-        gpu_memory_bytes=max(of_gpus("memory_used_bytes", lambda summary: summary.highest), default=None),
-        gpu_temperature_c=max(of_gpus("temperature_c", lambda summary: summary.highest), default=None),
-        throttled=None if worst is None else worst[0],
-        throttled_by="" if worst is None or not worst[0] else f"GPU {worst[1]}, {worst[2]}",
-        cpu_busy=busy.mean if busy else None,
-        host_memory_bytes=memory.mean if memory else None,
+        gpu_memory_bytes=highest_of_gpus("memory_used_bytes"),
+        gpu_temperature_c=highest_of_gpus("temperature_c"),
+        throttled=throttled,
+        throttled_by=throttled_by,
+        cpu_busy=cpu_busy,
+        host_memory_bytes=mean("host.memory_used_bytes"),
         network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
         network_sent=total(r"host\.(net|infiniband)\..+\.sent_bytes"),
         disk_read=total(r"host\.disk\..+\.read_bytes"),
@@ -206,89 +243,93 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
 
 
 def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, int, str] | None:
-    """Share of the time (1), number of the GPU and reason that held a clock down most; None where none is known."""
-    known = [
-        (share, gpu, reason)
-        for gpu in gpus
-        if f"gpu.{gpu}" in node.clock_reasons
-        for reason, share in ({"": 0.0} | node.clock_reasons[f"gpu.{gpu}"]).items()
-        if not reason or reason in _THROTTLING
-    ]
-    return max(known, key=lambda one: one[0], default=None)
+    """Returns share of the time (1), GPU and reason that throttled a clock most; None if no GPU reports reasons."""
+    worst: tuple[float, int, str] | None = None
+    for gpu in gpus:
+        reasons = node.clock_reasons.get(f"gpu.{gpu}")
+        if reasons is None:
+            continue
+        worst = worst or (0.0, gpu, "")
+        for reason, share in reasons.items():
+            if reason in _THROTTLING and share > worst[0]:
+                worst = share, gpu, reason
+    return worst
 
 
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
-    """The node's GPUs whose energy counts, which are those of the ranks; all sampled ones where that is not known."""
-    sources = reading.energy.sources if reading.energy is not None else ()
-    used = {
-        int(source.name.removeprefix("gpu."))
-        for source in sources
-        if source.kind == "GPUs" and source.node_rank == node.node_rank
-    }
-    return tuple(sorted(used)) or gpu_numbers(node.fields)
+    """Returns the node's GPUs on which ranks computed, which are those with energy; else all sampled ones."""
+    gpus = set()
+    for source in reading.energy.sources if reading.energy is not None else ():
+        if source.kind == "GPUs" and source.node_rank == node.node_rank:
+            gpus.add(int(source.name.removeprefix("gpu.")))
+    return tuple(sorted(gpus)) or gpu_numbers(node.fields)
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
-    """What nodes do not report, each reason once, with the number of different nodes of the runs that were read."""
+    """Returns fields that nodes do not report, each reason once, with the number of different nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for reading in readings:
         for node_name, reason in reading.why.items():
             nodes.setdefault(("all samples", reason), set()).add(node_name)
         for node in reading.nodes:
             reasons = [*node.unavailable.items(), *(("failed on the way", text) for text in node.failures)]
-            for what, reason in reasons:
-                nodes.setdefault((what, reason), set()).add(node.host or f"node {node.node_rank}")
+            for name, reason in reasons:
+                nodes.setdefault((name, reason), set()).add(node.host or f"node {node.node_rank}")
     return tuple(
         Unavailable(what=what, reason=reason, num_nodes=len(names))
         for (what, reason), names in list(nodes.items())[:MAX_UNAVAILABLE]
     )
 
 
-def means_sheet(found: Telemetry) -> Sheet[NodeMeans]:
-    """Means by node; for people without columns of which no node knows anything."""
-    shown, left_out = _shown(found)
-
-    def is_empty(one: Column[NodeMeans]) -> bool:
-        """No node knows it; zero is something to say of shares and of memory, but not of what is missing."""
-        values = [one.value(node) for node in shown]
-        counts_zero = one.unit != "" and one.name != "missing_share"
-        return not any(values) and not (counts_zero and any(value is not None for value in values))
-
-    has_power = any(node.num_power for node in shown)
-    empty = {one.name: "" for one in columns_of(NodeMeans) if is_empty(one)}
+def means_sheet(telemetry: Telemetry) -> Sheet[NodeMeans]:
+    """Returns the table of means by node, for people without columns that no node has."""
+    shown_nodes, left_out = _shown(telemetry)
+    titles = {candidate.name: "" for candidate in columns_of(NodeMeans) if _is_empty(candidate, shown_nodes)}
     columns: tuple[Column[NodeMeans], ...] = (
-        Column("", "At", lambda node: f"{place_of(node)}, {node.host[:MAX_HOST] or f'node {node.node_rank}'}"),
-        Column("", "Power of its GPUs" if has_power else "", "gpu_power_w", "power"),
-        *columns_of(NodeMeans, titles=empty),
+        Column("", "At", "title"),
+        Column("", "Power of its GPUs" if any(node.num_power for node in shown_nodes) else "", "gpu_power_w", "power"),
+        *columns_of(NodeMeans, titles=titles),
     )
-    partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
-    about = [_ABOUT, *(partial if found.num_read != found.num_runs else []), *left_out]
+    captions = [_ABOUT]
+    if telemetry.num_read != telemetry.num_runs:
+        captions.append(f"Samples of {telemetry.num_read} of {telemetry.num_runs} runs; dlbench diagnose reads all.")
+    captions += left_out
+    if any(node.num_gpus for node in shown_nodes):
+        captions.append(_ABOUT_GPUS)
     return Sheet(
         name="telemetry",
         title="Means of the measured window",
         columns=columns,
-        rows=[*found.nodes[:MAX_ROWS], *shown],
-        caption=" ".join([*about, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
-        is_data=lambda row: not row.is_shown,
-        is_shown=lambda row: row.is_shown and bool(row.num_samples),
+        rows=[*telemetry.nodes[:MAX_ROWS], *shown_nodes],
+        caption=" ".join(captions),
+        is_data=lambda node: not node.is_shown,
+        is_shown=lambda node: node.is_shown and bool(node.num_samples),
     )
 
 
-def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
-    """Of each point the run in the middle, else the first that was read, most throttled nodes first; who is missing."""
-    points: dict[tuple[int, int], dict[str, list[NodeMeans]]] = {}
-    for node in found.nodes:
-        points.setdefault((node.ranks, node.nodes), {}).setdefault(node.run_id, []).append(node)
-    shown: list[NodeMeans] = []
+def _is_empty(candidate: Column[NodeMeans], nodes: Sequence[NodeMeans]) -> bool:
+    """Returns whether no node has a value; a zero counts for shares and memory, but not for missing samples."""
+    values = [candidate.value(node) for node in nodes]
+    if candidate.unit and candidate.name != "missing_share":
+        return all(value is None for value in values)
+    return not any(values)
+
+
+def _shown(telemetry: Telemetry) -> tuple[list[NodeMeans], list[str]]:
+    """Returns the nodes that people see, and remarks on those left out.
+
+    They are the nodes of each point's median run, else of the first that was read, the most throttled first.
+    """
+    shown_nodes: list[NodeMeans] = []
     left_out: list[str] = []
-    for place, runs in points.items():
-        run_id = next((run_id for run_id in found.middle_run_ids if run_id in runs), next(iter(runs)))
-        nodes = runs[run_id]
-        nodes.sort(key=lambda node: (-(node.throttled or 0.0), node.node_rank))
-        shown += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]
+    for place, of_place in alike(telemetry.nodes, attrgetter("place")).items():
+        by_run = alike(of_place, attrgetter("run_id"))
+        run_id = next((run_id for run_id in telemetry.middle_run_ids if run_id in by_run), of_place[0].run_id)
+        nodes = sorted(by_run[run_id], key=lambda node: (-(node.throttled or 0.0), node.node_rank))
+        shown_nodes += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]
         if len(nodes) > MAX_SHOWN:
             left_out.append(f"At {place_text(*place)}: {MAX_SHOWN} of {len(nodes)} nodes, the most throttled first.")
-    return shown, left_out
+    return shown_nodes, left_out
 
 
 class TelemetryView(GroupView):
@@ -303,20 +344,20 @@ class TelemetryView(GroupView):
         telemetry = _telemetry(source.group, source.table)
         return telemetry if telemetry.nodes else None
 
-    def shown(self, group: ReportGroup, found: Telemetry) -> Section:
+    def shown(self, group: ReportGroup, telemetry: Telemetry) -> Section:
         sheets: list[Sheet[Any]] = [
-            means_sheet(found),
+            means_sheet(telemetry),
             Sheet(
                 name="telemetry-missing",
                 title="Not sampled",
                 columns=columns_of(Unavailable),
-                rows=found.unavailable,
+                rows=telemetry.unavailable,
                 is_folded=True,
             ),
         ]
         return Section(
-            headline=_headline(found, on_gpu=group.on_gpu),
-            words=found.notes,
+            headline=_headline(telemetry, on_gpu=group.on_gpu),
+            words=telemetry.notes,
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
@@ -325,47 +366,48 @@ class TelemetryView(GroupView):
 
 
 class DetailedTelemetryView(TelemetryView):
-    """The same over the samples of all runs, with every field of every node."""
+    """The telemetry of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        found = _telemetry(source.group, source.table)
-        runs = [source.table.readings[run.plan.run_id] for run in _by_rank_count(source.group)]
+        telemetry = _telemetry(source.group, source.table)
+        runs = []
+        for run in _by_rank_count(source.group):
+            reading = source.table.readings[run.plan.run_id]
+            not_measured = dict(reading.why)
+            if reading.problem:
+                not_measured["run"] = reading.problem
+            runs.append(RunTelemetry(run_id=reading.run_id, nodes=reading.nodes, not_measured=not_measured))
         return DetailedTelemetry(
-            **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
-            runs=tuple(
-                RunTelemetry(
-                    run_id=reading.run_id,
-                    nodes=reading.nodes,
-                    not_measured=reading.why | ({"run": reading.problem} if reading.problem else {}),
-                )
-                for reading in runs
-            ),
+            **{field.name: getattr(telemetry, field.name) for field in dataclasses.fields(telemetry)}, runs=tuple(runs)
         )
 
 
 def not_sampled(group: ReportGroup) -> str:
-    """What makes runs with samples."""
+    """Returns a sentence on how to get runs with samples."""
     return (
         "No node was sampled, or no sample could be read. Samplers run unless a plan switches them off: "
         f"{rerun(group, '--set watch.sampler=true')}."
     )
 
 
-def _headline(found: Telemetry, *, on_gpu: bool) -> str:
-    """How busy the nodes of the largest rank count are, and whether a clock was throttled."""
-    last = (found.nodes[-1].ranks, found.nodes[-1].nodes) if found.nodes else (0, 0)
-    own = [node for node in found.nodes if (node.ranks, node.nodes) == last]
-    worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
-    throttling = "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU whose clocks could be read"
+def _headline(telemetry: Telemetry, *, on_gpu: bool) -> str:
+    nodes = telemetry.nodes
+    at_largest = [node for node in nodes if node.place == nodes[-1].place]
+    throttling = "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU with readable clocks"
+    worst = max(nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
+    is_throttled = worst is not None and bool(worst.throttled)
     if worst is not None and worst.throttled:
         throttling = f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
-    elif any(node.throttled is not None for node in found.nodes):
-        throttling = "no throttling seen"
-    if sum(node.num_samples for node in own) < MIN_SAMPLES:
-        few = f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
-        return throttling if any(node.throttled for node in found.nodes) else few
-    gpus = [node.gpu_utilisation for node in own if node.gpu_utilisation is not None]
-    cpus = [node.cpu_busy for node in own if node.cpu_busy is not None]
-    means = (("GPUs", gpus), ("CPU", cpus))
-    busy = (f"{name} busy {percent(statistics.fmean(shares), 0)}" for name, shares in means if shares)
-    return ", ".join([*busy, throttling])
+    elif any(node.throttled is not None for node in nodes):
+        throttling = "no throttling"
+    if sum(node.num_samples for node in at_largest) < MIN_SAMPLES:
+        if is_throttled:
+            return throttling
+        return f"fewer than {MIN_SAMPLES} samples in the measured steps: the run was too short"
+    parts = []
+    gpus = [node.gpu_utilisation for node in at_largest if node.gpu_utilisation is not None]
+    cpus = [node.cpu_busy for node in at_largest if node.cpu_busy is not None]
+    for name, shares in (("GPUs", gpus), ("CPU", cpus)):
+        if shares:
+            parts.append(f"{name} busy {percent(statistics.fmean(shares), 0)}")
+    return ", ".join([*parts, throttling])

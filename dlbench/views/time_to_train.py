@@ -30,7 +30,6 @@ from dlbench.report.wording import (
     clean,
     interval_text,
     place_text,
-    reached_text,
     repeat_text,
     times_text,
     units_text,
@@ -51,7 +50,7 @@ _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TrainingQuestion:
     """Options of `dlbench estimate`: length of the training, price and limits; by default the runs decide."""
 
     epochs: float | None = None
@@ -158,27 +157,26 @@ def _holds_nodes(run: Run) -> bool:
     return run.plan.system.scheduler != "none" and run.plan.system.slurm.exclusive
 
 
-def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
+def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     """Returns the training at every rank count of a group, and the answers to the questions of `asked`.
 
     Raises `UserError`: an option needs what the runs do not have.
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
-    unit = asked.held or _default_unit(firsts[0])
+    unit = question.held or _default_unit(firsts[0])
     quality = None
-    if asked.samples is None and asked.epochs is None:
+    if question.samples is None and question.epochs is None:
         quality = source.of(GroupQuality)
-    lengths = [_length(run, firsts[0], asked) for run in firsts]
+    lengths = [_length(run, firsts[0], question) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
-    if not is_whole and (asked.deadline_s or asked.budget):
-        option = "--deadline" if asked.deadline_s else "--budget"
+    if not is_whole and (question.deadline_s or question.budget):
+        option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
     missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
     for quality_point in quality.points if quality else ():
         if not quality_point.all_reached:
-            reached = reached_text(quality_point.num_reached, quality_point.num_runs)
-            missed[quality_point.ranks, quality_point.nodes] = reached
+            missed[quality_point.ranks, quality_point.nodes] = quality_point.reached_text
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -215,16 +213,16 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             samples=samples if quality is None else None,
             time=time,
             hours=hours,
-            price=hours.scaled(asked.price, asked.currency) if asked.price else None,
+            price=hours.scaled(question.price, question.currency) if question.price else None,
             seconds=seconds,
         )
         points.append(training_point)
     return TimeToTrain(
         held=unit,
-        currency=asked.currency,
-        amount=_amount_text(firsts, lengths, quality, asked),
+        currency=question.currency,
+        amount=_amount_text(firsts, lengths, quality, question),
         points=tuple(points),
-        answers=answers(points, asked, unit),
+        answers=answers(points, question, unit),
         notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
 
@@ -271,16 +269,16 @@ def _workload(run: Run) -> str:
     return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
 
 
-def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
+def _length(run: Run, base: Run, question: TrainingQuestion) -> TrainingLength | None:
     """Returns the training at the batch of a run; a recipe in steps has as many samples as at the baseline's batch."""
-    if asked.samples is not None:
-        return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
-    epoch_samples = asked.epoch_samples or run.epoch_samples
-    if asked.epochs is not None:
+    if question.samples is not None:
+        return TrainingLength(epochs=None, samples=question.samples, key="--samples", is_limit=False)
+    epoch_samples = question.epoch_samples or run.epoch_samples
+    if question.epochs is not None:
         if not epoch_samples:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        samples = epoch_samples * asked.epochs
-        return TrainingLength(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        samples = epoch_samples * question.epochs
+        return TrainingLength(epochs=question.epochs, samples=samples, key="--epochs", is_limit=False)
     recipe = recipe_of(run.plan, epoch_samples)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     if recipe is None or recipe.epochs is not None or is_of_batch:
@@ -289,14 +287,16 @@ def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
 
 
 def _start_s(run: Run) -> float:
-    """Returns the seconds from the start of the slowest process to the first step, staging included."""
     if run.record is None:
         return 0.0
     return max((rank.startup_s for rank in run.record.ranks), default=0.0)
 
 
 def _amount_text(
-    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, asked: Asked
+    firsts: Sequence[Run],
+    lengths: Sequence[TrainingLength | None],
+    quality: GroupQuality | None,
+    question: TrainingQuestion,
 ) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
@@ -307,7 +307,7 @@ def _amount_text(
     if first.epochs is None or last.epochs is None:
         amount = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
-        epoch_samples = asked.epoch_samples or firsts[0].epoch_samples
+        epoch_samples = question.epoch_samples or firsts[0].epoch_samples
         epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
         amount = f"{epochs} ({first.key}) of {epoch_samples:,} {unit}"
     if first.is_limit:
@@ -325,24 +325,26 @@ def _counted(number: str, units: str) -> str:
     return f"{number} {units}"
 
 
-def answers(points: Sequence[TrainingPoint], asked: Asked, unit: BilledUnit) -> tuple[TrainingAnswer, ...]:
+def answers(
+    points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
+) -> tuple[TrainingAnswer, ...]:
     """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
 
     Without either the fastest and the cheapest of all.
     """
     limits = []
-    if asked.deadline_s:
-        size, name = unit_of(asked.deadline_s)
-        words = f"under {_counted(f'{asked.deadline_s / size:g}', name)}"
-        limits.append(_Limit(words, "time", asked.deadline_s))
-    if asked.budget:
-        amount = f"{asked.budget:,.15g}"  # as it was typed
-        if asked.is_money:
-            limits.append(_Limit(f"within {amount} {asked.currency}", "price", asked.budget))
+    if question.deadline_s:
+        size, name = unit_of(question.deadline_s)
+        words = f"under {_counted(f'{question.deadline_s / size:g}', name)}"
+        limits.append(_Limit(words, "time", question.deadline_s))
+    if question.budget:
+        amount = f"{question.budget:,.15g}"  # as it was typed
+        if question.is_money:
+            limits.append(_Limit(f"within {amount} {question.currency}", "price", question.budget))
         else:
-            limits.append(_Limit(f"within {_counted(amount, f'{unit}-hours')}", "hours", asked.budget))
+            limits.append(_Limit(f"within {_counted(amount, f'{unit}-hours')}", "hours", question.budget))
     if limits:
-        goal: Goal = "cheapest" if asked.deadline_s else "fastest"
+        goal: Goal = "cheapest" if question.deadline_s else "fastest"
         return (_answer(goal, points, limits),)
     if not points:
         return ()
@@ -362,14 +364,16 @@ def best(points: Sequence[TrainingPoint], goal: Goal) -> TrainingPoint:
 
 
 def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit]) -> TrainingAnswer:
-    meeting = [point for point in points if all(limit.figure(point).value <= limit.most for limit in limits)]
+    def exceeded(point: TrainingPoint) -> list[_Limit]:
+        return [limit for limit in limits if limit.figure(point).value > limit.most]
+
+    meeting = [point for point in points if not exceeded(point)]
     chosen = best(meeting, goal) if meeting else None
     limit_words = " and ".join(limit.words for limit in limits)
     remarks = []
     for point in points:
-        exceeded = [limit for limit in limits if limit.figure(point).value > limit.most]
         is_better = chosen is None or best([point, chosen], goal) is point
-        if exceeded and is_better and all(_may_meet(limit, point) for limit in exceeded):
+        if exceeded(point) and is_better and all(_may_meet(limit, point) for limit in exceeded(point)):
             remarks.append(f"{point.place} may do as well: {_summary(point)}.")
     if chosen is None:
         text = f"None of the measured rank counts is {limit_words}"
@@ -390,13 +394,11 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
 
 
 def _may_meet(limit: _Limit, point: TrainingPoint) -> bool:
-    """Returns whether the interval of a figure reaches below the limit."""
     low = limit.figure(point).low
     return low is not None and low <= limit.most
 
 
 def _summary(point: TrainingPoint) -> str:
-    """Returns e.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
     size, name = unit_of(point.time.value)
     costs = [_with_unit(figure) for figure in (point.hours, point.price) if figure]
     return f"{_with_unit(point.time.scaled(1 / size, name))} for {', '.join(costs)}"
@@ -417,7 +419,7 @@ def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: S
             yield f"Not sure to be {limit.words}: {units_text(figure)} cannot decide that; {repeat_text(figure)}."
         else:
             text = f"Not sure to be {limit.words}: the interval of the mean reaches over it"
-            certain = [point for point in points if all(other.outcome(point) == "equal" for other in limits)]
+            certain = [point for point in points if {a_limit.outcome(point) for a_limit in limits} == {"equal"}]
             if certain:
                 text += f"; that of {best(certain, 'cheapest').place} does not"
             yield f"{text}."
@@ -451,8 +453,8 @@ class TimeToTrainView(GroupView):
     key = "time_to_train"
     after = "scaling"
 
-    def __init__(self, asked: Asked | None = None) -> None:
-        self._asked = asked or Asked()
+    def __init__(self, question: TrainingQuestion | None = None) -> None:
+        self._asked = question or TrainingQuestion()
 
     def numbers(self, source: GroupSource) -> TimeToTrain | None:
         if source.group.sample.plan.measure.noise_scale:
@@ -487,12 +489,7 @@ def times_over(
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
 
-    Args:
-        x: Field of the horizontal axis.
-        subject: The subject of the chart.
-        quantity: Name of the time.
-        times: Name of the line, row with ranks and nodes, and time of each point.
-        table: The numbers.
+    `times` has the name of the line, a row with ranks and nodes, and the time of each point.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}
@@ -517,14 +514,14 @@ def times_over(
             **figure_row(time.scaled(1 / size, unit)),
         }
         rows.append(row)
-    by: Series | str = MEASURED
+    series: Series | str = MEASURED
     if len(colours) > 1:
-        by = Series("line", colours)
+        series = Series("line", colours)
     tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))
     chart = finish(
-        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
+        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), series, tooltip, x=x, title=x, ideal="ideal"),
         subject,
         name="times",
         title=f"{quantity} over {x} (dashed: ideal from {origin})",

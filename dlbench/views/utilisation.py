@@ -1,23 +1,26 @@
-"""What share of the hardware's peak a scaling point turns into the model's arithmetic.
+"""The view `utilisation`: model FLOPs utilisation (MFU), and published rates of the same network.
 
 MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank), Chowdhery et al., "PaLM" (2022),
-appendix B. Only FLOPs that the model needs are counted, none that are computed again (`dlbench.node.models.build`), so
-MFU cannot be raised by doing work twice. The peak is the system's own declaration (`node.peak_tflops`), else a data
-sheet's, found by the GPU's name (`dlbench.perfmodels.data_sheets`).
+appendix B. Only FLOPs that the model needs are counted, without recomputing (`dlbench.node.models.build`). The peak is
+`node.peak_tflops` of the system, else that of a data sheet by the GPU's name (`dlbench.perfmodels.data_sheets`).
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
 
 from dlbench import bundled
 from dlbench.analysis import scaling
+from dlbench.analysis.scaling import Point
 from dlbench.perfmodels.data_sheets import TERA, sheet_of, why_no_peak
+from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
@@ -33,14 +36,22 @@ from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
 
+def _differences_text(differences: tuple[str, ...]) -> str:
+    return ", ".join(differences) or "none known"
+
+
 def gpu_names(run: Run) -> set[str]:
-    """Names of the GPUs of a run's ranks, as torch reports them; empty on CPUs."""
-    devices = {rank.device for rank in run.record.ranks} if run.record else set()
-    return {match[1] for device in devices if (match := _GPU.match(device))}
+    """Returns the names of the GPUs of a run's ranks, as torch reports them; empty on CPUs."""
+    matches = [_GPU.match(rank.device) for rank in _ranks(run)]
+    return {match[1] for match in matches if match}
+
+
+def _ranks(run: Run) -> Sequence[RankResult]:
+    return () if run.record is None else run.record.ranks
 
 
 def gpus_per_rank(run: Run) -> float:
-    """GPUs per rank; below 1 where ranks share one, as far as the system declares its GPUs."""
+    """Returns the GPUs per rank; below 1 if ranks share one, as far as the system declares its GPUs."""
     gpus = run.plan.system.node.gpus
     return min(1.0, gpus / run.plan.layout.ranks_per_node) if gpus else 1.0
 
@@ -49,84 +60,109 @@ def gpus_per_rank(run: Run) -> float:
 class RankPeak:
     """The peak of one rank."""
 
-    flops_per_s: float  # Floating-point operations per second: of its GPU, or of its cores together.
-    unit_flops_per_s: float  # Of one GPU or one core, as it was declared.
-    per_rank: float  # GPUs or cores per rank; below 1 where ranks share a GPU.
+    flops_per_s: float  # Floating-point operations per second of its GPU, or of its cores together.
+    unit_flops_per_s: float  # Floating-point operations per second of one GPU or one core.
+    per_rank: float  # GPUs or cores per rank; below 1 if ranks share a GPU.
     unit: Literal["GPU", "core"]
-    source: str
-    is_declared: bool  # From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name.
-    memory_bytes_per_s: float | None = None  # Of its memory, as the data sheet has it; None where that is not known.
+    source: str  # Source of the peak, in words.
+    is_declared: bool  # Whether it is `node.peak_tflops`; otherwise it is from a data sheet, by the GPU's name.
+    memory_bytes_per_s: float | None = None  # Memory bandwidth by the data sheet; None: not known.
+
+    def text(self, precision: str) -> str:
+        """Returns the peak at a precision with its source."""
+        text = f"peak: {format_number(self.unit_flops_per_s / TERA)} TFLOP/s per {self.unit} at {precision}"
+        if self.per_rank != 1:
+            text += f", {self.per_rank:.3g} {self.unit}s per rank"
+        if self.memory_bytes_per_s:
+            text += f"; memory {self.memory_bytes_per_s / TERA:.3g} TB/s"
+        if self.is_declared:
+            return f"{text} ({self.source})"
+        return f"{text} ({self.source}, selected by the GPU's name; node.peak_tflops of the system overrides it)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UtilisationPoint:
-    """Arithmetic at one rank count."""
+    """The arithmetic at one rank count."""
 
     ranks: int
     nodes: int
     throughput: Estimate
     achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
-    peak_tflops: float | None  # Of one rank.
+    peak_tflops: float | None  # Peak of one rank; None: not known.
     mfu: Estimate | None = field(metadata=column("MFU"))  # Model FLOPs utilisation (1); None: no peak.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """Use of the hardware."""
+    """The use of the hardware by a group of runs."""
 
     training_flops_per_sample: int | None
     peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
-    padding: str = ""  # A clause on what is odd about FLOPs of samples whose padding was left out.
+    padding: str = ""  # A clause on FLOPs of padding that was not computed.
     published: tuple[PublishedRate, ...] = ()
     """Published rates of the same network in the same precision on as many of the same cards."""
 
 
 def utilisation(group: scaling.Group) -> Utilisation | None:
-    """MFU of every point; None where neither FLOPs nor a published rate are known."""
+    """Returns the MFU of every point; None if neither FLOPs nor a published rate are known."""
     flops, published = training_flops(group), rates_beside(group)
-    if flops is None and not published:
-        return None
+    if flops is None:
+        if not published:
+            return None
+        return Utilisation(
+            training_flops_per_sample=None,
+            peak="",
+            points=tuple(_point(point, None, None) for point in group.points),
+            published=published,
+        )
+    precision = group.sample.plan.workload.train.precision
     points: list[UtilisationPoint] = []
     peaks: list[str] = []
     for point in group.points:
-        run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
-        peak = peak_of(run) if flops else None
-        factor = flops / (peak.flops_per_s * point.ranks) if flops and peak else None
+        peak = peak_of(_first_run(group, point))
         if peak is not None:
-            precision = group.sample.plan.workload.train.precision
-            one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
-            many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
-            how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
-            memory = f"; memory {peak.memory_bytes_per_s / TERA:.3g} TB/s" if peak.memory_bytes_per_s else ""
-            peaks.append(f"peak: {one}{many}{memory} ({peak.source}{how})")
-        achieved = point.throughput.scaled(flops / point.ranks).scaled(1 / TERA, "TFLOP/s/rank") if flops else None
-        points.append(
-            UtilisationPoint(
-                ranks=point.ranks,
-                nodes=point.nodes,
-                throughput=point.throughput,
-                achieved=achieved,
-                peak_tflops=peak.flops_per_s / TERA if peak else None,
-                mfu=point.throughput.scaled(factor, "fraction") if factor else None,
-            )
-        )
-    # By what runs say was in force: the plan alone does not show it.
-    settings = [one for run in group.runs if run.record for one in run.record.settings if one.key == "model.attention"]
-    is_unpadded = any(one.effective == "unpadded" for one in settings)
+            peaks.append(peak.text(precision))
+        points.append(_point(point, flops, peak))
+    # The plan alone does not show which attention was in force.
+    settings = chain.from_iterable(run.record.settings for run in group.runs if run.record)
+    padding = ""
+    if any(setting.key == "model.attention" and setting.effective == "unpadded" for setting in settings):
+        padding = "padding is counted but not computed (model.attention unpadded)"
     return Utilisation(
         training_flops_per_sample=flops,
-        peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
+        peak="; ".join(dict.fromkeys(peaks)) or _no_peak(group),
         points=tuple(points),
-        padding="padding is counted but not computed (model.attention unpadded)" if flops and is_unpadded else "",
+        padding=padding,
         published=published,
+    )
+
+
+def _first_run(group: scaling.Group, point: Point) -> Run:
+    return next(run for run in group.runs if run.plan.run_id in point.run_ids)
+
+
+def _point(point: Point, flops: int | None, peak: RankPeak | None) -> UtilisationPoint:
+    achieved = peak_tflops = mfu = None
+    if flops is not None:
+        achieved = point.throughput.scaled(flops / point.ranks).scaled(1 / TERA, "TFLOP/s/rank")
+    if peak is not None and flops is not None:
+        peak_tflops = peak.flops_per_s / TERA
+        mfu = point.throughput.scaled(flops / (peak.flops_per_s * point.ranks), "fraction")
+    return UtilisationPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        throughput=point.throughput,
+        achieved=achieved,
+        peak_tflops=peak_tflops,
+        mfu=mfu,
     )
 
 
 def _no_peak(group: scaling.Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
-    names = sorted({name for run in group.runs for name in gpu_names(run)})
+    names = sorted(set().union(*map(gpu_names, group.runs)))
     precision = plan.workload.train.precision
     why = f"{names[0]}: {why_no_peak(names[0], precision)}; " if len(names) == 1 else ""
     return (
@@ -136,42 +172,44 @@ def _no_peak(group: scaling.Group) -> str:
 
 
 def training_flops(group: scaling.Group) -> int | None:
-    """Model FLOPs of training on one sample; None if no run records them, or runs disagree."""
+    """Returns the model FLOPs of training on one sample; None if no run records them, or runs differ."""
     recorded = {run.record.training_flops_per_sample for run in group.runs if run.record}
-    (found,) = recorded if len(recorded) == 1 else (None,)
-    return found or None
+    if len(recorded) != 1:
+        return None
+    return recorded.pop() or None
 
 
 def peak_of(run: Run) -> RankPeak | None:
-    """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
+    """Returns the peak of one rank of a run at its precision; None if it is not declared and no data sheet has it."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
-    on_gpu = any(rank.device.startswith("cuda") for rank in (run.record.ranks if run.record else ()))
+    on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(run))
     # Ranks that share a GPU share its peak.
     per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
     # A declared peak is that of a GPU exactly if the node has some.
-    if precision in node.peak_tflops and on_gpu == bool(node.gpus):
-        one, source, declared = node.peak_tflops[precision] * TERA, node.peak_source or "", True
-        memory = None
+    is_declared = precision in node.peak_tflops and on_gpu == bool(node.gpus)
+    memory_bytes_per_s = None
+    if is_declared:
+        tflops, source = node.peak_tflops[precision], node.peak_source or ""
     else:
         names = gpu_names(run)
         sheet = sheet_of(names.pop()) if len(names) == 1 else None
         if sheet is None or precision not in sheet.tflops:
             return None
-        one, source, declared, memory = sheet.tflops[precision] * TERA, sheet.source, False, sheet.memory_bytes_per_s
+        tflops, source, memory_bytes_per_s = sheet.tflops[precision], sheet.source, sheet.memory_bytes_per_s
     return RankPeak(
-        flops_per_s=one * per_rank,
-        unit_flops_per_s=one,
+        flops_per_s=tflops * TERA * per_rank,
+        unit_flops_per_s=tflops * TERA,
         per_rank=per_rank,
         unit="GPU" if on_gpu else "core",
         source=source,
-        is_declared=declared,
-        memory_bytes_per_s=memory,
+        is_declared=is_declared,
+        memory_bytes_per_s=memory_bytes_per_s,
     )
 
 
 class RateSource(Spec):
-    """Who published."""
+    """A publication."""
 
     id: Name = Field(description="Unique in the file.")
     source: str = Field(min_length=10, description="Title, table, and when it was read.")
@@ -179,7 +217,7 @@ class RateSource(Spec):
 
 
 class RatedNetwork(Spec):
-    """What was trained."""
+    """A network with published rates."""
 
     id: Name = Field(description="Unique in the file.")
     model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
@@ -201,7 +239,7 @@ class Rate(Spec):
 
 
 class RateFile(Spec):
-    """All of them."""
+    """The file of all published rates."""
 
     format: Literal["dlbench.rates"] = Field(description="Says what the file is.")
     version: Literal[1] = Field(description="Version of the format.")
@@ -212,83 +250,97 @@ class RateFile(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRate:
-    """A published figure, and what was measured on as many of the same cards."""
+    """A published rate, and the measured rate on the same number of the same cards."""
 
     gpus: int = field(metadata=column("GPUs"))
     device: str
-    published: float  # Samples per second and GPU.
-    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s"))  # The same, here.
-    ratio: Estimate = field(metadata=column("Here / published"))  # Measured over published.
-    differences: tuple[str, ...] = field(  # What the two do otherwise.
-        metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
-    )
+    published: float  # Published samples per second and GPU.
+    measured: Estimate = field(metadata=column("Measured per GPU", "measured_per_gpu_s"))
+    """Measured samples per second and GPU."""
+    ratio: Estimate = field(metadata=column("Measured / published"))
+    differences: tuple[str, ...] = field(metadata=column("Differences", value=_differences_text))
+    """Differences of the settings, each in words."""
     source: str
     address: str
+
+    @property
+    def source_text(self) -> str:
+        return f"{self.source}, {self.address}"
+
+    @property
+    def published_text(self) -> str:
+        return f"{format_number(self.published)} {self.measured.unit.removesuffix('/rank')}"
 
 
 @functools.cache
 def published_rates() -> RateFile:
-    """The bundled file."""
+    """Returns the bundled file of published rates."""
     return RateFile.model_validate(read_yaml(bundled.folder("reports") / "rates.yaml"))
 
 
 def rates_beside(group: scaling.Group) -> tuple[PublishedRate, ...]:
-    """The published figures of the group's network and precision on its card, for every point with as many GPUs."""
-    found = published_rates()
-    sources = {one.id: one for one in found.sources}
-    networks = {one.id: one for one in found.networks}
-    found_rates = []
+    """Returns published rates of the group's network and precision on its card, for points with as many GPUs."""
+    file = published_rates()
+    sources = {source.id: source for source in file.sources}
+    networks = {network.id: network for network in file.networks}
+    rates = []
     for point in group.points:
-        run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
+        run = _first_run(group, point)
         names = gpu_names(run)
         if len(names) != 1 or gpus_per_rank(run) != 1:
             continue
-        workload = run.plan.workload
-        ours = workload.model.model_dump(mode="json")
-        length = workload.data.sequence_length if isinstance(workload.data, TextData) else None
-        for rate in found.rates:
-            if (
-                rate.gpus != point.ranks
-                or not names & set(rate.devices)
-                or workload.train.precision not in rate.precision
-                or length != networks[rate.network].sequence_length
-                or any(ours.get(key) != value for key, value in networks[rate.network].model.items())
-            ):
+        for rate in file.rates:
+            if rate.gpus != point.ranks or not _is_same_work(run, rate, networks[rate.network]):
                 continue
-            one = rate.per_s / rate.gpus
-            found_rates.append(
+            per_gpu = rate.per_s / rate.gpus
+            rates.append(
                 PublishedRate(
                     gpus=rate.gpus,
                     device=next(iter(names)),
-                    published=one,
+                    published=per_gpu,
                     measured=point.throughput_per_rank,
-                    ratio=point.throughput_per_rank.scaled(1 / one, "ratio"),
+                    ratio=point.throughput_per_rank.scaled(1 / per_gpu, "ratio"),
                     differences=tuple(_differences(run, rate)),
                     source=sources[rate.source].source,
                     address=sources[rate.source].address,
                 )
             )
-    return tuple(found_rates)
+    return tuple(rates)
 
 
-def _differences(run: Run, rate: Rate) -> list[str]:
+def _is_same_work(run: Run, rate: Rate, network: RatedNetwork) -> bool:
+    """Returns whether a run trains the network of a rate on its card, in a precision of its class."""
+    workload = run.plan.workload
+    model = workload.model.model_dump(mode="json")
+    sequence_length = workload.data.sequence_length if isinstance(workload.data, TextData) else None
+    return (
+        bool(gpu_names(run) & set(rate.devices))
+        and workload.train.precision in rate.precision
+        and sequence_length == network.sequence_length
+        and all(model.get(key) == value for key, value in network.model.items())
+    )
+
+
+def _differences(run: Run, rate: Rate) -> Iterator[str]:
     workload = run.plan.workload
     parts = workload.train.gradient_accumulation
-    asked: list[tuple[str, object, object]] = [
+    data = "synthetic" if workload.data.is_synthetic else "real"
+    settings: tuple[tuple[str, object, object], ...] = (
         ("batch at a time", rate.batch, workload.train.batch_per_rank // parts),
         ("parts of an update", rate.parts, parts),
-        ("data", rate.data, "synthetic" if workload.data.is_synthetic else "real"),
-    ]
-    found = [f"{what} ({theirs} there, {mine} here)" for what, theirs, mine in asked if theirs != mine]
+        ("data", rate.data, data),
+    )
+    for name, published, measured in settings:
+        if published != measured:
+            yield f"{name} ({published} published, {measured} here)"
     if len(rate.precision) > 1 and workload.train.precision != "fp16":
-        found.append(f"16-bit format ({workload.train.precision} here)")
+        yield f"16-bit format ({workload.train.precision} here)"
     if workload.train.is_one_program:
-        found.append("compiled or captured here")
-    return found
+        yield "compiled or captured here"
 
 
 class UtilisationView(GroupView):
-    """Use of the hardware."""
+    """The use of the hardware."""
 
     id = "utilisation"
     title = "Hardware utilisation"
@@ -298,44 +350,43 @@ class UtilisationView(GroupView):
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)
 
-    def shown(self, group: ReportGroup, found: Utilisation) -> Section:
-        sheets: list[Sheet[Any]] = [_published_sheet(found.published)] if found.published else []
+    def shown(self, group: ReportGroup, utilisation: Utilisation) -> Section:
+        sheets: list[Sheet[Any]] = []
         notes: list[str] = []
-        if found.training_flops_per_sample:
-            flops = format_number(found.training_flops_per_sample / 1e9)
-            padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
-            notes = [f"{flops} GFLOP per sample{padding}; {found.peak}."]
-            sheets.insert(0, _sheet(found))
-        last = found.points[-1]
-        published = f"{value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
-        headline = published
-        if last.mfu is not None:
-            headline = "; ".join(filter(None, [f"MFU {value_text(last.mfu)} at {place_of(last)}", published]))
-        elif last.achieved is not None:
-            unit, factor = _unit(found)
-            headline = (
-                f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
-            )
-        return Section(headline=headline, sheets=tuple(sheets), notes=tuple(notes))
+        if utilisation.training_flops_per_sample:
+            sheets.append(_sheet(utilisation))
+            note = f"{format_number(utilisation.training_flops_per_sample / 1e9)} GFLOP per sample"
+            if utilisation.padding:
+                note += f"; {utilisation.padding}, so the arithmetic done is less than stated"
+            notes.append(f"{note}; {utilisation.peak}.")
+        if utilisation.published:
+            sheets.append(_published_sheet(utilisation.published))
+        return Section(headline=_headline(utilisation), sheets=tuple(sheets), notes=tuple(notes))
 
     def remedy(self, group: ReportGroup) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
+
+
+def _headline(utilisation: Utilisation) -> str:
+    last = utilisation.points[-1]
+    if last.mfu is None and last.achieved is not None:
+        unit, factor = _unit(utilisation)
+        return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
+    parts = []
+    if last.mfu is not None:
+        parts.append(f"MFU {value_text(last.mfu)} at {place_of(last)}")
+    if utilisation.published:
+        parts.append(f"{value_text(utilisation.published[-1].ratio)} of a published rate")
+    return "; ".join(parts)
 
 
 def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
     columns = columns_of(
         PublishedRate,
         "gpus",
-        Column(
-            "published_per_gpu_s",
-            "Published per GPU",
-            "published",
-            lambda rate: f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}",
-        ),
-        "measured",
-        "ratio",
-        "differences",
-        Column("source", "Source", "source", lambda rate: f"{rate.source}, {rate.address}"),
+        Column("published_per_gpu_s", "Published per GPU", "published", "published_text"),
+        *("measured", "ratio", "differences"),
+        Column("source", "Source", "source", "source_text"),
         "address",
     )
     return Sheet(
@@ -343,15 +394,19 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         title=f"Published rates of {rates[0].device}, same network and precision",
         columns=columns,
         rows=rates,
-        caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
+        caption="Published with other software in another year: a ratio far below 1 needs an explanation; one near 1 "
+        "proves nothing.",
     )
 
 
-def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
-    """Every point; people see no column without a value."""
-    has_mfu = any(point.mfu for point in found.points)
-    unit, factor = _unit(found)
-    columns: tuple[Column[UtilisationPoint], ...] = (
+def _sheet(utilisation: Utilisation) -> Sheet[UtilisationPoint]:
+    """Returns the table of all points; people see no column without a value."""
+    unit, factor = _unit(utilisation)
+    titles = {}
+    if not any(point.mfu for point in utilisation.points):
+        titles = {"peak_tflops_per_rank": "", "mfu": ""}
+    columns = columns_of(
+        UtilisationPoint,
         *place_columns(),
         Column("throughput_per_s", "", "throughput"),
         Column(
@@ -363,17 +418,19 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         ),
         Column(
             "peak_tflops_per_rank",
-            f"Peak {unit} per rank" if has_mfu else "",
+            f"Peak {unit} per rank",
             "peak_tflops",
             lambda point: point.peak_tflops and point.peak_tflops * factor,
             unit="TFLOP/s/rank",
         ),
-        *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
+        "mfu",
+        titles=titles,
     )
-    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points)
+    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=utilisation.points)
 
 
-def _unit(found: Utilisation) -> tuple[str, float]:
-    """The unit for people, and how many of it a TFLOP/s is."""
-    largest = max((point.achieved.value for point in found.points if point.achieved), default=1.0)
-    return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
+def _unit(utilisation: Utilisation) -> tuple[str, float]:
+    largest = max((point.achieved.value for point in utilisation.points if point.achieved), default=1.0)
+    if largest >= 1:
+        return "TFLOP/s", 1.0
+    return "GFLOP/s", 1000.0

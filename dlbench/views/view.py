@@ -33,7 +33,7 @@ class GroupSource(HasViews):
 
     @property
     def is_oversubscribed(self) -> bool:
-        """Whether ranks shared cores, which makes figures of scaling meaningless."""
+        """True if ranks shared cores, which makes figures of scaling meaningless."""
         return any(doubt.code == "oversubscribed" for doubt in self.doubts)
 
 
@@ -51,6 +51,11 @@ class ReportSource:
 def place_of(row: Any) -> str:
     """Returns ranks and nodes of a row that has both, e.g. ``4 ranks on 2 nodes``."""
     return place_text(row.ranks, row.nodes)
+
+
+def optional_text(text: str) -> str | None:
+    """Returns the text; None for an empty one, which tables show as a dash."""
+    return text or None
 
 
 def place_columns() -> tuple[Column[Any], ...]:

@@ -67,7 +67,7 @@ def test_in_core_it_is_nothing_and_that_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("methods", "overrides", "why"),
     [
-        (("planned", "planned"), {}, "the record does not say"),
+        (("planned", "planned"), {}, "the record has no times"),
         (("none", "none"), {"train.compile": "default", "train.activation_budget": 0.5}, "torch.compile recomputes"),
     ],
 )

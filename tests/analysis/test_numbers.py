@@ -197,7 +197,7 @@ def test_copied_folder_is_no_second_measurement(tmp_path: Path) -> None:
     shutil.copytree(folder.path, tmp_path / "zz-copy")
     table = tabulate(scan(tmp_path))
     assert len(table.figures) == 1
-    assert "a copy is no repeat" in table.damaged[0]
+    assert "the copy is left out" in table.damaged[0]
 
 
 # Scaling
@@ -346,9 +346,9 @@ def test_where_gpus_stand_is_told_where_it_costs(
     ("torch", "cudnn", "asked", "expected"),
     [
         ("2.8.0", "91002", {}, "wrong results for large volumes"),
-        ("2.9.0+cu128", "91002", {"model.memory_format": "channels-last"}, "are left to torch's own, slower kernels"),
+        ("2.9.0+cu128", "91002", {"model.memory_format": "channels-last"}, "use torch's own, slower kernels"),
         ("2.9.0", "91002", {"train.precision": "fp32"}, None),
-        ("2.10.0", "91400", {}, "are left to torch's own, slower kernels"),
+        ("2.10.0", "91400", {}, "use torch's own, slower kernels"),
         ("2.10.0", "91400", {"model.memory_format": "channels-last"}, None),
         ("2.10.0", "91501", {}, None),
         ("2.8.0", "90701", {}, None),
@@ -400,21 +400,21 @@ MLX = {"mlx5_0": "InfiniBand", "mlx5_1": "InfiniBand"}
             {"NET/Socket": 6, "NET/Socket/Shared": 2},
             MLX,
             {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"},
-            "NCCL went between nodes over TCP sockets (8 connections), although nodes have mlx5_0 (InfiniBand), mlx5_1 "
-            "(InfiniBand): for them NCCL needs libibverbs and /dev/infiniband, in a container too",
+            "NCCL used TCP sockets between nodes (8 connections), although they have mlx5_0 (InfiniBand), mlx5_1 "
+            "(InfiniBand): to use them NCCL needs libibverbs and /dev/infiniband, in a container too",
         ),
         (
             {"NET/Socket": 8},
             {"cxi0": "Slingshot"},
             {},
-            "NCCL went between nodes over TCP sockets (8 connections), although nodes have cxi0 (Slingshot): for them "
+            "NCCL used TCP sockets between nodes (8 connections), although they have cxi0 (Slingshot): to use them "
             "NCCL needs its plugin aws-ofi-nccl (libnccl-net.so)",
         ),
         (
             {"NET/Socket": 8},
             {f"efa_{number}": "EFA" for number in range(8)},
             {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
-            "NCCL went between nodes over TCP sockets (8 connections), although nodes have efa_0 (EFA), efa_1 (EFA), "
+            "NCCL used TCP sockets between nodes (8 connections), although they have efa_0 (EFA), efa_1 (EFA), "
             "efa_2 (EFA), efa_3 (EFA), efa_4 (EFA), efa_5 (EFA) and 2 more: NCCL_NET=Socket was set and "
             "NCCL_IB_DISABLE=1 was set",
         ),
@@ -432,8 +432,8 @@ def test_messages_between_nodes_by_the_host_s_memory_are_noted(tmp_path: Path) -
     assert found == {
         "nccl-no-gdrdma": (
             "note",
-            "2 of NCCL's 8 connections between nodes went without GPUDirect RDMA, through the host's memory: look for "
-            "nvidia-peermem or DMA-BUF, and for adapters far from the GPUs",
+            "2 of NCCL's 8 connections between nodes had no GPUDirect RDMA, through the host's memory: check "
+            "nvidia-peermem or DMA-BUF, and the distance of adapters from the GPUs",
         )
     }
 

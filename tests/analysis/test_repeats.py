@@ -113,9 +113,9 @@ def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> Non
     old, new = {"kernel": "6.1", "host": "n0"}, {"kernel": "6.2", "host": "n1"}
     assert mixed_configurations({"1 rank": {"a": old, "b": old}, "2 ranks": {"c": {**old, "host": "n7"}}}) == []
     (compared,) = mixed_configurations({"1 rank": {"a": old}, "2 ranks": {"b": new}})
-    assert compared.text.startswith("figures are compared that did not run alike: kernel: 6.1 in 1, 6.2 in 1")
+    assert compared.text.startswith("compared figures are of different configurations: kernel: 6.1 in 1, 6.2 in 1")
     (averaged,) = mixed_configurations({"1 rank": {"a": old, "b": new}, "2 ranks": {"c": old}})
-    assert averaged.text == "runs that are averaged (at 1 rank) are no repeats: kernel: 6.1 in 2, 6.2 in 1"
+    assert averaged.text == "runs that are averaged (at 1 rank) are not repeats: kernel: 6.1 in 2, 6.2 in 1"
 
 
 OWN_VARIABLES = {
@@ -133,7 +133,7 @@ def test_what_dlbench_sets_itself_by_the_rank_count_is_no_difference() -> None:
     places["16 ranks"]["other"] = {**places["16 ranks"]["16 ranks"], "variable.HOROVOD_GLOO_IFACE": "ib0"}
     (doubt,) = mixed_configurations(places)
     assert doubt.text == (
-        "runs that are averaged (at 16 ranks) are no repeats: variable.HOROVOD_GLOO_IFACE: not set in 2, eth0 in 1, "
+        "runs that are averaged (at 16 ranks) are not repeats: variable.HOROVOD_GLOO_IFACE: not set in 2, eth0 in 1, "
         "ib0 in 1"
     )
 
@@ -184,7 +184,7 @@ def test_a_side_that_met_unlike_software_says_so(tmp_path: Path) -> None:
         write_run(new, plan, constant(PHASES))
     for side in (old, baseline):
         words = " ".join(CliRunner().invoke(dlbench, ["compare", str(side), str(new)]).output.split())
-        assert "A: runs that are averaged are no repeats: package.torch: 2.9.1 in 3, not set in 3" in words
+        assert "A: runs that are averaged are not repeats: package.torch: 2.9.1 in 3, not set in 3" in words
 
 
 # Complete by construction

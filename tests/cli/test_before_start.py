@@ -33,7 +33,7 @@ def test_a_preset_that_nobody_chose_is_refused_with_what_it_would_take(monkeypat
         expand_request(Request(workload="resnet50", repeats=2))
     said = str(raised.value)
     assert "no --preset" in said
-    assert "did you mean --preset ci? --preset full runs it all the same" in said
+    assert "did you mean --preset ci? --preset full runs it anyway" in said
     # 2 runs of 120 steps of 64 images of 24.3 GFLOP (3 x 2 x 4.09 G, less one pass of the first convolution).
     assert "takes at least 51 h 50 min on 2 cores for 2 runs (its model FLOPs" in said
     monkeypatch.setattr(local, "product_rate", lambda: None)
@@ -79,7 +79,7 @@ def test_a_system_with_gpus_takes_preset_gpu_and_says_why(
     # Here, where the system file names no GPU, a GPU changes nothing but is told of.
     monkeypatch.setattr(local, "has_gpu", lambda: True)
     assert preset_taken(Request(workload="resnet50")) == "full"
-    assert "for the GPU here: --preset gpu" in capsys.readouterr().err
+    assert "for the GPU of this machine: --preset gpu" in capsys.readouterr().err
     monkeypatch.setattr(local, "lacking_arithmetic", lambda _: "")
     assert preset_taken(Request(workload="resnet50", overrides={"system.node.gpus": 1})) == "gpu"
 
@@ -87,8 +87,8 @@ def test_a_system_with_gpus_takes_preset_gpu_and_says_why(
 @pytest.mark.parametrize(
     ("command", "option", "use"),
     [
-        ("run", "--gpus", "use --ranks N (a rank a GPU)."),
-        ("submit", "--nproc", "use --ranks N (a rank a GPU)."),
+        ("run", "--gpus", "use --ranks N (one rank per GPU)."),
+        ("submit", "--nproc", "use --ranks N (one rank per GPU)."),
         ("run", "--nodes", "use --ranks N on this machine, or `dlbench submit` with --nodes N."),
         ("run", "--batch-size", "use --set train.batch_per_rank=N."),
         ("run", "--epochs", "use --to-accuracy and --set quality.max_epochs=N; "),
@@ -114,7 +114,7 @@ def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monk
         expand_request(request)
     assert str(raised.value) == (
         f"bert: preset {preset} is made for GPUs, and this machine has none: did you mean --preset ci? "
-        "--set meant_for=any runs it all the same"
+        "--set meant_for=any runs it anyway"
     )
     anyway = {"meant_for": "any", "train.precision": "fp32"}
     assert expand_request(Request(workload="bert", preset=preset, overrides=anyway))
@@ -126,7 +126,7 @@ def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monk
 def test_planning_warns_of_jobs_that_ask_for_no_gpu_of_nodes_that_have_some(capsys: pytest.CaptureFixture[str]) -> None:
     asked: dict[str, Any] = {"workload": "resnet50", "system": "box", "points": (1, 2), "points_are": "nodes"}
     gpus = {"system.node.gpus": 4}
-    warning = "warning: system box has GPUs (node.gpus 4), and its jobs ask for none: ranks may see none, and train on "
+    warning = "warning: system box has GPUs (node.gpus 4), but its jobs request none: ranks may see none and train on "
     expand_request(Request(**asked, overrides=gpus))
     assert capsys.readouterr().err.count(warning) == 1
     for enough in ({"system.slurm.gpu_request": "gres"}, {"system.slurm.extra": "--tres-per-node=gres/gpu:4"}):
@@ -138,7 +138,7 @@ def test_planning_tells_of_a_cluster_without_gpus_and_of_a_batch_beyond_the_tabl
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     expand_request(Request(workload="resnet50", preset="gpu", system="box", points_are="nodes"))
-    assert "system box has none (node.gpus) and asks for none (slurm.gpu_request)" in capsys.readouterr().err
+    assert "system box has none (node.gpus) and requests none (slurm.gpu_request)" in capsys.readouterr().err
     expand_request(Request(workload="resnet50", preset="gpu", system="example-gpu", points=(16,), points_are="nodes"))
     said = capsys.readouterr().err
     assert said.startswith("note: a global batch of 16,384 is beyond the last row of train.optimizer.learning_rate_tab")
@@ -163,7 +163,7 @@ def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(p
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"train.precision": "fp8"}, "fp8 is not built: .*; bf16 is the narrowest"),
+        ({"train.precision": "fp8"}, "fp8 is not supported: .*; bf16 is the narrowest"),
         ({"train.cudnn_benchmark": "on"}, "has no effect in any run of this request: the network has no convolutions"),
         ({"model.attention": "unpadded"}, "has no effect in any run of this request: synthetic text has no padding"),
         ({"model.attention": "unpadded", "train.compile": "default"}, "attention unpadded and train.compile default"),

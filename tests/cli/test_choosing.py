@@ -99,7 +99,7 @@ def test_what_nothing_matches_is_answered_with_what_there_is(runs: Path) -> None
     write_unfinished(runs, plan, "failed", "out of memory")
     for command in ("report", "diagnose", "status"):
         assert refused(command, "runs", "--where", "series=three").endswith(
-            "--where series=three: no run of runs has it; values there: dead, one, two"
+            "--where series=three: no run of runs has it; existing values: dead, one, two"
         )
     assert "engine=ddp: no run of runs with series=one has it" in refused(
         "report", "runs", "--where", "series=one", "--where", "engine=ddp"

@@ -160,10 +160,10 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
     for line in (
         r"S batch_per_rank +16 +Samples per rank and step\.",
         r"P image_size +64 +Height and width of the input, pixels\.",
-        r"P learning_rate_scaling +linear +Scale the learning rate .*",
+        r"P learning_rate_scaling +linear +Scale the rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
-        r"  fusion +auto +auto: the library's own size .*",
-        r"P measured_steps +12 steps +Steps that count .*",
+        r"  fusion +auto +Tensor fusion of Horovod or DDP.*",
+        r"P measured_steps +12 steps +Measured steps .*",
         r"  fault +none +.*",
     ):
         assert [one for one in lines if re.fullmatch(line, one)], line
@@ -210,15 +210,18 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         (*SUBMIT, "--nodes", "1", "--dry-run", "--set", r'system.python="/py\x1b]0;x\a"'),
         ["--set system.python", "U+001B"],
     ),
-    "endless repeats": ((*COSMO, "--repeats", "99999999"), ["--repeats 99,999,999", "10,000 is the most", "planned"]),
-    "endless ranks": ((*COSMO, "--engine", "ddp", "--ranks", "999999999"), ["999,999,999 ranks", "up to 1,000,000"]),
+    "endless repeats": ((*COSMO, "--repeats", "99999999"), ["--repeats 99,999,999", "the limit is 10,000", "planned"]),
+    "endless ranks": (
+        (*COSMO, "--engine", "ddp", "--ranks", "999999999"),
+        ["999,999,999 ranks", "the limit is 1,000,000"],
+    ),
     "too many ranks for a machine": (
         (*COSMO, "--engine", "ddp", "--ranks", "100000", "--dry-run"),
-        ["--ranks 100000", "most on this machine", "64 for each of its"],
+        ["--ranks 100000", "this machine takes at most", "64 for each of its"],
     ),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
     "variants to a quality": ((*COSMO, "--decompose", "--to-accuracy"), ["--decompose", "leave out --to-accuracy"]),
-    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
+    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be left out", "--data"]),
     "too dear": (
         (*SUBMIT, "--nodes", "1,2", "--repeats", "4", "--dry-run", "--max-node-hours", "1"),
         ["--max-node-hours 1: 8 runs may take 2 node-hours", "fewer --repeats or nodes"],
@@ -301,7 +304,7 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
         ["2", "cosmoflow-2nodes-2ranks-4runs", "2", "2", "4", "00:40:00", "1.333", "afterany:1"],
     ]
     assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
-    assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
+    assert "# Time of 8 runs: time limit of 10 min 00 s per run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
     assert "# Scripts: --all-scripts prints them.\n" in one.stdout
     assert one.stdout.splitlines()[-1].split()[1:] == rows[-1]
@@ -368,7 +371,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     (tmp_path / "open").touch()
     resumed = cli("submit", "--resume", "s", "--repeats", "3", PATH=path)
     assert resumed.returncode == 2
-    assert "the series has its --repeats already" in resumed.stderr
+    assert "the series already has --repeats" in resumed.stderr
     on_path(tmp_path / "bin", squeue='for j in 7_1 7_2 8_1 8_2; do echo "$j|PENDING|N/A|None||/r"; done')
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
@@ -397,7 +400,7 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     told = cli("status", **variables)
     assert told.returncode == 0, told.stderr
     assert "(Priority), expected start 2026-11-23T06:10:00\n" in told.stdout
-    assert "(DependencyNeverSatisfied), the job that it waits for ended otherwise than asked; it never" in told.stdout
+    assert "(DependencyNeverSatisfied), its dependency can never be satisfied; it will never" in told.stdout
     assert "series s: 0 of 2 runs valid, 2 PENDING\n" in told.stdout
     rows = json.loads(cli("status", "--json", **variables).stdout)["runs"]
     assert [(row["reason"], row["starts"]) for row in rows] == [
@@ -610,7 +613,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert told == ""
         elif state == "RUNNING":
             assert rows[1]["detail"] == ""
-            assert "the 3 runs of job 21 go one after the other" in told
+            assert "the 3 runs of job 21 run one after the other" in told
         else:
             resume = f"dlbench submit --resume {waiting.series.id} --out runs submits it again"
             assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"

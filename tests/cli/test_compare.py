@@ -322,7 +322,7 @@ def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "commit aaa" in result.output
     assert "are the same 5 runs" in str(refused("compare", out, out, "--where", "ranks=1", "--where", "series=first"))
-    assert "values there: first, second; did you mean first?" in str(
+    assert "existing values: first, second; did you mean first?" in str(
         refused("compare", out, out, "--where-a", "series=firs")
     )
     assert "no such property" in str(refused("compare", out, out, "--where-b", "serie=first"))
@@ -438,7 +438,7 @@ def test_a_baseline_of_one_session_says_so_and_a_history_helps(tmp_path: Path) -
     assert judged(*gate)[0] == 1
     assert "no such folder" in str(refused(*gate, "--history", tmp_path / "nowhere"))
     other = write_side(tmp_path / "other", STEADY[:5], points=(2,))
-    assert "holds no run of these workloads and sizes" in str(refused(*gate, "--history", other))
+    assert "contains no run of these workloads and sizes" in str(refused(*gate, "--history", other))
 
 
 def test_both_sides_in_one_job_have_runs_as_the_unit(tmp_path: Path) -> None:
@@ -681,8 +681,8 @@ def test_a_side_without_figures_ends_with_4(tmp_path: Path, old: Path) -> None:
         (["compare", "OLD", "nowhere"], "no such folder of runs"),
         (["check", "--baseline", "b.json", "--candidate", "OLD"], "`dlbench baseline RUNS -o b.json` makes one"),
         (["compare", "OLD", "OLD", "--metric", "speed"], "no such metric"),
-        (["compare", "OLD", "OLD", "--tolerance", "two"], "is no share"),
-        (["compare", "OLD", "OLD", "--level", "0"], "is no share above 0"),
+        (["compare", "OLD", "OLD", "--tolerance", "two"], "must be a share"),
+        (["compare", "OLD", "OLD", "--level", "0"], "must be a share above 0"),
         (["compare", "OLD", "OLD", "--allow", "sistem"], "did you mean system"),
         (["compare", "OLD", "OLD", "-o", "x.pdf"], "suffix '.pdf'"),
         (["compare", "OLD", "OLD", "--junit", "no/where.xml"], "there is no folder"),

@@ -105,12 +105,12 @@ WRONG = {
     "no pixels": (("make", "images", "set", "--samples", "20", "--size", "big"), "--size 'big': not a size in pixels"),
     "no edge": (("make", "density", "set", "--samples", "20", "--size", "8x8"), "--size '8x8': not the edge"),
     "container": (("make", "density", "set", "--samples", "2", "--container", "tar"), "density has hdf5, tfrecord"),
-    "classes": (("make", "density", "set", "--samples", "2", "--classes", "3"), "--classes: density has no such"),
-    "text samples": (("make", "text", "set", "--samples", "3"), "--samples: text has no such choice"),
+    "classes": (("make", "density", "set", "--samples", "2", "--classes", "3"), "--classes: not an option of density"),
+    "text samples": (("make", "text", "set", "--samples", "3"), "--samples: not an option of text"),
     "few images": (("make", "images", "set", "--samples", "3", "--size", "32"), "train_images is 3"),
     "no source": (("pack", "nowhere", "set"), "'nowhere': no such file or folder"),
     "nothing": (("verify", "nowhere"), "'nowhere': no such file or folder"),
-    "no data": (("verify", "."), "no data set that dlbench knows"),
+    "no data": (("verify", "."), "unknown kind of data"),
 }
 
 
@@ -143,7 +143,7 @@ def test_ctrl_c_says_how_to_continue_and_continuing_ends_whole(cli: Cli, tmp_pat
     assert said.split("\n") == ["set: not finished; the same command continues", "", "dlbench: interrupted", ""]
     done = cli(*words)
     assert done.returncode == 0, done.stderr
-    assert "are there already" in done.stderr
+    assert "exist already" in done.stderr
     assert verify_manifest(tmp_path / "set") == []
 
 
@@ -231,7 +231,7 @@ def test_missing_and_added_files_are_found(copy: Callable[[str], Path]) -> None:
     images = copy("images")
     folder = next(p for p in (images / "train").iterdir())
     shutil.copy(next(folder.iterdir()), folder / "added.jpg")
-    assert verify(images).faults == ["train: 21 samples in its files, 20 in manifest.json; remove what was added"]
+    assert verify(images).faults == ["train: 21 samples in its files, 20 in manifest.json; remove added files"]
 
 
 def test_an_unfinished_set_is_not_whole(copy: Callable[[str], Path]) -> None:

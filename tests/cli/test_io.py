@@ -109,9 +109,9 @@ def test_opens_stats_and_listings_and_how_long_a_listing_takes(answering: Answer
     text = " ".join(result.stdout.split())
     assert "Opening files Page cache Ranks Opens/s Stats/s Names listed/s cold 1 1,000 4,000 200,000" in text
     assert "warm 4 4,000 4,000 800,000" in text
-    assert "The names of 1,000,000 files were from .dlbench-index in 250 ms; " in text
+    assert "The names of 1,000,000 files came from .dlbench-index in 250 ms; " in text
     told = "names and attributes of files stay cached (not root)"
-    assert f"listing them would take one rank 5 s, by what it listed cold ({told})." in text
+    assert f"listing them would take one rank 5 s, by the cold listing rate ({told})." in text
     found = json.loads(io("resnet50", "--data", data, "--repeats", 5, "--json").stdout)["supplies"][0]
     assert (found["opens_per_s"]["value"], found["num_files"], found["open_s"]) == (1000, 1000000, 0.25)
 
@@ -151,9 +151,9 @@ def test_errors_of_the_readers_are_those_of_the_command(
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("", "answered nothing that can be read"),
-        ("print('[]')", "answered nothing that can be read"),
-        ("print('{}')", "answered nothing that can be read: format"),
+        ("", "gave an answer that cannot be read"),
+        ("print('[]')", "gave an answer that cannot be read"),
+        ("print('{}')", "gave an answer that cannot be read: format"),
         ("raise SystemExit(9)", "ended with 9"),
         ("import os\nos.kill(os.getpid(), 9)", "ended by signal SIGKILL"),
     ],
@@ -180,15 +180,15 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
         (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
         (
             ["resnet50", "--data", "/", "--series", "a"],
-            "--series: is of training, and needs --tiers: without it nothing is trained or kept",
+            "--series: needs --tiers: without it nothing is trained or stored",
         ),
         (
             ["resnet50", "--data", "/", "--out", "a"],
-            "--out: is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)",
+            "--out: needs --tiers: without it nothing is trained or stored (use --json > FILE)",
         ),
-        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
-        (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: io reads with"),
-        (["resnet50", "--tiers"], "--tiers: synthetic data is read from nowhere"),
+        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: has no effect with --tiers"),
+        (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: has no effect"),
+        (["resnet50", "--tiers"], "--tiers: synthetic data is not read from storage"),
         (["nope", "--data", "/"], "unknown workload"),
     ],
 )

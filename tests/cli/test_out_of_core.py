@@ -72,7 +72,7 @@ def test_the_plan_of_the_json_keeps_to_its_capacity_and_says_what_else_would(ans
 def test_a_capacity_that_no_plan_fits_ends_with_the_smallest_that_would(answering: Answering) -> None:
     answering(f"print({ANSWER!r})")
     line = refused("resnet50", "--preset", "ci", "--capacity", "6MiB", code=ExitCode.ENVIRONMENT)
-    assert "does not fit into 6 MiB even so" in line
+    assert "does not fit into 6 MiB with any plan" in line
     smallest = int(re.findall(r"needs at least (\d+) B", line)[0])
     assert plan("resnet50", "--preset", "ci", "--capacity", smallest).exit_code == 0
     refused("resnet50", "--preset", "ci", "--capacity", smallest - 1, code=ExitCode.ENVIRONMENT)
@@ -92,7 +92,7 @@ def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkey
     assert larger["chain"]["batch"] == 64
     assert larger["in_core_bytes"] == (4 + 2 * 37) * MIB
     assert "Scaled from the measured 32 to 64" in larger["measured"]["warnings"][0]
-    assert "trained in core and says nothing" in refused(tmp_path / in_core.run_id)
+    assert "did not recompute or swap" in refused(tmp_path / in_core.run_id)
     assert "--preset: has no effect on a finished run" in refused(folder, "--preset", "ci")
     assert "--capacity lots: is no size" in refused(folder, "--capacity", "lots")
 
@@ -113,10 +113,10 @@ def test_a_page_has_the_schedule_drawn(answering: Answering, tmp_path: Path) -> 
         (["resnet50", "--capacity", "0"], "must be more than no bytes"),
         (
             ["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"],
-            "--set train.swap: is decided by this command",
+            "--set train.swap: is set by this command",
         ),
         (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
-        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' names none"),
+        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "an unknown suffix '.csv'"),
         (["nope", "--capacity", "1GiB"], "unknown workload"),
     ],
 )

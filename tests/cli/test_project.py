@@ -117,23 +117,23 @@ def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["runs", "--to", "8"], "2 .*project runs: RUNS is missing; name the folders of runs behind it"),
+        (["runs", "--to", "8"], "2 .*project runs: RUNS is missing; add the folders of the runs"),
         (["ingredients", "series.csv", "--to", "16"], "4 .*series.csv: damaged"),
-        (["runs", "given", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
+        (["runs", "given", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients takes one group"),
         *(
             (["runs", "given", "--to", "16", *more.split()], told)
             for more, told in (
                 ("--network elsewhere.json", "2 the network's costs are of system elsewhere"),
-                ("--set train.batch_per_rank=8", "2 --set train.batch_per_rank: a projection changes"),
+                ("--set train.batch_per_rank=8", "2 --set train.batch_per_rank: a projection can only change"),
                 ("--set sync.fusion=12", "2 --set sync.fusion: 12 is 12 bytes"),
                 ("--set sync.group_size=2", "2 --set sync.group_size has no effect on exchange flat"),
                 ("--set sync.topk_density=0.1", "2 --set sync.topk_density has no effect on .* fp32"),
                 ("--set sync.wire=bf16", "2 --set: sync.wire bf16: Horovod has no bfloat16"),
-                ("--record --set sync.wire=fp16", "2 --record keeps what later runs can score"),
-                ("--record --system p40-roce", "2 --record keeps what later runs can score"),
-                ("--record --scaling strong", "2 --record keeps what later runs can score"),
+                ("--record --set sync.wire=fp16", "2 --record cannot be combined with"),
+                ("--record --system p40-roce", "2 --record cannot be combined with"),
+                ("--record --scaling strong", "2 --record cannot be combined with"),
                 ("--price-per-node-hour cheap", "2 .* must be an amount above zero, e.g. '9 EUR'"),
-                ("--price-per-node-hour 9/GPU-hour", "2 .* give that of a node-hour"),
+                ("--price-per-node-hour 9/GPU-hour", "2 .* must be the price of a node-hour"),
                 ("--memory-limit 1GiB", "2 --memory-limit has no effect without"),
                 ("--where engine=ddp", "2 --where engine=ddp: no run of"),
             )

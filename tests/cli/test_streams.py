@@ -178,7 +178,7 @@ def test_status_knows_a_run_whose_processes_are_gone(cli: Cli, tmp_path: Path, l
     edit_json(folder.status(0), pid=pid, updated=datetime.now(UTC).isoformat())
     done = cli("status", "runs")
     assert (done.returncode, done.stderr) == (code, "")
-    assert ("none of its processes is left on" in done.stdout) is not lives
+    assert ("none of its processes runs on" in done.stdout) is not lives
     state = "incomplete" if lives else "failed"
     assert f"0 of 1 run valid, 1 {state}\n" in done.stdout
 
@@ -274,7 +274,7 @@ def test_a_defect_keeps_its_traceback_and_is_no_verdict(error: BaseException) ->
     ending = caught(error)
     assert ending.code == ExitCode.DEFECT == 70
     assert ending.line.startswith("Traceback (most recent call last)")
-    assert ending.line.endswith("dlbench: this is a defect of dlbench")
+    assert ending.line.endswith("dlbench: this is a bug in dlbench")
 
 
 def test_an_exit_keeps_its_code() -> None:

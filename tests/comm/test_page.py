@@ -168,7 +168,7 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["report", "RUNS/nowhere"], "no such folder of runs"),
-        (["report", "RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
+        (["report", "RUNS", "-o", "TMP/report.pdf"], "no --format"),
         (["fit", "RUNS", "-o", "TMP/none/x.network.json"], "there is no folder"),
         (["fit", "RUNS"], "a file contains one of box, local; choose with --system"),
         (["predict", "TMP/none.json", "--ranks", "8"], "cannot be read"),

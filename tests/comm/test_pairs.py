@@ -72,7 +72,7 @@ def test_pairs_follow_the_layout() -> None:
         ({"victims": "0:1,0:1"}, "--victims: a pair is given twice"),
         ({"victims": "0-1"}, "--victims '0-1': must be auto or pairs of ranks"),
         ({"victims": "0:1", "congestors": "1:9"}, "--congestors 1:9: must be two"),
-        ({"victims": "0:1", "congestors": "1:2"}, "rank 1 of one is in another pair"),
+        ({"victims": "0:1", "congestors": "1:2"}, "rank 1 is already in another pair"),
         ({"victims": "0:1,2:3", "congestors": "auto"}, "the victims leave 0 of 4 ranks"),
         ({"backends": "gloo"}, "no --backends"),
         ({"algorithms": "ring"}, "'ring' is not a known algorithm of p2p"),

@@ -136,7 +136,7 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     folder = factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
     shutil.copytree(folder.path, tmp_path / "copy")
     (copied,) = table_of(tmp_path).without
-    assert copied.why.endswith("a copy is no repeat and is left out")
+    assert copied.why.endswith("the copy is left out")
     group = only(tmp_path)
     assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
     assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
@@ -186,7 +186,7 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
     found = doubts(only(tmp_path))
     assert found["unchecked"].startswith("results of 2 points were not checked")
     assert found["recorded"] == "ranks share cores"
-    assert found["unlike-runs"] == "runs that are averaged are no repeats: kernel: 6.1 in 4, 5.10 in 1"
+    assert found["unlike-runs"] == "runs that are averaged are not repeats: kernel: 6.1 in 4, 5.10 in 1"
     assert found["pretended-groups"].startswith("all groups are on one host")
 
 
@@ -207,7 +207,7 @@ def test_the_network_benchmark_says_first_that_nccl_went_over_sockets(tmp_path: 
         factory.write_comm_run(tmp_path, plan, story)
     (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "nccl-socket"]
     assert (one.severity, len(one.runs)) == ("serious", 5)
-    assert one.text.endswith("although nodes have mlx5_0 (InfiniBand): NCCL_IB_DISABLE=1 was set")
+    assert one.text.endswith("although they have mlx5_0 (InfiniBand): NCCL_IB_DISABLE=1 was set")
 
 
 def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_an_account_is_one_line_and_json(cli: Callable[..., object], tmp_path: P
     for name, num in (("part-0-of-2", 3), ("part-1-of-2", 3), ("eval.txt", 2), ("eval.md5", 0), ("COUNTS", 0)):
         write_text(tmp_path / "set" / name, num)
     done = cli("data", "verify", "set")
-    assert "train 2 files, validation 1 (eval.txt), 2 passed over: COUNTS, eval.md5\n" in done.stderr
+    assert "train 2 files, validation 1 (eval.txt), 2 not read: COUNTS, eval.md5\n" in done.stderr
     told = json.loads(cli("data", "verify", "set", "--json").stdout)["account"]
     assert told["splits"] == {"train": 2, "validation": 1}
     assert (told["companions"], told["passed_over"], told["not_read"]) == (["eval.md5"], ["COUNTS"], 2)
@@ -141,19 +141,19 @@ REFUSED: dict[str, tuple[Callable[[Path, int], None], Names, str]] = {
     "validation beside files of no split": (
         write_hdf5,
         ("a.h5", "b.h5", "validation.h5"),
-        "holds 1 of validation ('validation.h5') beside 2 of no split ('a.h5', ...) by the names; put the word train",
+        "holds, by the names, 1 of validation ('validation.h5') and 2 of no split ('a.h5', ...); put the word train",
     ),
     "some of train, some of none": (
         write_tar,
         ("train-0.tar", "val-0.tar", "extra.tar"),
-        "holds 1 of validation ('val-0.tar') beside 1 of no split ('extra.tar')",
+        "holds, by the names, 1 of validation ('val-0.tar') and 1 of no split ('extra.tar')",
     ),
     "another ending": (
         write_samples,
         ("a.hdf5", "b.he5"),
-        "holds 1 file(s) that would not be read, 'b.he5' first, beside 'a.hdf5'",
+        "holds 1 file that would not be read, e.g. 'b.he5', next to 'a.hdf5'",
     ),
-    "compressed text": (write_text, ("a.txt", "b.txt.gz"), "'b.txt.gz' first, beside 'a.txt'"),
+    "compressed text": (write_text, ("a.txt", "b.txt.gz"), "e.g. 'b.txt.gz', next to 'a.txt'"),
 }
 
 
@@ -191,9 +191,9 @@ def test_words_of_splits() -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (("data/train-00000-of-00002.parquet",), "is of Hugging Face; write the images as <class>/"),
-        (("shard-0.tar.gz",), "is compressed, and images are read at their place; unpack it to .tar"),
-        (("train.rec", "train.idx"), "is RecordIO of MXNet"),
+        (("data/train-00000-of-00002.parquet",), "is a Hugging Face file; write the images as <class>/"),
+        (("shard-0.tar.gz",), "is compressed, which prevents random access; decompress it to .tar"),
+        (("train.rec", "train.idx"), "is an MXNet RecordIO file"),
     ],
 )
 def test_known_forms_that_are_not_read_are_named_with_the_way_out(names: Names, told: str, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_class_tars_and_compressed_shards_say_how_to_unpack(tmp_path: Path) -> N
     (tmp_path / "gzip").mkdir()
     with tarfile.open(tmp_path / "gzip" / "a.tar", "w:gz"):
         pass
-    with pytest.raises(UserError, match=r"a.tar': not a whole shard of images: it is compressed with gzip"):
+    with pytest.raises(UserError, match=r"a.tar': not an intact shard of images: it is compressed with gzip"):
         open_image_set(tmp_path / "gzip")
 
 

@@ -176,7 +176,7 @@ def test_damaged_vocabularies_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\[SEP\], \[MASK\] missing"):
         load_vocabulary(str(path))
     path.write_text("\n".join([*SPECIAL, "twice", "twice"]), encoding="utf-8")
-    with pytest.raises(UserError, match="entry 'twice' is there twice"):
+    with pytest.raises(UserError, match="entry 'twice' occurs twice"):
         load_vocabulary(str(path))
     path.write_bytes(b"[PAD]\n\xff\n")
     with pytest.raises(UserError, match="not UTF-8 at byte 6"):
@@ -210,7 +210,7 @@ def test_second_call_makes_nothing_and_other_seeds_are_refused(
     folder, lines = demo_data["images"].parent, list[str]()
     monkeypatch.setattr(catalogue, "produce", None)
     assert prepare_demo_data(folder, progress=lines.append) == demo_data
-    with pytest.raises(UserError, match=r"images' holds a data set with seed 0, asked for 1"):
+    with pytest.raises(UserError, match=r"images' holds a data set with seed 0, requested is 1"):
         prepare_demo_data(folder, seed=1)
     assert lines == []
 

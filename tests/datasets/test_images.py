@@ -156,7 +156,7 @@ def test_tars_of_others_are_understood(tmp_path: Path) -> None:
     images = open_image_set(tmp_path)
     assert [(images.label(i), images.read(i)) for i in range(images.num_samples)] == [(2, b"A"), (0, b"BB")]
     assert images.classes == ("0", "1", "2")
-    assert images.remarks == ("members of the tar files that are neither image nor label, passed over: 1",)
+    assert images.remarks == ("members of the tar files that are neither image nor label, ignored: 1",)
 
 
 def test_webp_is_read_from_trees_and_shards_and_packed(tmp_path: Path) -> None:
@@ -254,12 +254,12 @@ HOSTILE = {
     "symbolic link": ("a.jpg", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a link, a device"),
     "hard link": ("a.jpg", {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}, "is a link, a device"),
     "device": ("a.cls", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is a link, a device"),
-    "absolute": ("/etc/a.jpg", {}, "leads out of the archive"),
-    "climbing": ("x/../../a.jpg", {}, "leads out of the archive"),
-    "climbing, other": ("../notes.txt", {}, "leads out of the archive"),
-    "terminal": ("\x1b]0;pwned\x07\n/../a.jpg", {}, "leads out of the archive"),
+    "absolute": ("/etc/a.jpg", {}, "points outside of the archive"),
+    "climbing": ("x/../../a.jpg", {}, "points outside of the archive"),
+    "climbing, other": ("../notes.txt", {}, "points outside of the archive"),
+    "terminal": ("\x1b]0;pwned\x07\n/../a.jpg", {}, "points outside of the archive"),
     "sparse": ("a.jpg", {"type": tarfile.GNUTYPE_SPARSE}, "or sparse"),
-    "long name": ("../" + "n" * 5000 + ".jpg", {}, "leads out of the archive"),
+    "long name": ("../" + "n" * 5000 + ".jpg", {}, "points outside of the archive"),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_manifest_that_names_files_outside_of_the_set_is_none(name: str, tmp_p
     lines = (folder / FILES_NAME).read_text().splitlines()
     lines[0] = json.dumps({**json.loads(lines[0]), "path": name})
     (folder / FILES_NAME).write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match="is no path of a file in the set") as raised:
+    with pytest.raises(UserError, match="is not a path of a file in the set") as raised:
         verify_manifest(folder)
     assert str(raised.value).isprintable()
 
@@ -117,9 +117,9 @@ def half_made(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (Noise(seed=1), "with seed 0, asked for 1"),
-        (Noise(num_bytes=1), "with num_bytes 5000, asked for 1"),
-        (Noise(kind="loud"), "with kind 'noise', asked for 'loud'"),
+        (Noise(seed=1), "with seed 0, requested is 1"),
+        (Noise(num_bytes=1), "with num_bytes 5000, requested is 1"),
+        (Noise(kind="loud"), "with kind 'noise', requested is 'loud'"),
     ],
 )
 def test_another_recipe_is_refused(tmp_path: Path, finished: bool, other: Noise, told: str) -> None:

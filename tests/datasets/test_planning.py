@@ -154,7 +154,7 @@ def test_text_and_volumes_in_splits_of_other_names_say_so(sets: Path, tmp_path: 
         write_volumes(tmp_path / "hdf5" / name.title(), 1, seed=0)
     assert "holds splits: 'test', 'train'" in (refusal("bert", tmp_path / "text") or "")
     assert "holds splits: 'Test', 'Train'" in (refusal("cosmoflow", tmp_path / "hdf5") or "")
-    with pytest.raises(UserError, match="of a split; give that one"):
+    with pytest.raises(UserError, match="of a split; give that folder"):
         index_density(tmp_path / "hdf5")
 
 
@@ -211,7 +211,7 @@ def test_damage_is_told(sets: Path, tmp_path: Path) -> None:
     assert "holds 'a.txt', which is not UTF-8; bert trains on text" in (refusal("bert", tmp_path / "t") or "")
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / INDEX).write_bytes(b"PK\3\4 no archive")
-    assert "not a whole index of images" in (refusal("resnet50", tmp_path / "s") or "")
+    assert "not an intact index of images" in (refusal("resnet50", tmp_path / "s") or "")
 
 
 def test_what_is_not_there_is_left_to_the_nodes(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_file_system_that_does_not_answer_keeps_nobody_waiting(
     began = time.monotonic()
     require_fitting_data(made)
     assert time.monotonic() - began < 30
-    assert "does not answer: not looked at before the run" in capsys.readouterr().err
+    assert "does not answer: not checked before the run" in capsys.readouterr().err
     answers.set()
 
 

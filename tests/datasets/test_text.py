@@ -226,7 +226,7 @@ def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.sequence_length 4 is too short"):
         build("one\n\ntwo\n", sequence_length=4)
     small = BERT.model_copy(update={"vocab_size": 4095})
-    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, model.vocab_size is 4095"):
+    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, but model.vocab_size is 4095"):
         build("one\n\ntwo\n", small)
     (tmp_path / "v.vocab").write_text("\n".join(SPECIAL), encoding="utf-8")
     with pytest.raises(UserError, match="no word"):
@@ -333,7 +333,7 @@ def spoil(key: str, row: int, column: int, value: int) -> Callable[[Any], None]:
         (spoil("input_ids", 2, 5, -1), "input_ids holds an id out of range"),
         (spoil("input_mask", 2, 5, 0), "input_mask is not ones and then zeros"),
         (spoil("segment_ids", 2, 5, 2), "segment_ids holds other than 0 and 1"),
-        (spoil("masked_lm_positions", 2, 8, 60), "masked_lm_positions lies outside the tokens"),
+        (spoil("masked_lm_positions", 2, 8, 60), "masked_lm_positions is outside the tokens"),
         (spoil("masked_lm_ids", 2, 0, 5000), "masked_lm_ids holds an id out of range"),
         (spoil("next_sentence_labels", 2, 0, 3), "next_sentence_labels is neither 0 nor 1"),
     ],
@@ -480,7 +480,7 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     for workers in (1, 2):
         checking = Checking(vocabulary="english-4096", workers=workers, on_remark=lines.append)
         found = RawText().verify(tmp_path, checking)
-        assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: no text in it"]
+        assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: contains no text"]
     assert lines[-2] == "2 documents in 3 files"
     assert lines[-1].endswith("tokens are [UNK]")
     assert RawText().verify(tmp_path / "a.txt", Checking()) == []

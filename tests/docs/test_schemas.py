@@ -21,7 +21,7 @@ from dlbench.report.formats.json import to_json
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.time_to_train import Asked
+from dlbench.views.time_to_train import TrainingQuestion
 from tests.conftest import Cli
 from tests.support.run_factory import write_scaling
 from tests.support.schemas import validator
@@ -50,7 +50,7 @@ def holds(name: str, document: Document) -> dict[str, Any]:
 def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -> None:
     assert holds("report", document_of(assemble(scan(runs))))["groups"]
     assert holds("diagnosis", diagnosis(scan(runs))[1])["groups"]
-    assert holds("estimate", estimate(scan(runs), Asked(deadline_s=60))[1])["groups"]
+    assert holds("estimate", estimate(scan(runs), TrainingQuestion(deadline_s=60))[1])["groups"]
     write_scaling(tmp_path, points=(1, 2, 4), series="s2")
     a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
     found = compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule())

@@ -574,4 +574,4 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
         there = scan(root)
         raise RunError(f"{len(there.runs)} {there.problems} {there.withheld}")
 
-    assert as_user(65534, look) == f"RunError: 1 [] ['{root / runs[0]}: of user root, not readable']"
+    assert as_user(65534, look) == f"RunError: 1 [] ['{root / runs[0]}: owned by user root, not readable']"

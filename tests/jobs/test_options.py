@@ -53,20 +53,20 @@ def test_memory_and_cores_are_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("key", "given", "words"),
     [
-        ("extra", ["array=0-3"], "--array is not taken: it would start several jobs into one run's folder"),
-        ("extra", "--arr=0-3", "--arr, which is short for --array, is not taken"),
-        ("extra", ["--switches=1", "nodes=7"], "--nodes is not taken: the plan decides it"),
+        ("extra", ["array=0-3"], "--array is not allowed: it would start several jobs in one run folder"),
+        ("extra", "--arr=0-3", "--arr, which is short for --array, is not allowed"),
+        ("extra", ["--switches=1", "nodes=7"], "--nodes is not allowed: the plan sets it"),
         ("extra", "ntasks-per-n=2", "short for --ntasks-per-node"),
-        ("extra", "wrap=id", "--wrap is not taken"),
-        ("extra", "partition=gpu", "system.slurm.partition is for it"),
-        ("extra", "export=ALL", "system.slurm.export is for it"),
-        ("extra", ["-N7"], "'-N7' is no option by its long name"),
-        ("extra", "--switches 1", "'1' is no option"),
-        ("extra", ["Nodes=7"], "is no option"),
+        ("extra", "wrap=id", "--wrap is not allowed"),
+        ("extra", "partition=gpu", "use system.slurm.partition"),
+        ("extra", "export=ALL", "use system.slurm.export"),
+        ("extra", ["-N7"], "'-N7' is not a long option"),
+        ("extra", "--switches 1", "'1' is not a long option"),
+        ("extra", ["Nodes=7"], "is not a long option"),
         ("extra", ["licenses=a\nb"], "cannot be printed"),
-        ("extra", "it's", "is no list of words"),
-        ("srun_args", "--label", "dlbench needs its own"),
-        ("srun_args", "--mpi=none", "system.launch.mpi_plugin is for it"),
+        ("extra", "it's", "is not a list of words"),
+        ("srun_args", "--label", "dlbench sets it"),
+        ("srun_args", "--mpi=none", "use system.launch.mpi_plugin"),
         ("srun_args", "--cpu-b=cores", "short for --cpu-bind"),
     ],
 )
@@ -167,13 +167,13 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     plan = with_system(plan_of(), launch={"environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}})
     monkeypatch.delenv("SITE_TOKEN", raising=False)
     (note,) = [note for note in preset_notes([plan, plan]) if "SITE_TOKEN" in note]
-    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set here: ")
+    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set in this shell: ")
     monkeypatch.setenv("SITE_TOKEN", "hunter2")
     assert not any("SITE_TOKEN" in note for note in preset_notes([plan]))
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
     monkeypatch.setenv("SBATCH_QOS", "low")
     assert [note for note in preset_notes([plan, plan]) if "SBATCH" in note] == [
-        "note: SBATCH_ACCOUNT, SBATCH_QOS: set here and not used: jobs are asked for as system box says (slurm.*)"
+        "note: SBATCH_ACCOUNT, SBATCH_QOS: set here but not used: jobs are requested as in system box (slurm.*)"
     ]
 
 

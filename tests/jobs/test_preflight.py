@@ -258,4 +258,4 @@ def test_a_report_of_many_nodes_fits_on_a_screen(tmp_path: Path) -> None:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "n0099: FAILED: its scratch is full" in lines
-    assert "leave out: --exclude=n0099 (slurm.exclude in the system file)" in lines
+    assert "to exclude the failed nodes: --exclude=n0099 (slurm.exclude in the system file)" in lines

@@ -189,7 +189,7 @@ def test_the_command_says_what_it_takes_in_again_and_what_it_leaves_out(
     told = CliRunner().invoke(command_line, ["status", "runs"]).stdout
     assert f"job 42 ended as CANCELLED before this run began; {command} submits it again" in told
     wrong = CliRunner().invoke(command_line, ["submit", "cosmoflow", "--system", "box", "--nodes", "1", "--cancelled"])
-    assert "--cancelled goes with --resume SERIES alone" in str(wrong.exception)
+    assert "--cancelled needs --resume SERIES without WORKLOAD" in str(wrong.exception)
 
 
 def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_kept(

@@ -80,11 +80,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     # Before CUDA 13 pip's packages hold no nvcc.
     assert "pip" not in lacking(tmp_path, "12.8")
     nccl_in(tmp_path / "packages/nvidia/nccl", library="")
-    assert lacking(tmp_path).startswith("libnccl.so is missing beside ")
+    assert lacking(tmp_path).startswith("libnccl.so is missing next to ")
     (tmp_path / "packages/nvidia/nccl/lib").mkdir()
     (tmp_path / "packages/nvidia/nccl/lib/libnccl.so.2").touch()
     assert "nccl" not in lacking(tmp_path)
     old = nvcc_in(tmp_path / "usr/local/cuda", "12.4.1")
     assert lacking(tmp_path) == f"nvcc 12.4.1 in {old} is not of torch's CUDA 13.0"
     bare = nvcc_in(tmp_path / "bare", runtime=False)
-    assert lacking(tmp_path, CUDA_HOME=str(bare)) == f"cuda_runtime.h is missing beside nvcc 13.0.88 in {bare}"
+    assert lacking(tmp_path, CUDA_HOME=str(bare)) == f"cuda_runtime.h is missing next to nvcc 13.0.88 in {bare}"

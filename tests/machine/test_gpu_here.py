@@ -46,7 +46,7 @@ def test_a_gpu_that_may_not_be_opened_is_another_job_s(tmp_path: Path, monkeypat
     assert not is_given_gpu(tmp_path, {})
     assert hidden_gpus(tmp_path, {}) == (
         "2 NVIDIA GPUs are on the PCI bus, but this job may not open their device files",
-        "ask for GPUs (slurm.gpu_request)",
+        "request GPUs (slurm.gpu_request)",
     )
 
 
@@ -56,7 +56,7 @@ def test_a_container_without_devices_still_sees_the_bus(tmp_path: Path) -> None:
         file.unlink()
     found = hidden_gpus(tmp_path, {})
     assert found is not None
-    assert found.reason == "8 NVIDIA GPUs are on the PCI bus, but /dev has no device file of one"
+    assert found.reason == "8 NVIDIA GPUs are on the PCI bus, but /dev has no device file of a GPU"
     assert found.remedy == (
         "load NVIDIA's driver, or run nvidia-smi once; in a container, give the container its devices "
         "(container.gpu=nvidia; apptainer --nv; docker --gpus all)"
@@ -85,11 +85,11 @@ def test_a_gpu_in_amd_s_processor_is_none_without_torch_for_rocm(
     assert not has_gpu(tmp_path, {})
     assert not is_given_gpu(tmp_path, {})
     assert hidden_gpus(tmp_path, {}) == (
-        "AMD's driver (/dev/kfd) shows no GPU but one in the processor, and torch is not built for ROCm",
+        "AMD's driver (/dev/kfd) shows only a GPU in the processor, and torch is not built for ROCm",
         "install torch for ROCm, from PyTorch's own index, to try that",
     )
     monkeypatch.setattr(environment, "hidden_gpus", lambda: hidden_gpus(tmp_path, {}))
-    assert environment.capture([], {})["gpu.unused"].startswith("AMD's driver (/dev/kfd) shows no GPU but")
+    assert environment.capture([], {})["gpu.unused"].startswith("AMD's driver (/dev/kfd) shows only a GPU")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+rocm7.0")
     assert is_given_gpu(tmp_path, {})
     assert hidden_gpus(tmp_path, {}) is None

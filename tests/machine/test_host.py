@@ -270,7 +270,7 @@ def test_energy_that_only_root_may_read() -> None:
         (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
         with without_root():
             reason = open_host(root).unavailable["host.energy.package-0_j"]
-    assert reason.endswith("energy_uj: Permission denied; most systems let only root read it since CVE-2020-8694")
+    assert reason.endswith("energy_uj: Permission denied; since CVE-2020-8694 most systems let only root read it")
 
 
 def test_cgroup_of_version_2(tree: Write) -> None:
@@ -335,10 +335,10 @@ def test_cgroup_of_version_1(tree: Write) -> None:
     ("path", "mounts", "files", "reason", "limit"),
     [
         ("/", "", {}, "no cgroup of the controller cpu is mounted", "unknown: no cgroup"),
-        ("/../x", "/", {}, "the cgroup /../x is outside of what is mounted here", "unknown: the cgroup"),
+        ("/../x", "/", {}, "the cgroup /../x is outside of the mounted hierarchy", "unknown: the cgroup"),
         ("/a", "/b", {}, "the cgroup /a is not below /b, which is mounted", "unknown: the cgroup"),
         ("/", "/", {}, "cpu.stat: No such file or directory", "none"),
-        ("/", "/", {"cpu.stat": "usage_usec 1\n"}, "no line throttled_usec; a group without a limit", "none"),
+        ("/", "/", {"cpu.stat": "usage_usec 1\n"}, "no line throttled_usec, as in a group without a CPU limit", "none"),
         ("/", "/", {"cpu.max": "1 0\n", "cpu.stat": ""}, "no line throttled_usec", "unknown: "),
     ],
 )

@@ -71,7 +71,7 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
     monkeypatch.setattr(page_cache, "_CACHESTAT", 9999)
     older = cached_pages(files)
     assert older.share == pytest.approx(1 / 8, abs=FEW)
-    assert older.evidence == "512 pages of 8 files asked for by reads that may not wait"
+    assert older.evidence == "512 pages of 8 files tested by reads with RWF_NOWAIT"
 
 
 def test_the_whole_cache_is_dropped_where_that_is_allowed(files: list[Path], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_does_not_fit_into_memory_is_not_read(files: list[Path]) -> None:
     evicted(files)
     told: list[str] = []
     done(fill(files, told, room_bytes=1_000_000))
-    assert told == ["900,000 of 2,400,000 bytes were read: memory has room for 1,000,000, the rest does not fit"]
+    assert told == ["900,000 of 2,400,000 bytes were read: available memory is 1,000,000 bytes"]
     assert cached_pages(files).share == pytest.approx(3 / 8, abs=FEW)
 
 

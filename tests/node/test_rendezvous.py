@@ -112,7 +112,7 @@ def test_a_bridge_of_the_node_s_own_is_no_address_for_others(
         (2, True, None, "=lo", "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME==lo"),
         (
             *(2, True, "ib0", "ib0"),
-            "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME=ib0; NCCL's was set before, and dlbench left it",
+            "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME=ib0; NCCL's was set before, and dlbench did not change it",
         ),
         (2, False, None, None, "GLOO_SOCKET_IFNAME=lo"),
         (1, True, None, None, None),  # one node meets on loopback

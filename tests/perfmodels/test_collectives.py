@@ -315,14 +315,14 @@ def test_too_little_is_refused() -> None:
     points = measured(SHAPED)
     with pytest.raises(UserError, match="needs at least 5 points of at least two sizes; got 3 points of 3"):
         fitted(points[:3])
-    with pytest.raises(UserError, match="of two sizes or more, here are 12 of 1"):
+    with pytest.raises(UserError, match="of at least two sizes; got 12 points of 1"):
         fitted([point for point in points if point.num_bytes == MIB])
     with pytest.raises(UserError, match="are no measurement"):
         fitted([Observation(**{**vars(points[0]), "seconds": 0.0}), *points])
     alone = {"collective": "allreduce", "algorithm": "ring", "layout": Layout(ranks=1, group_size=1)}
-    with pytest.raises(UserError, match="of one rank alone"):
+    with pytest.raises(UserError, match="of a single rank"):
         fitted([Observation(**{**vars(point), **alone}) for point in points])
-    with pytest.raises(UserError, match="two sizes or more, here are 1"):
+    with pytest.raises(UserError, match="at least two sizes; got 1"):
         fit_line("test", 2, [8, 8], [1.0, 1.0])
     with pytest.raises(UserError, match="must be positive"):
         fit_line("test", 2, [8, 16], [1.0, 0.0])

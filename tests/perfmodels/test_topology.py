@@ -114,7 +114,7 @@ def test_the_command_prices_cables_without_a_network(tmp_path: Path) -> None:
     took = {one["name"]: one["seconds"] for one in found["series"]}
     assert took["shifted-halving-doubling"][0] == allreduce(loop(16), "shifted-halving-doubling", MIB, 16)
     assert found["extrapolated"] == []
-    for wrong, why in ((["x.json"], "give either a file NETWORK"), (["--leaf-size", "4"], "--leaf-size: the topology")):
+    for wrong, why in ((["x.json"], "give either a file NETWORK"), (["--leaf-size", "4"], "--leaf-size has no effect")):
         refused = CliRunner().invoke(cli, [*words, *wrong])
         assert isinstance(refused.exception, UserError)
         assert str(refused.exception).startswith(why)

@@ -216,7 +216,7 @@ def test_what_was_inert_is_an_error_in_the_record(records: Records) -> None:
     """PowerSGD begins after two steps; a run of two never comes to it."""
     record = records("too-short")
     (text,) = record.inert
-    assert text.startswith("sync.wire: powersgd was asked for, fp32 was in force (")
+    assert text.startswith("sync.wire: powersgd was requested, but fp32 was used (")
     exchange = exchange_of(record)
     assert exchange.wire == "fp32"
     # Nothing could be watched either, and the record says what would help.
@@ -249,7 +249,7 @@ def test_only_what_demonstrably_did_not_act_is_inert() -> None:
     acted = [row("fp16", "fp16"), row(None, "fp16"), row("fp16", None), row(1.0, 1.0)]
     assert checks.inert(acted, ranks=2) == ()
     assert checks.inert([*acted, row("fp16", "fp32")], ranks=2) == (
-        "sync.wire: fp16 was asked for, fp32 was in force (seen)",
+        "sync.wire: fp16 was requested, but fp32 was used (seen)",
     )
     assert checks.inert([row("fp16", "fp32")], ranks=1) == ()
 
@@ -271,13 +271,13 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
 def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
     check = checks.wire_check(exchanged(3), is_scaled=False)
     assert not check.passed
-    assert check.detail.startswith("3 sums of gradients left the range of fp16")
+    assert check.detail.startswith("3 sums of gradients overflowed fp16")
     assert "set sync.wire to fp32 or bf16" in check.detail
     assert checks.exchange_warnings(exchanged(3), is_scaled=False) == []
     scaled = checks.wire_check(exchanged(3), is_scaled=True)
     assert scaled.passed
     (doubt,) = checks.exchange_warnings(exchanged(3), is_scaled=True)
-    assert "loss scaling left" in doubt
+    assert "loss scaling skipped those steps" in doubt
     clean = checks.wire_check(exchanged(0), is_scaled=False)
     assert clean.passed
     assert checks.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
@@ -289,4 +289,4 @@ def test_costs_that_may_be_the_host_s_rate_of_calls_are_a_warning() -> None:
     line = LineCost(name="nccl flat", startup_s=1e-5, per_byte_s=1e-9, ranks=2, launch_bound=(4096, 16384))
     found = exchanged(0).model_copy(update={"costs": (line,)})
     (said,) = checks.exchange_warnings(found, is_scaled=False)
-    assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU came to messages before the host had")
+    assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU waited for the host to launch messages")

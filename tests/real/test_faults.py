@@ -62,8 +62,8 @@ def test_ranks_are_numbers_or_text_with_commas(said: object, ranks: tuple[int, .
         ({"ranks": "1,1", "step_delay_s": 0.1}, "twice"),
         ({"ranks": [], "step_delay_s": 0.1}, "at least 1"),
         ({"compute_factor": 0.9}, "greater than or equal to 1"),
-        ({"ranks": 1}, "says no fault"),
-        ({}, "says no fault"),
+        ({"ranks": 1}, "sets no fault"),
+        ({}, "sets no fault"),
     ],
 )
 def test_a_fault_that_is_none_is_refused(said: dict[str, object], words: str) -> None:
@@ -90,7 +90,7 @@ def one(**overrides: Any) -> RunPlan:
 def test_a_fault_is_told_with_every_figure(tmp_path: Path) -> None:
     plan = one(**{"fault.compute_factor": 1.3, "fault.ranks": 1, "fault.input_delay_s": 0.04})
     (text,) = checks.planned_warnings(plan)
-    for words in ("a fault is planted on rank 1:", "1.3 times as long", "40 ms later"):
+    for words in ("a fault is injected on purpose on rank 1:", "1.3 times as long", "delayed by 40 ms"):
         assert words in text
     assert checks.planned_warnings(one()) == []
     (alone,) = plans(points=(1, 2), repeats=1, overrides={"fault.ranks": 1, "fault.step_delay_s": 0.1})[:1]
@@ -280,7 +280,7 @@ def test_a_fault_on_one_of_two_ranks_adds_what_it_says(tmp_path: Path) -> None:
     assert between >= 3 * 0.03
     # Slept a little longer than asked for, and half of three forward passes besides; all of it within these phases.
     assert 3 * (0.05 + 0.03) < slow.planted_s <= waited + forward + between
-    assert any(text.startswith("a fault is planted on rank 1:") for text in record.warnings)
+    assert any(text.startswith("a fault is injected on purpose on rank 1:") for text in record.warnings)
 
 
 def assert_trained_apart(run: Run, record: Record) -> None:

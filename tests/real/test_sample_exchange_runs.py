@@ -114,7 +114,9 @@ def test_a_resume_with_other_ranks_or_another_shuffle_at_the_end_of_an_epoch(
     )
     end = ("--resume", two.folder.checkpoint(PER_EPOCH), "--set", "measure.warmup_steps=0")
     one = run_of(cli, tmp_path, "one", density, *ALONE, *local, *end, "--set", "measure.measured_steps=12")
-    assert any("resumed with 1 ranks after 2: samples were shared out anew" in text for text in record_of(one).warnings)
+    assert any(
+        "resumed with 1 ranks after 2: samples were distributed again" in text for text in record_of(one).warnings
+    )
     middle = ("--resume", two.folder.checkpoint(PER_EPOCH // 2))
     for series, arguments, words in (
         ("middle", (*local, *middle), "written within epoch 0 by 2 ranks"),

@@ -393,7 +393,7 @@ exec {shutil.which("sbatch")} "$@\"""",
     assert "ended as CANCELLED" in dlbench("status", "runs", "--where", "series=held").stdout
     left = dlbench("submit", "--resume", "held")
     assert left.stdout == ""
-    assert f"1 run of cancelled job {job} is left out" in left.stderr
+    assert f"left out: 1 run of cancelled job {job}" in left.stderr
 
 
 @pytest.mark.nightly

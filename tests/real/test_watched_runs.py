@@ -150,8 +150,8 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     assert layers[0] == layers[1] - 1 > 0
     (doubt,) = record_of(runs[2]).warnings
     assert doubt == (
-        "watch.window_steps 4: layers could be profiled in 3 steps only, as the warm-up has 4 and its first is left "
-        "out; set measure.warmup_steps to 8"
+        "watch.window_steps 4: layers could be profiled in only 3 steps: the warm-up has 4 steps, of which the "
+        "first is not profiled; set measure.warmup_steps to 8"
     )
 
 
@@ -232,7 +232,7 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     course = plan_schedule(plan, first=0, batches_per_epoch=None)
     result = with_layers_noted(plan, course, exchange(**changes))
     assert (result.evidence != "seen") == is_mixed
-    doubts = [text for text in watch_warnings(plan, course, [], result) if "lengthens them" in text]
+    doubts = [text for text in watch_warnings(plan, course, [], result) if "makes it slower" in text]
     assert len(doubts) == int(is_mixed and profiler)
     assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
 

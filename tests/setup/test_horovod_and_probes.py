@@ -313,7 +313,7 @@ def test_a_torch_for_cuda_without_nvcc_gets_a_horovod_for_cpus_knowingly(
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
     machine.install()
     assert machine.said[0].startswith("torch is built for CUDA 99.0, but nvcc ")
-    assert "engine ddp serves more" in machine.said[1]
+    assert "use engine ddp for more" in machine.said[1]
     built = (machine.root / "build.env").read_text()
     assert "HOROVOD_GPU" not in built
     assert "HOROVOD_NCCL" not in built
@@ -520,7 +520,7 @@ def test_a_horovod_that_is_not_dlbench_s_build(installed: Machine, monkeypatch: 
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(version="0.27.0", mpi=False, readback=False))
     found = findings()["Horovod"]
     assert found.state == "problem"
-    assert "0.27.0, built with gloo; without mpi, nccl, cuda; not dlbench's build" in found.detail
+    assert "0.27.0, built with gloo; without mpi, nccl, cuda; not built by dlbench" in found.detail
     assert "dlbench setup horovod" in found.remedy
 
 
@@ -534,7 +534,7 @@ def test_a_horovod_without_the_mpi_that_came_later_is_named(
     found = findings()
     assert (found["Horovod"].state, found["MPI"].state) == ("ok", "ok")
     assert found["Horovod with MPI"].state == "problem"
-    assert found["Horovod with MPI"].detail == "Horovod was built without MPI, and MPI is here now"
+    assert found["Horovod with MPI"].detail == "Horovod was built without MPI, and MPI is installed now"
     assert found["Horovod with MPI"].remedy.startswith("dlbench setup horovod ")
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer())
     assert "Horovod with MPI" not in findings()
@@ -547,12 +547,12 @@ def test_a_horovod_beside_a_torch_for_cuda_says_what_it_lacks(
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here))
     found = findings()["Horovod with NCCL"]
     assert found.state == "absent"
-    assert found.detail.startswith("Horovod was built without NCCL; nccl.h is missing (looked for include/nccl.h in ")
+    assert found.detail.startswith("Horovod was built without NCCL; nccl.h is missing (searched include/nccl.h in ")
     _, cuda = cuda_in(installed)
     monkeypatch.setenv("CUDA_HOME", str(cuda))
     found = findings()["Horovod with NCCL"]
     assert (found.state, found.remedy.partition(" (")[0]) == ("problem", "dlbench setup horovod")
-    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are here now"
+    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are installed now"
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True, free_timeline=False))
     found = findings()
     assert "Horovod with NCCL" not in found
@@ -606,4 +606,4 @@ def test_a_cpu_limit_below_the_cores_is_a_problem(
     monkeypatch.setattr(Path, "read_text", read_text)
     found = findings()["Cores"]
     assert found.state == state
-    assert state == "ok" or "throttled" in found.remedy
+    assert state == "ok" or "throttling" in found.remedy

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"a": {"engine.name": "ddp"}, "b": {"engine.ddp.backend": "gloo"}},
         ["--ab (side b) engine.ddp.backend", "no effect"],
     ),
-    "what is so anyway": ({"b": {"engine.name": "horovod"}}, ["both sides come to the same plan", "engine.name"]),
+    "what is so anyway": ({"b": {"engine.name": "horovod"}}, ["both sides give the same plan", "engine.name"]),
     "an option that both replace": (
         {"a": {"engine.name": "horovod"}, "b": {"engine.name": "ddp"}, "engine": "ddp"},
         ["--engine: has no effect", "both sides"],
@@ -249,7 +249,7 @@ def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeyp
 
     done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "5")
     assert done.exit_code == 0, done.output
-    assert "will give no verdict" not in done.stderr
+    assert "give no verdict" not in done.stderr
     found = scan(tmp_path)
     assert len(found.runs) == 10
     lines = paired_lines(found)

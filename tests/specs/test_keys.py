@@ -127,14 +127,14 @@ def test_a_variable_that_ranks_are_given_by_launch_interface_is_refused(name: st
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("backend", "backend is spelt auto"),
-        ("single", "single is spelt own:single"),
-        ("mgwfbp", "mgwfbp is spelt own:mgwfbp"),
+        ("backend", "backend was renamed to auto"),
+        ("single", "single was renamed to own:single"),
+        ("mgwfbp", "mgwfbp was renamed to own:mgwfbp"),
         ("size:64MiB", "own:64MiB; 64MiB is the fusion of Horovod or DDP"),
         (0, "switched off by none, not by 0"),
         ("own:0", "switched off by own:none, not by own:0"),
         (25, "25 is 25 bytes: write 25MiB"),
-        (1023, "least: 1KiB"),
+        (1023, "minimum: 1KiB"),
         *(
             (other, "must be auto, none, or a size such as 64MiB")
             for other in ("64Mi", 1.5, True, -1, None, "own:", "")
@@ -191,6 +191,6 @@ def test_what_the_autotuner_chooses_is_refused_unless_a_run_is_without_it(key: s
     tuned, value = "engine.horovod.autotune", {"sync.fusion": "16MiB"}.get(key, 2.0)
     asked: dict[str, Any] = {"engine": "horovod", "points": (2,), "repeats": 1}
     said = refused(**asked, overrides={tuned: True, "measure.warmup_steps": 1300, key: value})
-    assert "autotune searches fusion and cycle time itself" in said
+    assert "autotune tunes fusion and cycle time" in said
     made = plans(**asked, sweep={tuned: (False, True)}, overrides={"measure.warmup_steps": 1300, key: value})
     assert len(made) == 2

@@ -42,7 +42,7 @@ def test_a_modelled_system_says_so_and_names_a_source_of_every_value(name: str) 
 def test_nothing_runs_on_a_modelled_system(cli: Cli, command: tuple[str, ...]) -> None:
     done = cli(*command, "abci", *(("--dry-run",) if command[0] != "preflight" else ()))
     assert done.returncode == 2
-    assert "abci: modelled is true: it is a machine by data sheet, where nothing runs; use another one" in done.stderr
+    assert "abci: modelled is true: it is only described by a data sheet; use another one" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_nothing_runs_on_a_modelled_system(cli: Cli, command: tuple[str, ...]) -
         ({"across": LINK, "nodes_per_leaf": 8}, "nodes_per_leaf needs leaf_source"),
         (
             {"beyond": {**LINK, "links": 4}, "leaf_taper": 2.0, "nodes_per_leaf": 8, "leaf_source": "x"},
-            "say the same twice",
+            "have the same meaning",
         ),
         ({"across": {**LINK, "speed": 3}}, "speed"),
         ({"across": {"alpha_s": 1e-6, "gb_per_s": 10}}, "source"),

@@ -149,7 +149,7 @@ def test_what_a_row_replaces_cannot_be_set(key: str, value: float, batch: int) -
     [
         ({"learning_rate_table": []}, "learning_rate_scaling table needs learning_rate_table"),
         ({"learning_rate_table": [{"batch": 9, "learning_rate": 1}, {"batch": 8, "learning_rate": 1}]}, "must ascend"),
-        ({"reference_batch": 100}, "reference_batch 100 is no row"),
+        ({"reference_batch": 100}, "reference_batch 100 is not a row"),
         (
             {"learning_rate_table": [{"batch": 4096, "learning_rate": 1, "total_steps": 2, "total_epochs": 1.0}]},
             r"exclude each other \(row 4096",
@@ -172,7 +172,7 @@ def to_target(workload: str, preset: str, ranks: int = 1, **settings: Any) -> Ru
 def test_a_target_that_is_out_of_reach_is_not_offered() -> None:
     for preset in ("full", "gpu"):
         with pytest.raises(
-            UserError, match=r"reaches 0\.72 from trained weights only: give checkpoint\.initialize_from"
+            UserError, match=r"reaches 0\.72 from trained weights only: set checkpoint\.initialize_from"
         ):
             to_target("bert", preset)
     assert to_target("bert", "full", checkpoint__initialize_from="/phase1.safetensors")
@@ -180,7 +180,7 @@ def test_a_target_that_is_out_of_reach_is_not_offered() -> None:
     for preset in ("phase1", "phase2", "base"):
         with pytest.raises(UserError, match=rf"preset {preset} of bert has no `quality` section"):
             to_target("bert", preset)
-    with pytest.raises(UserError, match=r"131,072 is beyond the last row of .* \(65,536\): no rate is published"):
+    with pytest.raises(UserError, match=r"131,072 is beyond the last row of .* \(65,536\): no published rate"):
         to_target("resnet50", "full", 2, train__batch_per_rank=65_536)
     with pytest.raises(UserError, match=r"8,192 is beyond the last row of .* \(4,096\)"):
         to_target("resnet50", "gpu", 32)
@@ -215,7 +215,7 @@ def test_a_phase_has_its_published_batch_at_every_rank_count(preset: str, batch:
 
 
 def test_a_global_batch_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match=r"65,536 over 3 ranks is no number of parts of 256"):
+    with pytest.raises(UserError, match=r"65,536 over 3 ranks is not a multiple of 256"):
         plan_of("bert", "phase1", 3)
     with pytest.raises(UserError, match=r"decides train\.gradient_accumulation"):
         plan_of("bert", "phase1", 1, train__gradient_accumulation=2)

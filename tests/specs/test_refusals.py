@@ -29,9 +29,9 @@ VALIDATOR = re.compile(
 """Words of the validator, and signs of a regular expression."""
 
 RIGHT = re.compile(
-    r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice|is for it"
-    r"|the plan decides|started so|multiple of|does not fit|have the same length|holds a character|one program|above 1"
-    r"|divide|epoch_samples|switched off by|spelt"
+    r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice"
+    r"|the plan sets|does not support|multiple of|does not fit|have the same length|contains a character"
+    r"|path of a program|above 1|divide|epoch_samples|switched off by|renamed to"
 )
 """One of these leads on to what would be right."""
 
@@ -137,9 +137,9 @@ def test_no_field_of_any_file_is_told_of_in_the_validators_words() -> None:
         ("name: sgd", "name: adam", "train.optimizer.name: must be sgd, adamw, lars or lamb, got 'adam'"),
         ("batch_per_rank: 4", "{}", "train.batch_per_rank: is missing: must be a whole number of 1 or more"),
         ("20MB", "[20]", "watch.max_bytes: must be a number of bytes such as 67108864 or 64MiB, got [20]"),
-        ("presets:\n  gpu: {}\n  bf16: {train: {precision: bf16}}\n", "", "presets: must hold one or more, e.g."),
+        ("presets:\n  gpu: {}\n  bf16: {train: {precision: bf16}}\n", "", "presets: must contain at least one, e.g."),
         ("presets:", "default_preset: full\npresets:", "unknown preset 'full': known: bf16, gpu"),
-        ("gpu: {}", "gpu: 3", "presets.gpu: must be keys and values, or nothing, got 3"),
+        ("gpu: {}", "gpu: 3", "presets.gpu: must be keys and values, or empty, got 3"),
     ],
 )
 def test_a_wrong_file_is_answered_with_file_key_and_what_would_be_right(

@@ -26,7 +26,9 @@ def _why_not_over_mpi() -> str:
     answer = ask(ASK_HOROVOD)
     if isinstance(answer, str):
         return f"Horovod does not load: {answer}; `dlbench setup horovod` builds it"
-    return "" if answer["mpi"] else "this Horovod was built without MPI: run `dlbench setup horovod`, MPI is here now"
+    return (
+        "" if answer["mpi"] else "this Horovod was built without MPI: run `dlbench setup horovod`, MPI is installed now"
+    )
 
 
 def stand_in_horovod(folder: Path, *, cuda: str | None = None, **built: bool) -> dict[str, str]:

@@ -152,7 +152,7 @@ def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: P
         write_run(tmp_path, plan, constant([5.0, 0.0, 30.0, 50.0, 10.0, 5.0]), data_story(staging=told))
     report, document = page(tmp_path)
     assert report.groups[0].of(Staged).points[0].seconds.value == 20.0
-    assert "4 of 5 runs found samples of an earlier run" in sections(document)["staging"].notes[0]
+    assert "4 of 5 runs reused samples of an earlier run" in sections(document)["staging"].notes[0]
 
 
 def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Document]) -> None:
@@ -227,7 +227,7 @@ def test_epochs_of_each_way_and_tier_are_drawn_over_nodes_next_to_the_ideal(tmp_
     assert by_shuffling.title == "Epoch over nodes (dashed: ideal from global, 2 ranks)"
     (found,) = report.all_of(ShuffleComparison)
     for row in found.rows:
-        way = {"none": "global", "replicate": "global, replicate to local", "shard": f"{row.way}, shard to memory"}
+        way = {"none": "global", "replicate": "global, replicate to local", "shard": f"{row.title}, shard to memory"}
         figure = row.epoch_s.scaled(1, "seconds")
         assert f"{way[row.staging]}, {place_text(row.ranks, row.nodes)}: {figure_text(figure)}" in by_shuffling.alt
     # One ideal for all lines: what global shuffling takes at one node, halved by two.
@@ -265,7 +265,7 @@ def test_what_to_try_follows_from_what_readers_do(tmp_path: Path, fetch_s: float
     verdict = report.groups[0].of(LostPercent).diagnosed.points[-1].verdict
     assert verdict.name == "input-bound"
     assert words in verdict.experiments[0].text
-    assert "of their time in" in verdict.experiments[0].text
+    assert "of their time " in verdict.experiments[0].text
     assert any("dlbench io sample --preset tiny" in one.text and "--tiers" in one.text for one in verdict.experiments)
 
 

@@ -123,11 +123,11 @@ def test_a_delay_planted_into_the_reader_goes_with_it_and_other_faults_stay() ->
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"data": "synthetic", "points": (1,)}, "nothing can be taken away"),
+        ({"data": "synthetic", "points": (1,)}, "nothing can be left out"),
         ({"to_accuracy": True}, "leave out --to-accuracy"),
-        ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
-        ({"overrides": {"checkpoint.every_steps": 3}}, "does not go with checkpoints"),
-        ({"overrides": {"sync.exchange": "none"}}, "leaves no exchange to take away"),
+        ({"sweep": {"train.batch_per_rank": (2, 4)}}, "cannot be combined with --sweep"),
+        ({"overrides": {"checkpoint.every_steps": 3}}, "cannot be combined with checkpoints"),
+        ({"overrides": {"sync.exchange": "none"}}, "has no exchange that could be left out"),
         ({"overrides": {"measure.noise_scale": True}}, "variant no-exchange is not possible: sync.exchange none"),
         (
             {"overrides": {"train.schedule.warmup_epochs": 2.0}},
@@ -235,7 +235,7 @@ def test_a_run_that_went_on_after_an_interruption_is_subtracted_from_none(tmp_pa
     point = only_point(tmp_path)
     assert {what.seconds.n for what in both(point)} == {4}
     assert [line.partition(" ")[2] for line in point.missing] == [
-        "was resumed after an interruption: no repeat of runs that ran through"
+        "was resumed after an interruption: not a repeat of uninterrupted runs"
     ]
 
 

@@ -270,7 +270,7 @@ def test_counter_and_power_are_checked_against_each_other(tmp_path: Path) -> Non
     assert agreeing.doubts == ()
     apart = run_energy(make_run(tmp_path / "b", both, rows_of(every(1.0), lambda t: 200.0, lambda t: 300 * t)))
     assert apart.sources[0].counter_over_power == pytest.approx(1.5)
-    assert any("1.50 times what its power adds up to" in text for text in apart.doubts)
+    assert any("1.50 times the sum of its power" in text for text in apart.doubts)
     assert joules(apart, "measured") == pytest.approx(3600)
 
 
@@ -351,14 +351,14 @@ def test_pauses_count_as_measured_only_where_no_span_tells_of_them(tmp_path: Pat
     folder = write_run(tmp_path / "untold", one_node(), step_times(), gpu_story())
     untold = run_energy(with_pause(folder, stages()))
     assert joules(untold, "measured") == pytest.approx(300 * 15)
-    assert any("20% of the measured window is in no step" in text for text in untold.doubts)
+    assert any("20% of the measured window is outside of steps" in text for text in untold.doubts)
 
 
 def test_without_spans_only_steps_are_told_apart(tmp_path: Path) -> None:
     folder = write_run(tmp_path, one_node(), step_times(), gpu_story())
     write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0), lambda t: 300 * t))
     energy = run_energy(read_run(folder.path))
-    assert any("no spans hold the stages" in text for text in energy.doubts)
+    assert any("no spans of stages" in text for text in energy.doubts)
     assert energy.amounts("GPUs", "building") == []
     assert joules(energy) == pytest.approx(300 * 15)
 
@@ -468,8 +468,8 @@ def test_energy_of_gpus_that_the_sampler_was_not_shown_is_no_figure(tmp_path: Pa
     energy = run_energy(read_run(folder.path))
     assert energy.amounts("GPUs") == []
     assert energy.why["GPUs"] == (
-        "the sampler of n0 was shown 1 of the 4 GPUs that its ranks used, as where Slurm hides the others' "
-        "(slurm.gpu_bind site): nothing is known of the others"
+        "the sampler of n0 could see 1 of the 4 GPUs that its ranks used, as when Slurm hides GPUs of other "
+        "tasks (slurm.gpu_bind site): the others were not sampled"
     )
 
 

@@ -225,7 +225,7 @@ def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> 
     (point,) = points_of(group)
     assert point.prediction is None
     assert point.why == (
-        "model contradicted by measurement: 5 of 5 runs left less after the backward pass than its best"
+        "model contradicted by measurement: 5 of 5 runs took less time after the backward pass than the model's best"
     )
     assert "Least after backward" not in html.to_html(report)
 
@@ -262,7 +262,7 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     write_exchange(tmp_path / "cost", gradients=GRADIENTS[:2], repeats=1)
     unknown = {"communication_s": None, "exposed_s": None, "hidden_s": None}
     write_exchange(tmp_path / "times", lambda plan: unknown, repeats=1)
-    for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
+    for name, reason in (("when", "when each gradient was ready"), ("cost", "do not determine a line")):
         _, group = report_of(tmp_path / name)
         (point,) = points_of(group)
         assert point.prediction is None

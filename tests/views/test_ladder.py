@@ -87,7 +87,7 @@ def test_a_step_that_cannot_act_is_left_out_where_it_cannot(tmp_path: Path) -> N
         ("\nladder:\n  - {name: baseline, set: {}}\n", "ladder"),
         (
             STEPS[: STEPS.index("  - name: tensor")],
-            "no step can act here (input pipeline: synthetic data has no reader)",
+            "no step has an effect (input pipeline: synthetic data has no reader)",
         ),
     ],
 )
@@ -102,10 +102,10 @@ def test_bad_ladders_are_refused_with_file_and_step(tmp_path: Path, steps: str, 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"sweep": {"sync.wire": ("fp32", "fp16")}}, "--ladder: does not go with --sweep"),
-        ({"to_accuracy": True}, "--ladder: does not go with --to-accuracy"),
-        ({"decompose": True}, "--ladder: does not go with --decompose"),
-        ({"sides": {"a": {}, "b": {"sync.wire": "fp16"}}}, "--ab: does not go with --ladder"),
+        ({"sweep": {"sync.wire": ("fp32", "fp16")}}, "--ladder: cannot be combined with --sweep"),
+        ({"to_accuracy": True}, "--ladder: cannot be combined with --to-accuracy"),
+        ({"decompose": True}, "--ladder: cannot be combined with --decompose"),
+        ({"sides": {"a": {}, "b": {"sync.wire": "fp16"}}}, "--ab: cannot be combined with --ladder"),
         ({"overrides": {"train.batch_per_rank": 8}}, "train.batch_per_rank: also given to --set"),
     ],
 )

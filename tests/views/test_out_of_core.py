@@ -178,7 +178,7 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     assert ratios[best.method] == 1
     assert ratios[fsdp] / ratios[zero_1] == pytest.approx(1.1 / 1.3)
     (section,) = OutOfCoreView().sections(report)
-    assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: take {best.method}, the fastest")
+    assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: use {best.method}, the fastest")
     assert section.words[0].endswith("would not fit.")
 
 
@@ -205,7 +205,7 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
     (found,) = report.all_of(MethodComparison)
     assert found.points[0].checksum_share == 0.75
     (section,) = OutOfCoreView().sections(report)
-    assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
+    assert any("exceeded the plan by up to 3 MiB" in text for text in section.words)
     assert any("The measured peak exceeds the capacity by up to 4 MiB" in text for text in section.words)
     assert any("No run of this set trained in core" in text for text in section.notes)
 

@@ -46,10 +46,10 @@ def test_each_repeat_is_cold_cached_and_synthetic_and_every_second_goes_backward
     ("request_", "words"),
     [
         ({"data": None}, "give --data"),
-        ({"overrides": {"data.cache": "warm"}}, "--set data.cache: --tiers"),
-        ({"sweep": {"train.batch_per_rank": (1, 2)}}, "--tiers: does not go with --sweep"),
+        ({"overrides": {"data.cache": "warm"}}, "--set data.cache: has no effect: --tiers"),
+        ({"sweep": {"train.batch_per_rank": (1, 2)}}, "--tiers: cannot be combined with --sweep"),
         ({"to_accuracy": True}, "--tiers: measures throughput"),
-        ({"overrides": {"checkpoint.every_steps": 2}}, "does not go with checkpoints"),
+        ({"overrides": {"checkpoint.every_steps": 2}}, "cannot be combined with checkpoints"),
     ],
 )
 def test_what_does_not_go_with_tiers_is_refused(request_: dict[str, object], words: str) -> None:

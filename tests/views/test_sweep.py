@@ -487,7 +487,7 @@ def test_a_run_that_went_on_after_an_interruption_is_in_no_mean(tmp_path: Path) 
 
     found = setting(swept(tmp_path, speed, story=story, **SINGLE), fusion="own:single")
     assert (found.num_runs, found.num_planned) == (4, 5)
-    assert found.why == "valid: resumed after an interruption, so no repeat of runs that ran through"
+    assert found.why == "valid: resumed after an interruption, so not a repeat of uninterrupted runs"
 
 
 # The update by optimizer, replicated against sharded

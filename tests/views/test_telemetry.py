@@ -132,7 +132,7 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     assert node.gpu_power_w == (pytest.approx(600) if telling == 2 else None)
     table = sheet(group, "telemetry").to_display()
     cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
-    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
+    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "reported by 1 of 2 GPUs")
     assert cells["Received"] == "2 MiB/s"
 
 
@@ -310,8 +310,8 @@ def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
     batches(tmp_path, [8], [4, 16, 32])
     limit = limit_of(tmp_path)
     assert limit == (
-        "8 samples per rank fitted in fp32 (500 MiB); 4 samples ran out of memory in 1 run, though more fitted in "
-        "others; 16 samples ran out of memory."
+        "8 samples per rank fitted in fp32 (500 MiB); 4 samples ran out of memory in 1 run, though larger "
+        "batches fitted; 16 samples ran out of memory."
     )
 
 

@@ -24,11 +24,11 @@ from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import (
-    Asked,
     TimeToTrain,
     TimeToTrainView,
     TrainingAnswer,
     TrainingPoint,
+    TrainingQuestion,
     answers,
     held_by,
 )
@@ -49,8 +49,8 @@ START_S = 3.5
 """What the factory's ranks take from the start of the process to the first step."""
 
 
-def found_in(folder: Path, asked: Asked | None = None) -> TimeToTrain:
-    (group,) = estimate(scan(folder), asked or Asked())[0].groups
+def found_in(folder: Path, asked: TrainingQuestion | None = None) -> TimeToTrain:
+    (group,) = estimate(scan(folder), asked or TrainingQuestion())[0].groups
     return group.of(TimeToTrain)
 
 
@@ -175,7 +175,7 @@ def test_runs_to_a_target_tell_their_own_time_and_none_where_one_missed_it(tmp_p
         missed = plan.layout.ranks == 2 and plan.series.repeat == 3
         training = Training(values=[0.1, 0.2, 0.3 if missed else 0.6])
         write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(training=training))
-    found = found_in(tmp_path, Asked(deadline_s=60))
+    found = found_in(tmp_path, TrainingQuestion(deadline_s=60))
     (one,) = found.points
     assert found.amount == "Trained to a top-1 accuracy of at least 50.0 %, as measured."
     # 3 evaluations of 0.5 s, one behind 20 steps of 0.1 s each.
@@ -185,7 +185,7 @@ def test_runs_to_a_target_tell_their_own_time_and_none_where_one_missed_it(tmp_p
     assert found.answers[0].remarks == (
         "The whole interval of the mean is under 60 seconds, without start-up and queue.",
     )
-    asked = found_in(tmp_path, Asked(epochs=2))
+    asked = found_in(tmp_path, TrainingQuestion(epochs=2))
     # An epoch of 160 images at 80 images a second.
     assert asked.points[1].time.value == pytest.approx(2 * 160 / 80 + START_S)
 
@@ -209,7 +209,7 @@ def test_what_jobs_hold_is_what_is_billed(
     write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), story)
     (run,) = scan(tmp_path).runs
     assert {what: held_by(run, what) for what in held} == held
-    found = found_in(tmp_path, Asked(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
+    found = found_in(tmp_path, TrainingQuestion(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
     (point,) = found.points
     assert found.held == "GPU"
     assert point.price.value == pytest.approx(held["GPU"] * 2.5 * (1 + START_S / 3600))
@@ -264,7 +264,7 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
     points: tuple[TrainingPoint, ...], limit: float, other: float | None, is_deadline: bool
 ) -> None:
     hours = limit * 4 / 3600
-    asked = Asked(deadline_s=limit if is_deadline else other, budget=None if is_deadline else hours)
+    asked = TrainingQuestion(deadline_s=limit if is_deadline else other, budget=None if is_deadline else hours)
     (answer,) = answers(points, asked, "GPU")
 
     def meets(point: TrainingPoint) -> bool:
@@ -282,7 +282,7 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
 
 
 def sure(points: Sequence[TrainingPoint], deadline: float) -> TrainingAnswer:
-    (found,) = answers(points, Asked(deadline_s=deadline), "GPU")
+    (found,) = answers(points, TrainingQuestion(deadline_s=deadline), "GPU")
     return found
 
 
@@ -373,20 +373,23 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
-        (["RUNS", "--throughput", "5"], "runs (RUNS) have their own, leave it out"),
-        (["RUNS", "--ranks", "4"], "--ranks: runs have their own speed"),
-        (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: is of RUNS"),
+        (["nowhere"], "nowhere: is not a folder of runs; for a workload, --throughput NUMBER is missing"),
+        (["RUNS", "--throughput", "5"], "leave it out for runs (RUNS), which have their own"),
+        (["RUNS", "--ranks", "4"], "--ranks: only for WORKLOAD --throughput"),
+        (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: only for RUNS"),
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["RUNS", "--epoch-samples", "5"], "--epoch-samples 5: has no effect without --epochs"),
         (["RUNS", "--epochs", "5"], "data of sample, tiny preset names no size; add --epoch-samples"),
         (["RUNS", "--price", "cheap"], "--price 'cheap': must be an amount above zero, e.g. '2.50 EUR' or"),
-        (["RUNS", "--price", "2.5 EUR/hour"], "--price '2.5 EUR/hour': hours of what? e.g. '2.50 EUR' or '9 EUR/node"),
+        (
+            ["RUNS", "--price", "2.5 EUR/hour"],
+            "--price '2.5 EUR/hour': the resource of the hours is missing, e.g. '2.50 EUR' or '9 EUR/node",
+        ),
         (["RUNS", "--price", "500 GPU-hours"], "--price '500 GPU-hours': must be the price of an hour, e.g. '2.50 E"),
         (["RUNS", "--budget", "much"], "--budget 'much': must be an amount above zero, e.g. '500 GPU-hours'"),
         (
             ["RUNS", "--budget", "500 hours"],
-            "--budget '500 hours': hours of what? e.g. '500 GPU-hours' or, with --price",
+            "--budget '500 hours': the resource of the hours is missing, e.g. '500 GPU-hours' or, with --price",
         ),
         (["RUNS", "--price", "2.5", "--budget", "10"], "--budget '10': must be hours or money, e.g. '500 GPU-hours'"),
         (
@@ -399,7 +402,10 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
         (["RUNS", "--deadline", "3days"], "'3days' is not a duration above zero with its unit (ms, s, m, min, h, d)"),
         (["RUNS", "--budget", "500 EUR"], "--budget 500 EUR: needs --price in EUR; an amount of hours is"),
         (["RUNS", "--budget", "500 EUR", "--price", "2 CHF"], "--budget 500 EUR: --price is in CHF"),
-        (["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"], "is in rank-hours, --price per node-hour"),
+        (
+            ["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"],
+            "is in rank-hours, but --price is per node-hour",
+        ),
         (["RUNS", "--budget", "5 GPU-hours"], "its runs had no GPU"),
         (["RUNS", "--where", "ranks=3"], "--where ranks=3: no run"),
     ],

@@ -46,8 +46,8 @@ def test_a_run_on_an_a100_stands_beside_the_published_rates_of_an_a100(tmp_path:
     assert found[0].measured.value == pytest.approx(2560)
     assert "DeepLearningExamples" in found[0].source
     assert found[0].address.startswith("https://github.com/NVIDIA/")
-    assert found[0].differences == ("data (real there, synthetic here)", "16-bit format (bf16 here)")
-    assert "batch at a time (512 there, 256 here)" in found[1].differences
+    assert found[0].differences == ("data (real published, synthetic here)", "16-bit format (bf16 here)")
+    assert "batch at a time (512 published, 256 here)" in found[1].differences
     assert "compiled or captured here" in made(tmp_path / "compiled", preset="gpu-compiled")[0].differences
 
 

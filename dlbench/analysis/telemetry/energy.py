@@ -1,4 +1,4 @@
-"""Energy of one run from the samples of its nodes: by stage, GPUs and host apart, with how it is known."""
+"""Energy of a run from the samples of its nodes, by stage, for GPUs and processors separately."""
 
 from __future__ import annotations
 
@@ -25,65 +25,70 @@ Kind = Literal["GPUs", "processors"]
 KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
 
-MIN_COVERAGE = 0.9  # Less of an interval sampled, and no figure is made of it.
-MIN_WINDOW_S = 10.0  # A shorter window holds too few updates of a counter (about ten per second) and samples.
-CHECK_TOLERANCE = 0.1  # Counter and power further apart than this are doubtful.
+MIN_COVERAGE = 0.9  # Minimum sampled share of an interval with a figure.
+MIN_WINDOW_S = 10.0  # A shorter window has too few updates of a counter (about ten per second) and samples.
+CHECK_TOLERANCE = 0.1  # Largest relative difference of counter and power without a warning.
 
-_HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")
+_HOST_FIELD = re.compile(r"host\.energy\..+_j")
 
-ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")  # Fields that energy is made of.
-MAX_UNACCOUNTED = 0.02  # Share of the measured window in no step above which it is said.
+ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")  # Fields that energy is computed from.
+MAX_UNACCOUNTED = 0.02  # Share of the measured window outside of steps from which there is a warning.
 
 WHOLE_NODE = (
-    "the energy of processors is that of the whole node, memory included, as RAPL counts it, whatever ran there; "
-    "board, fans, disks and network are not in it"
+    "the energy of processors is that of the whole node with memory, counted by RAPL, including other processes; "
+    "board, fans, disks and network are not included"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEnergy:
-    """One GPU or one processor package of one node."""
+    """The energy of a GPU or a processor package of one node."""
 
     node_rank: int
     host: str
     name: str  # `gpu.0`, `package-0`.
     kind: Kind
     method: Method
-    stages: dict[str, Amount]  # Joules of each stage the node was at.
+    stages: dict[str, Amount]  # Joules in each stage of the node.
     counter_over_power: float | None
-    """Energy by the counter / by power, in the measured window (1); None where only one of them is there."""
-    samples_in_window: int  # Samples of it in the measured window.
+    """Energy by the counter / by power, in the measured window (1); None if only one of them is measured."""
+    samples_in_window: int  # Number of samples in the measured window.
 
     def over(self, stages: Collection[str] = ()) -> Amount:
-        """Returns what it took in some stages together; without names in the whole run."""
+        """Returns its energy in some stages together; without names in the whole run."""
         chosen = [amount for stage, amount in self.stages.items() if not stages or stage in stages]
         return reduce(add, chosen, NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnergy:
-    """Energy of one run."""
+    """The energy of a run."""
 
     run_id: str
     num_samples: int  # Samples of the measured steps of all ranks.
     sources: tuple[SourceEnergy, ...]
-    why: dict[Kind, str]  # For a kind without figures: why; a kind with figures is not in it.
-    doubts: tuple[str, ...]  # Reasons for doubt, each a sentence without its full stop.
-    notes: tuple[str, ...]  # What a reader must know, likewise.
+    why: dict[Kind, str]  # Reasons of kinds without figures.
+    doubts: tuple[str, ...]  # Warnings, each a sentence without full stop.
+    notes: tuple[str, ...]  # Notes for the reader, each a sentence without full stop.
 
     def of(self, kind: Kind) -> tuple[SourceEnergy, ...]:
-        """Returns the sources behind the figures of a kind; none where there is no figure."""
-        return () if kind in self.why else tuple(source for source in self.sources if source.kind == kind)
+        """Returns the sources of a kind; none if the kind has no figures."""
+        if kind in self.why:
+            return ()
+        return tuple(source for source in self.sources if source.kind == kind)
 
     def amounts(self, kind: Kind, *stages: str) -> list[Amount]:
-        """Returns what each source of a kind took in some stages together (without names: in the whole run); empty
-        where nothing is known of them.
+        """Returns the energy of each source of a kind in some stages together, without names in the whole run.
+
+        It is empty if no source is measured in them.
         """
         amounts = [source.over(stages) for source in self.of(kind)]
-        return amounts if any(amount.length_ns for amount in amounts) else []
+        if not any(amount.length_ns for amount in amounts):
+            return []
+        return amounts
 
     def joules(self, kind: Kind, *stages: str) -> float | None:
-        """Returns the energy of what was sampled, of all sources and nodes together."""
+        """Returns the energy of the sampled time, of all sources and nodes together; None if nothing was sampled."""
         amounts = self.amounts(kind, *stages)
         return sum(amount.value for amount in amounts) if amounts else None
 
@@ -93,14 +98,17 @@ class RunEnergy:
         return reduce(add, amounts).coverage if amounts else None
 
     def mean_power_w(self, kind: Kind, *stages: str) -> float | None:
-        """Returns the mean power of all sources together; None where one of them was not sampled."""
+        """Returns the mean power of all sources together; None if one of them was not sampled."""
         rates = [amount.rate for amount in self.amounts(kind, *stages) if amount.length_ns]
-        known = [rate for rate in rates if rate is not None]
-        return sum(known) if rates and len(known) == len(rates) else None
+        known_rates = [rate for rate in rates if rate is not None]
+        if not rates or len(known_rates) < len(rates):
+            return None
+        return sum(known_rates)
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Returns the energy of the measured stage over its samples: unsampled time is taken to be like the rest, each
-        source by itself. None where there is no figure, or too little was sampled of one of them.
+        """Returns the energy of the measured stage per sample; unsampled time of a source counts like its sampled time.
+
+        None without figures, or if too little of a source was sampled.
         """
         amounts = self.amounts(kind, "measured")
         if not (amounts and self.num_samples) or any(amount.coverage < MIN_COVERAGE for amount in amounts):
@@ -108,16 +116,16 @@ class RunEnergy:
         return sum(amount.value / amount.coverage for amount in amounts) / self.num_samples
 
     def methods(self, kind: Kind) -> tuple[str, ...]:
-        """Returns how the energy of a kind is known, each way once."""
+        """Returns the different methods by which the energy of a kind was measured."""
         return tuple(sorted({source.method for source in self.of(kind)}))
 
 
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
     """Returns the energy of a run with a record.
 
-    Figures of a kind are sums over all nodes: where those of one node are missing, there is none. `sampled`: the
-    samples of its nodes that have any; None: they are read. Raises IncompleteDataError: samples, spans or steps are
-    damaged; or ValueError: the run has no record.
+    Figures of a kind are sums over all nodes: if one node has none, there are none. `sampled`: the samples of its
+    nodes; None: they are read. Raises IncompleteDataError: samples, spans or steps are damaged; or ValueError: the run
+    has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -132,15 +140,18 @@ def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> Ru
             why.setdefault("processors", reason)
             why.setdefault("GPUs", reason)
             continue
-        samples = read_node(run, node, ENERGY_FIELDS.fullmatch) if sampled is None else sampled[node]
+        if sampled is None:
+            samples = read_node(run, node, ENERGY_FIELDS.fullmatch)
+        else:
+            samples = sampled[node]
         stages = node_stages(run, node)
         use = gpus_of_ranks(run, samples)
         gpus = gpu_sources(samples, stages, use)
         host = host_sources(samples, stages)
         sources += gpus
-        # A node that does no work on a GPU takes nothing from the figures of those that do.
+        # A node without work on GPUs does not affect the figures of the others.
         if not gpus and (on_gpus[node] or not any(on_gpus.values())):
-            why.setdefault("GPUs", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
+            why.setdefault("GPUs", _on(samples, _why_no_gpu(samples, use)))
         if isinstance(host, str):
             why.setdefault("processors", _on(samples, host))
         else:
@@ -148,8 +159,10 @@ def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> Ru
         if not use.is_certain:
             doubts.append(use.how)
         doubts += _stage_doubts(samples, stages)
-        doubts += [_on(samples, f"failed on the way: {text}") for text in samples.failures if "energy" in text]
-    doubts += [text for source in sources if source.kind not in why for text in source_doubts(source)]
+        doubts += [_on(samples, f"failed during the run: {text}") for text in samples.failures if "energy" in text]
+    for source in sources:
+        if source.kind not in why:
+            doubts += source_doubts(source)
     if "processors" not in why:
         notes.append(WHOLE_NODE)
     return RunEnergy(
@@ -167,6 +180,8 @@ def _on(samples: NodeSamples, text: str) -> str:
 
 
 def _why_no_gpu(samples: NodeSamples, use: GpuUse) -> str:
+    if not use.gpus:
+        return use.how
     for gpu in use.gpus:
         fields = f"gpu.{gpu}.energy_j", f"gpu.{gpu}.power_w"
         if not samples.columns.keys() & set(fields):
@@ -177,20 +192,22 @@ def _why_no_gpu(samples: NodeSamples, use: GpuUse) -> str:
 def _stage_doubts(samples: NodeSamples, stages: NodeStages) -> Iterator[str]:
     measured = sum(end - begin for stage, begin, end in stages.pieces if stage == "measured") / 1e9
     if not stages.has_spans:
-        yield _on(samples, "no spans hold the stages: what came before the first and after the last step is left out")
+        yield _on(samples, "no spans of stages: the time before the first and after the last step is left out")
     if stages.unaccounted_s > MAX_UNACCOUNTED * measured:
         yield _on(
             samples,
-            f"{stages.unaccounted_s / measured:.0%} of the measured window is in no step: pauses that no span holds "
+            f"{stages.unaccounted_s / measured:.0%} of the measured window is outside of steps: pauses without a span "
             "are part of its energy",
         )
 
 
 def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> list[SourceEnergy]:
-    """Returns the energy of all used GPUs, or of none: a sum over some of them is no figure."""
+    """Returns the energy of all used GPUs, or none if one is not measured: a partial sum is no figure."""
     sources = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
-    known = [source for source in sources if source is not None]
-    return known if len(known) == len(sources) else []
+    known_sources = [source for source in sources if source is not None]
+    if len(known_sources) < len(sources):
+        return []
+    return known_sources
 
 
 def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEnergy | None:
@@ -199,15 +216,16 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
         if field in samples.columns:
             curves.append(make_curve(samples.time_ns, samples.columns[field], samples.period_s))
     parts = [(curve, curve.between(stages.edges)) for curve in curves]
-    known = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
-    if not known:
+    known_parts = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
+    if not known_parts:
         return None
-    chosen = known[0]
-    if len(known) == 2:
-        covered, other = (reduce(add, amounts, NOTHING).coverage for _, amounts in known)
-        # A counter that failed half-way covers less than power that went on.
-        chosen = known[1] if covered < MIN_COVERAGE and other > covered else known[0]
-    check = None  # mean power by the counter over mean power as read, in the measured window
+    chosen = known_parts[0]
+    if len(known_parts) == 2:
+        counter_coverage, power_coverage = (reduce(add, amounts, NOTHING).coverage for _, amounts in known_parts)
+        # A counter that failed during the run covers less than power.
+        if counter_coverage < MIN_COVERAGE and power_coverage > counter_coverage:
+            chosen = known_parts[1]
+    check = None  # Mean power by the counter over mean measured power, in the measured window.
     if len(curves) == 2:
         counted_w, read_w = (curve.over(*stages.measured).rate for curve in curves)
         if counted_w is not None and read_w:
@@ -216,24 +234,29 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
-    """The processor packages of a node and their memory, by RAPL; no two of its fields overlap.
+    """Returns the processor packages of a node and their memory, by RAPL, whose fields do not overlap.
 
-    All of them, or why not: a sum over some of them is not the energy of the node.
+    If one is not measured, the reason is returned: a partial sum is not the energy of the node.
     """
-    columns = {match[1]: values for name, values in samples.columns.items() if (match := _HOST_FIELD.fullmatch(name))}
+    columns = {name: values for name, values in samples.columns.items() if _HOST_FIELD.fullmatch(name)}
     if not columns:
         return samples.why_not("host.energy")
     for name, reason in samples.unavailable.items():
-        if match := _HOST_FIELD.fullmatch(name):
-            return f"{match[1]} is not read: {reason}"
-    found = []
-    for name, values in columns.items():
+        if _HOST_FIELD.fullmatch(name):
+            return f"{_package(name)} is not read: {reason}"
+    curves = []
+    for field, values in columns.items():
+        name = _package(field)
         curve = counter_curve(samples.time_ns, values, samples.period_s)
         amounts = curve.between(stages.edges)
         if not any(amount.known_ns for amount in amounts):
             return f"{name} was never read twice in a stage of the run"
-        found.append(_source(samples, stages, name, "processors", curve, amounts))
-    return tuple(found)
+        curves.append(_source(samples, stages, name, "processors", curve, amounts))
+    return tuple(curves)
+
+
+def _package(field: str) -> str:
+    return field.removeprefix("host.energy.").removesuffix("_j")
 
 
 def _source(
@@ -265,7 +288,7 @@ def _source(
 
 
 def source_doubts(source: SourceEnergy) -> Iterator[str]:
-    """What gives reason to doubt the figures of a source, each a sentence without its full stop."""
+    """Yields warnings about the figures of a source, each a sentence without full stop."""
     where = f"{source.name} of {source.host}"
     measured = source.stages["measured"]
     if measured.length_ns < MIN_WINDOW_S * 1e9:
@@ -274,15 +297,15 @@ def source_doubts(source: SourceEnergy) -> Iterator[str]:
             "uncertain by about one sample at either end"
         )
     if measured.coverage < MIN_COVERAGE:
-        yield f"{where}: only {measured.coverage:.0%} of the measured window was sampled: no figure is made of it"
+        yield f"{where}: only {measured.coverage:.0%} of the measured window was sampled: it gives no figure"
     elif measured.coverage < 0.99:
         missing = 1 - measured.coverage
-        yield f"{where}: {missing:.0%} of the measured window was not sampled, and is taken to be like the rest"
+        yield f"{where}: {missing:.0%} of the measured window was not sampled; the same mean power is assumed there"
     if source.method == "energy counter with reset":
-        yield f"{where}: its energy counter was reset during the run: what it counted between two samples is lost"
+        yield f"{where}: its energy counter was reset during the run: the energy between two samples is missing"
     ratio = source.counter_over_power
     if ratio is not None and abs(ratio - 1) > CHECK_TOLERANCE:
         yield (
-            f"{where}: the energy counter says {ratio:.2f} times what its power adds up to: some GPUs measure "
-            "power during a part of the time only (arXiv 2312.02741)"
+            f"{where}: the energy counter gives {ratio:.2f} times the sum of its power: some GPUs measure "
+            "power only part of the time (arXiv 2312.02741)"
         )

@@ -1,4 +1,4 @@
-"""The samples of one node as arrays, and what its ranks did when, on the same clock: the node's CLOCK_MONOTONIC."""
+"""The samples of a node as arrays, and the stages of its ranks on the same clock, the node's CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dlbench.records.watch import NodeWatch
 Interval = tuple[int, int]  # Begin and end, nanoseconds of the node's clock.
 
 STAGES = ("idle", "building", "compiling", "staging", "warm-up", "measured", "evaluation", "checkpoint")
-"""What a node can be at; idle is what no other stage holds: before building, after the last step, between stages."""
+"""Stages of a node; idle is the time outside of other stages: before building, after the last step, between stages."""
 
-# Later ones lie within earlier ones and take their time away.
+# Later stages are within earlier ones and count instead of them.
 _OVERLAYS = ("building", "compiling", "warm-up", "measured", "staging", "evaluation", "checkpoint")
 
 _SLOW_FACTOR = 10
@@ -29,27 +29,29 @@ _SLOW_FACTOR = 10
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSamples:
-    """What the sampler of one node read."""
+    """The samples of a node."""
 
     node_rank: int
     host: str
-    period_s: float  # Longest period that the sampler had, seconds.
-    time_ns: Times  # When each sample was taken, shape (n,).
+    period_s: float  # Longest period of the sampler, seconds.
+    time_ns: Times  # Time of each sample, shape (n,).
     columns: dict[str, Array]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
     names: tuple[str, ...]  # All sampled fields.
-    unavailable: dict[str, str]  # What the node could not read, and why; a name may stand for a group (`gpu`).
-    facts: dict[str, str]  # What does not change: names and UUIDs of GPUs, limits.
-    failures: tuple[str, ...]  # What failed on the way, each a sentence.
+    unavailable: dict[str, str]  # Reasons of fields that could not be read; a name may stand for a group (`gpu`).
+    facts: dict[str, str]  # Constant properties: names and UUIDs of GPUs, limits.
+    failures: tuple[str, ...]  # Failures during the run, each a sentence.
 
     def period_of(self, name: str) -> float:
-        """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
-        held = int(np.isfinite(self.columns[name]).sum())
-        return self.period_s * (_SLOW_FACTOR if 4 * held < len(self.time_ns) else 1)
+        """Returns the longest period at which a field was read, seconds: slow fields are read every tenth time."""
+        num_values = int(np.isfinite(self.columns[name]).sum())
+        if 4 * num_values < len(self.time_ns):
+            return self.period_s * _SLOW_FACTOR
+        return self.period_s
 
     def why_not(self, *names: str) -> str:
-        """Why fields are not there, by the first of `names` that has a reason.
+        """Returns why fields were not read, by the first of `names` that has a reason.
 
-        The reason is that of the field itself, of a group it belongs to, or of a field that belongs to it.
+        The reason is that of the field itself, of a group that it belongs to, or of a field in the group.
         """
         for name in names:
             parts = name.split(".")
@@ -57,25 +59,28 @@ class NodeSamples:
                 reason = self.unavailable.get(".".join(parts[:length]))
                 if reason:
                     return reason
-            for other, reason in self.unavailable.items():
-                if other.startswith(f"{name}."):
+            for missing, reason in self.unavailable.items():
+                if missing.startswith(f"{name}."):
                     return reason
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSamples:
-    """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
+def read_node(run: Run, node: int, is_wanted: Callable[[str], object]) -> NodeSamples:
+    """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
     reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
-    names = [name for name in reader.columns if wanted(name)]
-    found = reader.read({"time_ns", *names})
+    names = [name for name in reader.columns if is_wanted(name)]
+    columns = reader.read({"time_ns", *names})
     header = reader.header
-    watched = node_watch(run, node)
+    period_s = float(header["period_s"])
+    watch = node_watch(run, node)
+    if watch:
+        period_s = max(period_s, watch.period_s)
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
-        period_s=max(float(header["period_s"]), watched.period_s if watched else 0.0),
-        time_ns=found["time_ns"].astype(np.int64),
-        columns={name: found[name].astype(np.float64) for name in names},
+        period_s=period_s,
+        time_ns=columns["time_ns"].astype(np.int64),
+        columns={name: columns[name].astype(np.float64) for name in names},
         names=tuple(reader.columns),
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
@@ -84,19 +89,19 @@ def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSampl
 
 
 def every_field(name: str) -> bool:
-    """For readers that want all fields of a node."""
+    """Accepts all fields of a node."""
     return True
 
 
 def node_watch(run: Run, node: int) -> NodeWatch | None:
-    """What the sampler of a node says of itself in the record; None where it says nothing."""
+    """Returns the report of a node's sampler in the record; None without one."""
     if run.record is None or run.record.watch is None:
         return None
-    return next((watched for watched in run.record.watch.nodes if watched.node_rank == node), None)
+    return next((watch for watch in run.record.watch.nodes if watch.node_rank == node), None)
 
 
 def why_not_sampled(run: Run, node: int) -> str:
-    """Why a node has no samples; empty where it has some."""
+    """Returns why a node has no samples; empty if it has some."""
     if run.folder.samples(node).exists():
         return ""
     if run.plan.watch is None or not run.plan.watch.sampler:
@@ -108,33 +113,34 @@ def why_not_sampled(run: Run, node: int) -> str:
 
 
 def node_ranks(run: Run, node: int) -> list[RankResult]:
-    """The ranks of a node, by rank; none without a record."""
+    """Returns the ranks of a node, by rank; none without a record."""
     return list(run.ranks_by_node.get(node, ()))
 
 
 def nodes_of(run: Run) -> list[int]:
-    """The nodes of a run with a record, by number."""
+    """Returns the nodes of a run with a record, by number."""
     return list(run.ranks_by_node)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStages:
-    """What a node did when, after its lowest rank."""
+    """The stages of a node over time, those of its lowest rank."""
 
     measured: Interval  # From the start of the first measured step to the end of the last.
     pieces: tuple[tuple[str, int, int], ...]
-    """From the start of the rank's process to its end, cut into stages of `STAGES`: stage, begin, end."""
-    unaccounted_s: float  # Seconds of the stage `measured` in no measured step and no span: pauses.
-    has_spans: bool  # Whether spans hold the stages; without them they are from the first to the last step.
+    """Consecutive stages of `STAGES` from the start of the rank's process to its end: stage, begin, end."""
+    unaccounted_s: float  # Seconds of the stage `measured` outside of measured steps and spans: pauses.
+    has_spans: bool  # Whether there are spans of stages; otherwise stages are from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
-        """Where pieces begin, and where the last ends."""
+        """The starts of pieces, and the end of the last."""
         return [*(begin for _, begin, _ in self.pieces), self.pieces[-1][2]]
 
 
 def measured_window(run: Run, node: int) -> Interval:
-    """Begin of the first and end of the last measured step of the lowest rank of a node, nanoseconds of its clock.
+    """Returns the start of the first and end of the last measured step of a node's lowest rank, on the node's clock.
+
     Raises IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
     """
     return _window(run, node, _steps(run, node))
@@ -153,47 +159,52 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
     if not ranks:
         raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
     reader = StepReader(run.folder.steps(ranks[0].rank), run_id=run.plan.run_id)
-    found: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
-    return found
+    steps: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
+    return steps
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages. Raises
-    IncompleteDataError: its steps or spans cannot be read.
+    """Returns the stages of a node: warm-up and measuring from its steps, others from spans of stages.
+
+    Raises IncompleteDataError: its steps or spans cannot be read.
     """
     steps = _steps(run, node)
     measured = _window(run, node, steps)
-    found: dict[str, list[Interval]] = {"measured": [measured]}
+    intervals: dict[str, list[Interval]] = {"measured": [measured]}
     first = int(steps["start_ns"][0])
     if first < measured[0]:
-        found["warm-up"] = [(first, measured[0])]
+        intervals["warm-up"] = [(first, measured[0])]
     spans: list[tuple[str, int, int]] = []
     path = run.folder.spans(node_ranks(run, node)[0].rank)
     if path.exists():
         reader = SpanReader(path=path, run_id=run.plan.run_id)
         for block in reader.blocks():
             for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
-                name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
+                name = reader.names[int(row["name"])]
+                if row["lane"] == STAGING:
+                    name = "staging"
                 begin = int(row["start_ns"])
                 spans.append((name, begin, begin + int(row["duration_ns"])))
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
-            found.setdefault(name, []).append((begin, end))
-    whole = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
-    pieces = _cut(whole, found)
-    held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
-    own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
+            intervals.setdefault(name, []).append((begin, end))
+    whole_run = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
+    pieces = _cut(whole_run, intervals)
+    steps_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
+    measured_ns = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
+        measured=measured, pieces=pieces, unaccounted_s=max(0, measured_ns - steps_ns) / 1e9, has_spans=bool(spans)
     )
 
 
-def _cut(whole: Interval, found: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
-    """The whole in pieces that do not overlap and leave nothing out; neighbours of one stage are one piece."""
-    edges = sorted({*whole, *(edge for intervals in found.values() for interval in intervals for edge in interval)})
+def _cut(whole_run: Interval, intervals: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
+    """Divides the run into consecutive pieces; neighbours of one stage are one piece."""
+    edges = sorted(
+        {*whole_run, *(edge for intervals in intervals.values() for interval in intervals for edge in interval)}
+    )
     stages = ["idle"] * (len(edges) - 1)
     for name in _OVERLAYS:
-        for start, stop in found.get(name, ()):
+        for start, stop in intervals.get(name, ()):
             first, last = bisect_left(edges, start), bisect_left(edges, stop)
             stages[first:last] = [name] * (last - first)
     pieces: list[tuple[str, int, int]] = []

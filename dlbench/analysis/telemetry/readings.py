@@ -1,8 +1,8 @@
-"""What samplers saw of the runs of a table, each file read once: energy and telemetry of as many runs as is cheap.
+"""Reads the samples of the runs of a table once: energy and telemetry of a limited number of nodes.
 
-A run of 128 nodes has 128 files of samples, and a table may hold thousands of runs. So samples are read up to a number
-of nodes: of every scaling point first the run whose throughput is in the middle, the largest point first, then the
-runs next to it. What was left out is counted.
+A run of 128 nodes has 128 files of samples, and a table may have thousands of runs. So samples are read up to a number
+of nodes: first the run with median throughput of every scaling point, the largest point first, then the runs next to
+it. Nodes that were left out are counted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dlbench.records.scan import Run
 
 MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of work.
 MAX_NODES_OF_LARGE_RUN = 8
-"""Nodes that are read of the middle run of a point whose runs have more nodes than may be read; evenly spread."""
+"""Nodes, evenly spaced, that are read of the median run of a point if its runs have too many nodes."""
 
-FIELDS = re.compile(  # Fields that are summed up; `host.cpu.busy` is too.
+FIELDS = re.compile(  # Fields that are summarised, in addition to `host.cpu.busy`.
     r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
     r"|host\.(cpu\.mean\.busy|memory_used_bytes|page_cache_bytes)"
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
@@ -36,45 +36,51 @@ Samples = Literal["none", "some", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReading:
-    """The machine while one run trained."""
+    """Energy and telemetry of a run."""
 
     run_id: str
-    energy: RunEnergy | None  # None where samples are damaged, or some nodes were left out.
-    nodes: tuple[NodeTelemetry, ...]  # Of the measured window, by node.
+    energy: RunEnergy | None  # None if samples are damaged, or some nodes were left out.
+    nodes: tuple[NodeTelemetry, ...]  # Telemetry of the measured window, by node.
     why: dict[str, str]  # Why nodes have no samples, by node (`node 3`).
-    problem: str  # What is damaged; empty where nothing is.
+    problem: str  # The damaged file and its error; empty if there is none.
     left_out: int = 0  # Nodes that were not read.
 
 
 def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """Reads the samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes.
-    With `all_fields` every sampled field is summed up, else those of `FIELDS`.
+    """Reads the samples of a run with a record; of some `nodes` only, without energy, if they are given.
+
+    With `all_fields` every sampled field is summarised, otherwise those of `FIELDS`.
     """
-    wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
-    wanted_nodes = nodes_of(run) if nodes is None else nodes
-    reasons = {node: why_not_sampled(run, node) for node in wanted_nodes}
+    is_wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
+    all_nodes = nodes_of(run)
+    has_energy = nodes is None
+    if nodes is None:
+        nodes = all_nodes
+    reasons = {node: why_not_sampled(run, node) for node in nodes}
     telemetry: tuple[NodeTelemetry, ...] = ()
     energy, problem = None, ""
     try:
         sampled = {node: read_node(run, node, every_field) for node, reason in reasons.items() if not reason}
-        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), wanted) for node in sampled)
-        energy = run_energy(run, sampled) if nodes is None else None
+        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), is_wanted) for node in sampled)
+        if has_energy:
+            energy = run_energy(run, sampled)
     except IncompleteDataError as error:
         problem = str(error)
+    left_out = 0
+    if not problem:
+        left_out = len(all_nodes) - len(nodes)
     return MachineReading(
         run_id=run.plan.run_id,
         energy=energy,
         nodes=telemetry,
         why={f"node {node}": reason for node, reason in reasons.items() if reason},
         problem=problem,
-        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(wanted_nodes),
+        left_out=left_out,
     )
 
 
 def read_machines(points: Iterable[Sequence[Run]], samples: Samples) -> dict[str, MachineReading]:
-    """Reads the samples of the runs of all points, the most telling run of each first; by run id, without the runs that
-    were not read.
-    """
+    """Reads the samples of the runs of all points, one of each point at a time; returns those that were read, by id."""
     readings: dict[str, MachineReading] = {}
     nodes_left = {"none": -1, "some": MAX_NODES, "all": math.inf}[samples]
     # One run of every point, then a second of every point, and so on.

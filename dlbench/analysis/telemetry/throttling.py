@@ -1,4 +1,4 @@
-"""What lowered clocks and used-up CPU quota cost the measured steps, from the samples of a run."""
+"""The computing time that lowered clocks and used-up CPU quotas cost the measured steps, from the samples of a run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dlbench.analysis.telemetry.node_samples import (
 from dlbench.lazy import Array, Times, np
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
+from dlbench.units import counted
 
 _FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
 _QUOTA = "host.cpu.throttled_s"
@@ -28,63 +29,66 @@ _QUOTA = "host.cpu.throttled_s"
 
 @dataclass(frozen=True, kw_only=True)
 class Throttled:
-    """What throttling cost one GPU, or the ranks of one node."""
+    """The loss of a GPU, or of the ranks of a node, by throttling."""
 
-    where: str  # `gpu.0 of n0`, `n0`.
-    share: float  # Of the computing in the measured window (1).
-    time_share: float  # Of the sampled window: time with a throttling bit; of a node, what its quota held back (1).
+    where: str  # E.g. `gpu.0 of n0`, `n0`.
+    share: float  # Lost share of the computing in the measured window (1).
+    time_share: float  # Share of the sampled window with a throttling bit; of a node the share that its quota took (1).
     coverage: float  # Sampled share of the window (1).
     evidence: str
 
 
 def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None) -> tuple[float | None, str]:
-    """Share of the measured window's computing that was lost to throttling (1), and how it is known.
+    """Returns the share of the measured window's computing that was lost to throttling (1), and the evidence.
 
-    On GPUs: in a sample whose clock reasons hold a throttling bit, 1 - clock / reference is lost, else nothing; the
-    mean over the window (each sample stands for the time that is nearest to it) and over the GPUs that ranks used. The
+    On GPUs: a sample with a throttling bit in its clock reasons loses 1 - clock / reference, others nothing; the mean
+    over the window (each sample counts for the time that is nearest to it) and over the GPUs that ranks used. The
     reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
-    it; else its maximum. First order: what waits for memory loses less. On CPUs: time for which the kernel held back
-    the cgroup's processes because its quota was used up, summed over CPUs, over the window times the CPUs the ranks
-    could keep busy; the mean over nodes. Their clocks are not attributed. `window_of`: the measured window of a node,
-    for callers that have it (else `node_samples.measured_window`). None where it is not known, with the reason. Raises
+    it; then its maximum. This is a first order: work that waits for memory loses less. On CPUs: the time for which the
+    kernel stopped the cgroup's processes because its quota was used up, summed over CPUs, over the window times the
+    CPUs that the ranks could use; the mean over nodes. CPU clocks are not attributed. `window_of`: returns the measured
+    window of a node (default `node_samples.measured_window`). None if it is not known, with the reason. Raises
     IncompleteDataError: samples or steps are damaged; or ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
     nodes = nodes_of(run)
     on_gpu = [node for node in nodes if computes_on_gpu(run, node)]
-    found: list[Throttled] = []
+    readings: list[Throttled] = []
     why: list[str] = []
     silent = 0
     for node in on_gpu or nodes:
         outcomes = _node(run, node, window_of, on_gpu=bool(on_gpu))
         losses = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
         silent += not losses
-        found += losses
+        readings += losses
         why += [outcome for outcome in outcomes if isinstance(outcome, str)]
-    if not found:
+    if not readings:
         return None, why[0]
-    share = sum(one.share for one in found) / len(found)
-    worst = max(found, key=lambda one: (one.share, one.time_share))
-    missing = 1 - sum(one.coverage for one in found) / len(found)
-    parts = [f"mean of {len(found)} {'GPU' if on_gpu else 'node'}{'s' * (len(found) != 1)}"]
+    share = sum(reading.share for reading in readings) / len(readings)
+    worst = max(readings, key=lambda reading: (reading.share, reading.time_share))
+    missing = 1 - sum(reading.coverage for reading in readings) / len(readings)
+    parts = [f"mean of {counted(len(readings), 'GPU' if on_gpu else 'node')}"]
     if worst.time_share > 0:
         parts.append(f"most at {worst.where}, {worst.share:.1%}")
     parts.append(worst.evidence)
     if missing > 0.01:
         parts.append(f"{missing:.0%} of the window was not sampled")
     if silent:
-        parts.append(f"not known of {silent} node{'s' * (silent != 1)}: {why[0]}")
+        parts.append(f"not known of {counted(silent, 'node')}: {why[0]}")
     return share, "; ".join(parts)
 
 
 def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, on_gpu: bool) -> list[Throttled | str]:
-    """Returns what each GPU of a node, or the node, lost, or why that is not known."""
+    """Returns the loss of each GPU of a node, or of the node, or why it is not known."""
     reason = why_not_sampled(run, node)
     if reason:
         return [reason]
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
-    window = measured_window(run, node) if window_of is None else window_of(node)
+    if window_of is None:
+        window = measured_window(run, node)
+    else:
+        window = window_of(node)
     if not on_gpu:
         return [_quota(run, samples, window)]
     use = gpus_of_ranks(run, samples)
@@ -93,23 +97,23 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
 
     # GPUs that were read at the same times share their weights.
     @cache
-    def weigh(held: bytes, period_s: float) -> Array:
-        return nearest_time(samples.time_ns[np.frombuffer(held, dtype=np.bool_)], window, period_s)
+    def weigh(mask: bytes, period_s: float) -> Array:
+        return nearest_time(samples.time_ns[np.frombuffer(mask, dtype=np.bool_)], window, period_s)
 
     window_ns = window[1] - window[0]
     return [_gpu(samples, f"gpu.{gpu}", weigh, window_ns) for gpu in use.gpus]
 
 
 def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array], window_ns: int) -> Throttled | str:
-    """Returns what one GPU lost, or why that is not known."""
+    """Returns the loss of a GPU, or why it is not known."""
     where = f"{name} of {samples.host}"
     for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
         if field_name not in samples.columns:
             return f"{where}: {samples.why_not(field_name)}"
     reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
-    held = np.isfinite(reasons) & np.isfinite(clock)
-    masks, clock = reasons[held].astype(np.int64), clock[held]
-    weight = weigh(held.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
+    is_finite = np.isfinite(reasons) & np.isfinite(clock)
+    masks, clock = reasons[is_finite].astype(np.int64), clock[is_finite]
+    weight = weigh(is_finite.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
     if not weight.sum():
         return f"{where}: no sample of its clock in the measured window"
     throttled = (masks & THROTTLING_MASK) != 0
@@ -134,9 +138,9 @@ def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array]
 
 
 def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttled: float) -> float | None:
-    """The clock without throttling, Hz: as seen at work in the window, else the GPU's maximum.
+    """Returns the clock without throttling, Hz: the highest at work in the window, or the GPU's maximum.
 
-    Clocks below a throttled one are of a GPU that was about to work or to rest, and no reference.
+    If it is below a throttled clock, the GPU was just starting or ending its work, and it is no reference.
     """
     if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
         return float(at_work.max())
@@ -148,18 +152,20 @@ def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttle
         highest = float(samples.facts.get(f"{name}.sm_clock_max_hz", ""))
     except ValueError:
         return None
-    return highest if math.isfinite(highest) and highest > 0 else None
+    if not math.isfinite(highest) or highest <= 0:
+        return None
+    return highest
 
 
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Array:
-    """How much of the window each sample stands for, nanoseconds: what is nearer to it than to any other sample.
+    """Returns the part of the window that is nearer to each sample than to any other, nanoseconds.
 
-    Times in gaps between samples, before the first and behind the last belong to none. `time_ns` grows, shape (n,);
+    Time in gaps, before the first and after the last sample does not count. `time_ns`: increasing, shape (n,);
     `period_s`: longest period of the samples, seconds.
     """
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
-    # Half a nanosecond is less than any clock resolves.
+    # The rounding, half a nanosecond, is below the resolution of clocks.
     middle = start + (stop - start) // 2
     near = joined(time_ns, period_s)
     weight[:-1] += np.where(near, _overlap(start, middle, window), 0)
@@ -173,14 +179,14 @@ def _overlap(start: Times, stop: Times, window: Interval) -> Times:
 
 
 def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
-    """What the ranks of a node lost to a used-up CPU quota, or why that is not known."""
+    """Returns the loss of the ranks of a node by a used-up CPU quota, or why it is not known."""
     if _QUOTA not in samples.columns:
         return f"no GPU and no CPU quota, CPU frequency changes are not attributed: {samples.why_not(_QUOTA)}"
     held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
     if not held_back.known_ns:
         return f"no sample of {_QUOTA} in the measured window of {samples.host}"
     ranks = node_ranks(run, samples.node_rank)
-    # Threads beyond the cores wait for each other and are not held back by the quota.
+    # Threads beyond the cores wait for each other, not for the quota.
     cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
     seconds = held_back.value
     share = min(1.0, seconds / (held_back.known_ns / 1e9 * max(1, cpus)))
@@ -198,11 +204,11 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """The GPUs of one node that count."""
+    """The GPUs of a node whose energy and clocks count for the run."""
 
-    how: str  # How it is known, or why there is none; a sentence without its full stop.
-    gpus: tuple[int, ...] = ()  # NVML's numbers; none where no rank used one, or the share of a board is not known.
-    is_certain: bool = True  # False where some of them may not have been used by the run.
+    how: str  # How they are known, or why there are none; a sentence without full stop.
+    gpus: tuple[int, ...] = ()  # NVML's numbers; none if no rank used one, or the share of a board is not known.
+    is_certain: bool = True  # False if the run may not have used some of them.
 
 
 def gpu_numbers(names: Iterable[str]) -> tuple[int, ...]:
@@ -212,12 +218,12 @@ def gpu_numbers(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def computes_on_gpu(run: Run, node: int) -> bool:
-    """Whether a rank of the node computed on a GPU."""
+    """Returns whether a rank of the node computed on a GPU."""
     return any(rank.device.startswith("cuda") for rank in node_ranks(run, node))
 
 
 def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
-    """The GPUs of a node that the run's ranks used, by their UUIDs; all of the node where these are not known."""
+    """Returns the GPUs of a node that the run's ranks used, by UUID; all of the node if UUIDs are not known."""
     ranks = node_ranks(run, samples.node_rank)
     if not computes_on_gpu(run, samples.node_rank):
         return GpuUse(how="no rank of the node computes on a GPU")
@@ -226,20 +232,20 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
         return GpuUse(how=samples.why_not("gpu.0.power_w", "gpu"))
     used = [rank.gpu for rank in ranks if rank.gpu is not None]
     numbers = {samples.facts.get(f"gpu.{gpu}.uuid"): gpu for gpu in gpus}
-    found = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
-    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in found):
+    indices = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
+    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in indices):
         return GpuUse(
             how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
             "share of them is known",
         )
     if len({gpu.uuid for gpu in used}) == len(gpus):
         return GpuUse(gpus=gpus, how="a rank on every GPU of the node")
-    if used and len(found) == len(used):
-        return GpuUse(gpus=found, how="by the UUIDs of the ranks' GPUs")
-    if 0 < len(found) < len(used):
+    if used and len(indices) == len(used):
+        return GpuUse(gpus=indices, how="by the UUIDs of the ranks' GPUs")
+    if 0 < len(indices) < len(used):
         return GpuUse(
-            how=f"the sampler of {samples.host} was shown {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
-            "where Slurm hides the others' (slurm.gpu_bind site): nothing is known of the others",
+            how=f"the sampler of {samples.host} could see {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
+            "when Slurm hides GPUs of other tasks (slurm.gpu_bind site): the others were not sampled",
         )
     return GpuUse(
         gpus=gpus,

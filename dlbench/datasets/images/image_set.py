@@ -114,7 +114,6 @@ class JpegTree(ImageSet):
 
 
 def _class_folders(folder: Path, unread: list[str]) -> list[str]:
-    """Returns the names of the class folders, sorted; appends other names to `unread`."""
     if not folder.exists():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
     if not folder.is_dir():

@@ -2,10 +2,9 @@
 
 A JPEG is stored as blocks of 8 x 8 frequencies. Taking only the lowest 4 x 4, 2 x 2 or 1 x 1 of each block decodes a
 smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work if a crop is
-scaled down anyway. libjpeg-turbo has fast code only for these powers of two.
-
-After `dlbench setup images` a function in C decodes only the needed part of an image with `jpeg_crop_scanline` and
-`jpeg_skip_scanlines` (libjpeg-turbo, `libjpeg.txt`, "Partial image decompression"), which no Python library offers.
+scaled down anyway. libjpeg-turbo has fast code only for these powers of two. After `dlbench setup images` a function in
+C decodes only the needed part of an image with `jpeg_crop_scanline` and `jpeg_skip_scanlines` (libjpeg-turbo,
+`libjpeg.txt`, "Partial image decompression"), which no Python library offers.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ def region_function() -> tuple[Any | None, str]:
 
 
 def _tested(path: Path) -> Any:
-    """Loads the function in C, and raises OSError if its pixels differ from simplejpeg's."""
     library: Any = _simplejpeg()
     decode_region = ctypes.CDLL(str(path)).dlbench_region
     decode_region.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]

@@ -342,9 +342,7 @@ def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
         image, label = features.get(IMAGE), features.get(LABEL)
         if not isinstance(image, list) or len(image) != 1 or label is None or len(label) != 1:
             raise ValueError(f"record at byte {start}: needs one {IMAGE} (bytes) and one {LABEL} (int64)")
-        offset = start
-        if len(image[0]):
-            offset = _address(image[0]) - base
+        offset = _address(image[0]) - base if len(image[0]) else start
         rows.add(start, offset, len(image[0]), int(label[0]))
         if int(label[0]) not in synsets and (synset := features.get(SYNSET)):
             synsets[int(label[0])] = bytes(synset[0]).decode("utf-8", "backslashreplace")

@@ -1,17 +1,17 @@
-"""Universes in small: four cosmological parameters become counts of particles at four epochs, and a data set of them.
+"""Makes density volumes: counts of particles at four epochs for random values of four cosmological parameters.
 
-A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991), no
-simulation: gravity moves nothing, so that there are neither filaments nor haloes. Per volume:
+A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991)
+without gravity, and so without filaments and haloes. Per volume:
 
 1. A Gaussian field G of the linear power spectrum of `matter_power`, periodic in a box of `size` cells of CELL Mpc.
-2. At each redshift the density rho = exp(D G - D^2 var(G) / 2), of mean 1, with D the linear growth. All epochs show
-   the same realisation. The spectrum is that of ln rho; the density's own is higher where it is strongly clustered.
-3. Counts from a Poisson distribution of mean N rho, where N = MEAN_COUNT (Omega_m h^2) / (0.3 * 0.7^2): particles have
-   one mass (solar masses) and cells one volume (Mpc^3), so that N follows the mean density of matter.
+2. At each redshift the density rho = exp(D G - D^2 var(G) / 2), of mean 1, with D the linear growth. All epochs have
+   the same realisation. The spectrum is that of ln rho; that of the density is higher at strong clustering.
+3. Counts from a Poisson distribution of mean N rho, where N = MEAN_COUNT (Omega_m h^2) / (0.3 * 0.7^2): all particles
+   have the same mass and all cells the same volume, so that N is proportional to the mean density of matter.
 
 The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
-"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is our own). In a small volume such small differences
-drown in the few modes it holds: WIDE ranges are for volumes of 32^3, and leave the universe that we know.
+"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is ours). A small volume has too few modes to show such
+differences: WIDE ranges, beyond the known universe, are for volumes of 32^3.
 
 The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological constant, in a flat
 universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
@@ -38,12 +38,12 @@ from dlbench.datasets.volumes import Volume, encode_volume
 from dlbench.errors import EnvironmentLacksError
 
 _THETA = 2.7255 / 2.7  # temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu
-_LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and how many points
-VERSION = 1  # raised whenever the same settings make other volumes
+_LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and number of points
+VERSION = 1  # increased whenever the same settings make other volumes
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # of the channels, from early to late
 CELL = 4.0  # edge of a cell, Mpc
 MEAN_COUNT = 4.0  # particles in a cell on average at Omega_m = 0.3, h = 0.7
-GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller
+GZIP_LEVEL = 1  # of HDF5 and TFRecord; level 6 of the public set takes ten times as long for files a fifth smaller
 Container = Literal["hdf5", "tfrecord"]
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
@@ -63,7 +63,7 @@ class Cosmology:
 
 
 def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Transfer function at wave numbers k > 0 in 1/Mpc, 1 at small k.
+    """Returns the transfer function at wave numbers k > 0 in 1/Mpc, which is 1 at small k.
 
     Eisenstein and Hu, "Baryonic Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29:
     the fit without wiggles, for no baryons, where its Gamma_eff is Omega_m h.
@@ -80,8 +80,8 @@ def _unscaled(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float6
 
 
 def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fourier transform of a sphere of radius R and volume 1, of x = k R > 0."""
-    # The closed form loses its digits near 0, where the series does not.
+    """Returns the Fourier transform of a sphere of radius R and volume 1 at x = k R > 0."""
+    # The closed form is inaccurate near 0, where the series is used.
     series = 1 - x * x / 10
     closed = 3 * (np.sin(x) - x * np.cos(x)) / x**3
     window: NDArray[np.float64] = np.where(x < 1e-2, series, closed)
@@ -89,7 +89,7 @@ def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8.
+    """Returns the linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8.
 
     sigma^2(R) is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale
     Structure of the Universe", 1980).
@@ -103,7 +103,7 @@ def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.flo
 
 
 def growth(redshift: float, omega_m: float) -> float:
-    """Linear growth since a redshift: the contrast then over that of today, 1 at redshift 0.
+    """Returns the linear growth: the contrast at a redshift over that of today, 1 at redshift 0.
 
     Carroll, Press and Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
     """
@@ -118,7 +118,7 @@ def _growth_suppression(redshift: float, omega_m: float) -> float:
 
 @lru_cache(maxsize=2)
 def _squared_waves(size: int) -> NDArray[np.int64]:
-    """(size, size, size // 2 + 1) squares of the wave numbers of a box of edge 2 pi: integers."""
+    """Returns squares (size, size, size // 2 + 1) of the wave numbers of a box of edge 2 pi, which are integers."""
     full = np.rint(np.fft.fftfreq(size) * size).astype(np.int64) ** 2
     half = np.arange(size // 2 + 1, dtype=np.int64) ** 2
     squares: NDArray[np.int64] = full[:, None, None] + full[None, :, None] + half[None, None, :]
@@ -128,29 +128,28 @@ def _squared_waves(size: int) -> NDArray[np.int64]:
 def gaussian_field(
     cosmology: Cosmology, size: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.float32], float]:
-    """A field (size, size, size) of the linear spectrum of today, and its variance over all realisations.
-
-    The mean of each field is 0: a box of the mean density.
-    """
+    """Returns a field (size, size, size) of today's linear spectrum with mean 0, and its variance over realisations."""
     waves = _squared_waves(size)
     unit = 2 * math.pi / (size * CELL)
-    # Power depends on the square of the wave number alone, of which there are few.
+    # Power depends only on the square of the wave number, which has few distinct values.
     power = np.zeros(3 * (size // 2) ** 2 + 1)
     power[1:] = matter_power(unit * np.sqrt(np.arange(1, len(power))), cosmology) / CELL**3
     modes = np.fft.rfftn(generator.standard_normal((size, size, size), dtype=np.float32))
     spectrum = power[waves]
     modes *= np.sqrt(spectrum).astype(np.float32)
-    # Each mode but those of the first and (of an even size) last plane stands for two.
+    # Each mode counts twice, except those of the first plane and, for an even size, of the last.
     planes = spectrum.sum(axis=(0, 1))
-    variance = (2 * planes.sum() - planes[0] - (planes[-1] if size % 2 == 0 else 0.0)) / size**3
+    total = 2 * planes.sum() - planes[0]
+    if size % 2 == 0:
+        total -= planes[-1]
     field = np.fft.irfftn(modes, s=(size, size, size), axes=(0, 1, 2)).astype(np.float32, copy=False)
-    return field, float(variance)
+    return field, float(total / size**3)
 
 
 def density_sample(
     targets: Sequence[float] | NDArray[np.float32], size: int, generator: np.random.Generator, ranges: Ranges = WIDE
 ) -> NDArray[np.int16]:
-    """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
+    """Returns a volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
     values = {
         name: low + (high - low) * (float(target) + 1) / 2
         for target, (name, (low, high)) in zip(targets, ranges.items(), strict=True)
@@ -170,7 +169,7 @@ def density_sample(
 
 @dataclass(frozen=True, kw_only=True)
 class DensityRecipe:
-    """A data set of volumes. Universes of training and validation are drawn from generators of their own."""
+    """A data set of volumes. Training and validation use different random generators."""
 
     num_train: int
     num_validation: int
@@ -178,7 +177,7 @@ class DensityRecipe:
     container: Container = "hdf5"  # `tfrecord` is gzip-compressed, as the public set is
     seed: int = 0
     samples_per_file: int = 1
-    wide: bool = False  # whether parameters span WIDE ranges, for small volumes, or NARROW ones
+    wide: bool = False  # whether parameters have WIDE ranges, for small volumes, or NARROW ones
     kind: str = "density"
 
     @property
@@ -210,7 +209,7 @@ class DensityRecipe:
         return train + numbered_parts("validation", "density", suffix, self.num_validation, self.samples_per_file)
 
     def sample(self, split: Split, number: int) -> Volume:
-        """One sample: a function of the recipe, the split and the sample's number in it."""
+        """Returns one sample, by its number in the split."""
         generator = np.random.default_rng([self.seed, _SPLIT_NUMBERS[split], number])
         targets = generator.uniform(-1, 1, 4).astype(np.float32)
         return density_sample(targets, self.size, generator, self._ranges), targets
@@ -221,13 +220,13 @@ class DensityRecipe:
         write_volumes(path, self.container, samples, shape, num_targets=4)
 
     def finish(self, folder: Path) -> None:
-        """Nothing stands next to the volumes."""
+        """Does nothing: there are no files next to the volumes."""
 
 
 def write_volumes(
     path: Path, container: Container, samples: Iterator[Volume], shape: tuple[int, ...], num_targets: int
 ) -> None:
-    """Writes one file of volumes; the same samples give the same bytes. `shape`: of all together, (n, S, S, S, C)."""
+    """Writes one file of volumes; the same samples give the same bytes. `shape`: of all samples, (n, S, S, S, C)."""
     if container == "hdf5":
         _write_hdf5(path, samples, shape, num_targets)
         return
@@ -238,12 +237,12 @@ def write_volumes(
 
 def _write_hdf5(path: Path, samples: Iterator[Volume], shape: tuple[int, ...], num_targets: int) -> None:
     try:
-        made = make_hdf5(path)
+        new_file = make_hdf5(path)
     except ImportError:
         raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[data]'") from None
 
-    with made as file:
-        # fletcher32 finds a flipped bit that gzip lets pass.
+    with new_file as file:
+        # fletcher32 detects flipped bits that gzip does not.
         x = file.create_dataset(
             "x",
             shape,
@@ -255,5 +254,5 @@ def _write_hdf5(path: Path, samples: Iterator[Volume], shape: tuple[int, ...], n
             fletcher32=True,
         )
         y = file.create_dataset("y", (shape[0], num_targets), dtype="float32", chunks=(1, num_targets), fletcher32=True)
-        for place, (counts, targets) in enumerate(samples):
-            x[place], y[place] = counts, targets
+        for index, (counts, targets) in enumerate(samples):
+            x[index], y[index] = counts, targets

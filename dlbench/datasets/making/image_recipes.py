@@ -1,15 +1,11 @@
-"""Labelled images as a data set: photographs that Python packages carry, and shards of any images.
+"""Makes labelled images from photographs in Python packages, and packs any images into shards.
 
-Photographs become classes: which is this cut from? The photographs are read from the installed packages scikit-image
-and scikit-learn; nothing is downloaded. An image is a cut of its photograph at a random place and scale, with grain
-like a sensor's, so that a network has something to learn and a JPEG has the size that photographs have.
-
-Validation cuts are drawn from other random numbers than training cuts, so none is equal to one; but both come from the
-same photographs and overlap in area. So accuracy on them says that a network learns, not how well it would generalise.
-
-Shards are tar as webdataset reads it. The encoded bytes are copied as they are. Samples are written in an order that
-mixes the classes, drawn from a seed, so that reading a shard from front to back sees all of them. Sample k of the order
-is called k in its shard, 8 digits.
+Each photograph of the installed packages scikit-image and scikit-learn is a class; nothing is downloaded. An image is a
+random crop of its photograph at a random scale, with grain like a sensor's, so that a network has something to learn
+and a JPEG has a realistic size. Validation crops overlap with training crops, so that their accuracy shows that a
+network learns, not how well it would generalise. Shards are tar files for webdataset, with the encoded bytes of the
+source. Their order is random, so that a shard read from front to back mixes the classes. Sample k has the name k with 8
+digits.
 """
 
 from __future__ import annotations
@@ -38,10 +34,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
-VERSION = 1  # raised whenever packing changes what it writes
-PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
-_OF_TREES = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in what a set is made with, as before
-_SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
+VERSION = 1  # increased whenever packing writes other bytes
+PHOTO_VERSION = 2  # increased whenever the recipe writes other bytes
+_TREE_FIELDS = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in `made_with`, for older data sets
+_SHARES = (0.25, 0.75)  # smallest and largest edge of a crop, relative to the largest crop that fits
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 _SKIMAGE = ("skimage", "scikit-image")
 _CC0 = "Creative Commons CC0 1.0"
@@ -49,7 +45,7 @@ _CC_BY = "Creative Commons Attribution 2.0 (https://creativecommons.org/licenses
 
 
 class Packed(NamedTuple):
-    """One sample on its way into a shard."""
+    """One sample of a shard."""
 
     key: str
     data: bytes
@@ -57,8 +53,8 @@ class Packed(NamedTuple):
 
 
 def write_shard(path: Path, samples: Iterable[Packed]) -> None:
-    """Writes one shard; the same samples give the same bytes. One sample at a time is in memory."""
-    # A TarInfo made by hand has time, owner and group 0.
+    """Writes one shard; the same samples give the same bytes. Only one sample at a time is in memory."""
+    # A new TarInfo has time, owner and group 0.
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
         for sample in samples:
             label = str(sample.label).encode("ascii")
@@ -66,12 +62,12 @@ def write_shard(path: Path, samples: Iterable[Packed]) -> None:
                 member = tarfile.TarInfo(f"{sample.key}.{suffix}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackRecipe:
-    """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.making.production."""
+    """Packs an image set, a tree or shards, into shards; a `Recipe` of dlbench.datasets.making.production."""
 
     train: Path  # the training images: a folder that `open_image_set` takes
     validation: Path | None = None  # the validation images; their classes must be among those of the training images
@@ -81,10 +77,7 @@ class PackRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        """Container, shard size, seed, version, and for each split the digest of its index.
-
-        The digests of trees are over names; a file that changes under its name is not noticed.
-        """
+        """Container, shard size, seed, version, and the digest of each split's index, which covers names only."""
         digests = {f"{split}_index_sha256": images.sha256 for split, images in self._sets.items()}
         return {
             "version": VERSION,
@@ -95,10 +88,10 @@ class PackRecipe:
         }
 
     def parts(self) -> Sequence[DatasetPart]:
-        """All shards of all splits."""
+        """Returns all shards of all splits."""
         parts: list[DatasetPart] = []
         for split, images in self._sets.items():
-            self._labels(split)  # wrong classes are found before the first shard is written
+            self._labels(split)  # reports wrong classes before the first shard is written
             parts += numbered_parts(split, "shard", "tar", images.num_samples, self.samples_per_shard)
         return parts
 
@@ -133,31 +126,33 @@ class PackRecipe:
 
 
 def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
-    """Of each class of a set, its label among other classes, by name."""
-    known = {name: label for label, name in enumerate(classes)}
-    strange = [name for name in images.classes if name not in known]
-    if strange:
-        named = ", ".join(map(repr, strange[:3])) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+    """Returns the label of each class of a set in `classes`. Raises UserError: a class is not in `classes`."""
+    label_by_name = {name: label for label, name in enumerate(classes)}
+    unknown = [name for name in images.classes if name not in label_by_name]
+    if unknown:
+        names = ", ".join(map(repr, unknown[:3]))
+        if len(unknown) > 3:
+            names += f" and {len(unknown) - 3} more"
         raise UserError(
-            f"{str(images.root)!r}: not among the {len(classes)} training classes: {named}; "
+            f"{str(images.root)!r}: not among the {len(classes)} training classes: {names}; "
             "give each class the same name in both splits"
         )
-    return tuple(known[name] for name in images.classes)
+    return tuple(label_by_name[name] for name in images.classes)
 
 
 def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Sequence[int]) -> Iterable[Packed]:
-    for place, index in enumerate(order.tolist()):
+    for position, index in enumerate(order.tolist()):
         try:
             data = source.read(index)
         except (OSError, ValueError) as error:
             reason = why_unreadable(error)
             raise UserError(f"{source.name(index)}: {reason}; repair or remove it, then pack again") from None
-        yield Packed(f"{first + place:08d}", data, labels[source.label(index)])
+        yield Packed(f"{first + position:08d}", data, labels[source.label(index)])
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photograph in an installed package and what its own documentation says about rights."""
+    """A photograph in an installed package, and the licence that the package states."""
 
     class_name: str
     package: str
@@ -197,12 +192,13 @@ def _sorted_photos() -> list[Photo]:
 
 
 def photo_path(photo: Photo) -> Path:
-    """Where an installed package keeps a photograph; the package itself is not imported."""
+    """Returns the path of a photograph in an installed package, which is not imported."""
     spec = importlib.util.find_spec(photo.package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / photo.file
-        if path.is_file():
-            return path
+    if spec is not None:
+        for folder in spec.submodule_search_locations or []:
+            path = Path(folder) / photo.file
+            if path.is_file():
+                return path
     raise EnvironmentLacksError(
         f"the photograph {photo.file} of {photo.distribution} is not installed; pip install 'dlbench[demo]'"
     )
@@ -210,20 +206,20 @@ def photo_path(photo: Photo) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRecipe:
-    """Labelled photographs as a tree of JPEGs; a `Recipe` of dlbench.datasets.making.production.
+    """A tree of JPEGs of labelled photographs; a `Recipe` of dlbench.datasets.making.production.
 
-    The defaults are of ImageNet's form: 500 x 375 pixels, about 105 kB an image (ImageNet: 115 kB).
-    Image k of a class is the same whatever the number of images.
+    The defaults resemble ImageNet: 500 x 375 pixels, about 105 kB per image (ImageNet: 115 kB). Image k of a class does
+    not depend on the number of images.
     """
 
-    train_images: int  # over all classes, as evenly as they divide
-    validation_images: int  # 0, or at least one a class
+    train_images: int  # over all classes, divided as evenly as possible
+    validation_images: int  # 0, or at least one per class
     num_classes: int = len(PHOTOS)
-    width: int = 500  # pixels; of the largest image if they vary
-    height: int = 375  # pixels
-    vary: float = 0.0  # each image is smaller than `width` x `height` by a random share of up to this much
+    width: int = 500  # pixels, of the largest image
+    height: int = 375  # pixels, of the largest image
+    vary: float = 0.0  # largest random reduction of an image's size, relative to `width` x `height`
     quality: int = 95  # of the JPEG, 1 to 100
-    grain: int = 16  # largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform
+    grain: int = 16  # largest deviation of a pixel's brightness by the grain, of 255; uniformly distributed
     seed: int = 0
     kind = "images"
 
@@ -231,18 +227,18 @@ class PhotoRecipe:
         if not 2 <= self.num_classes <= len(PHOTOS):
             raise UserError(f"num_classes is {self.num_classes}, expected 2 to {len(PHOTOS)}")
         if self.train_images < self.num_classes:
-            raise UserError(f"train_images is {self.train_images}, {self.num_classes} is the least")
+            raise UserError(f"train_images is {self.train_images}, expected {self.num_classes} or more")
         if self.validation_images and self.validation_images < self.num_classes:
-            raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one a class")
+            raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one per class")
 
     @property
     def made_with(self) -> MadeWith:
-        """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
+        """All fields, this recipe's version, and that of Pillow, whose encoder decides the bytes."""
         try:
             import PIL
         except ImportError:
             raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
-        return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **_OF_TREES, **self.__dict__}
+        return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **_TREE_FIELDS, **self.__dict__}
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -251,11 +247,14 @@ class PhotoRecipe:
     def parts(self) -> Sequence[DatasetPart]:
         parts: list[DatasetPart] = []
         for split in _SPLITS:
+            if not self._images(split):
+                continue
+            per_class, num_larger = divmod(self._images(split), self.num_classes)
             first = 0
-            for label, name in enumerate(self.classes if self._images(split) else ()):
-                share, rest = divmod(self._images(split), self.num_classes)
-                parts.append(DatasetPart(f"{split}/{name}", split, first, share + (label < rest)))
-                first += parts[-1].count
+            for label, name in enumerate(self.classes):
+                count = per_class + 1 if label < num_larger else per_class
+                parts.append(DatasetPart(f"{split}/{name}", split, first, count))
+                first += count
         return parts
 
     def write(self, part: DatasetPart, path: Path) -> None:
@@ -265,7 +264,10 @@ class PhotoRecipe:
             (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(part.split, self.classes.index(name), number))
 
     def finish(self, folder: Path) -> None:
-        lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
+        lines = [
+            f"{photo.class_name}: {photo.package}/{photo.file} of {photo.distribution}. {photo.licence}"
+            for photo in PHOTOS
+        ]
         head = [
             "The images in this folder are cuts from the photographs below: "
             "cropped, resized and encoded as JPEG again.",
@@ -275,25 +277,25 @@ class PhotoRecipe:
         (folder / "LICENSES.txt").write_text("\n".join(head + lines) + "\n", encoding="utf-8")
 
     def image(self, split: Split, label: int, number: int) -> bytes:
-        """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""
+        """Returns the JPEG of image `number` of a class."""
         from PIL import Image
 
         generator = np.random.default_rng([self.seed, _SPLITS.index(split), label, number])
         picture = _picture(_sorted_photos()[label])
-        # The largest cut of the wanted form that fits, made smaller by a random share.
+        # The largest crop with this aspect ratio that fits, reduced by a random factor.
         scale = min(picture.width / self.width, picture.height / self.height) * generator.uniform(*_SHARES)
         w, h = self.width * scale, self.height * scale
         x, y = generator.random() * max(0, picture.width - w), generator.random() * max(0, picture.height - h)
         shrink = 1 - generator.uniform(0, self.vary)
         size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
-        # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
+        # Rounding may put an edge slightly beyond the photograph, which Pillow refuses.
         box = (x, y, min(x + w, picture.width), min(y + h, picture.height))
-        cut = picture.resize(size, Image.Resampling.BILINEAR, box=box)
+        crop = picture.resize(size, Image.Resampling.BILINEAR, box=box)
         if self.grain:
             grain = generator.integers(-self.grain, self.grain + 1, (size[1], size[0], 1), dtype=np.int16)
-            cut = Image.fromarray(np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8))
+            crop = Image.fromarray(np.clip(np.asarray(crop) + grain, 0, 255).astype(np.uint8))
         buffer = io.BytesIO()
-        cut.save(buffer, "JPEG", quality=self.quality)
+        crop.save(buffer, "JPEG", quality=self.quality)
         return buffer.getvalue()
 
     def _images(self, split: Split) -> int:

@@ -1,8 +1,8 @@
-"""All of a data set copied to a node, file by file: the same folders, the same names.
+"""Copies a whole data set to a node, file by file, with the same folders and names.
 
-Links are followed to regular files inside the data set only: what else they lead to would be copied unasked. Hidden
-names are left out. A copy gets its name when it is whole, and the time of its source: a file of an earlier, kept
-staging that has size and time of its source, and the SHA-256 of the manifest if there is one, is not copied again.
+Links are followed only to regular files inside the data set. Hidden names are left out. A copy gets its name when it is
+complete, and the modification time of its source: a file of an earlier staging is reused if it has the size and time of
+its source and, with a manifest, its SHA-256.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dlbench.units import format_bytes
 
 T = TypeVar("T")
 
-_SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time count as one
-_MOST_SPANS = 200
+_SPAN_NS = 1_000_000_000  # copies of a stream within this time are recorded as one span
+_MAX_SPANS = 200
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE_BYTES = 4 << 20
 _DATA = "data"
@@ -36,12 +36,12 @@ _PARTIAL = ".partial-"
 
 
 class CancelledError(Exception):
-    """Somebody else failed, and this copying ends for it."""
+    """Another stream or process failed, so that copying ends."""
 
 
 @dataclass
 class Moved:
-    """Copies of one stream, one after the other."""
+    """A span of time in which one stream copied items."""
 
     stream: int
     start_ns: int  # CLOCK_MONOTONIC
@@ -51,54 +51,54 @@ class Moved:
 
 
 class Tally:
-    """How far staging on this node is. Safe for threads."""
+    """The progress of staging on this node. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.cancelled = threading.Event()
         self.needed = self.copied = self.reused = self.items = self.looked = 0
-        """Bytes that had to be there; of these copied, and found whole; files or samples staged; files looked at."""
+        """Bytes to be staged; bytes copied; bytes reused; files or samples staged; files listed or checked."""
         self.moved: list[Moved] = []
 
     def look(self, num: int = 1) -> None:
-        """Notes how many files were looked at, for listing or checking. Raises CancelledError: staging is to end."""
-        self._go_on()
+        """Counts listed or checked files. Raises CancelledError: staging was cancelled; also the other methods."""
+        self._check_cancelled()
         with self._lock:
             self.looked += num
 
     def add(self, num_bytes: int) -> None:
-        """Bytes were copied."""
-        self._go_on()
+        """Counts copied bytes."""
+        self._check_cancelled()
         with self._lock:
             self.copied += num_bytes
 
     def done(self, stream: int, start_ns: int, num_bytes: int, items: int = 1) -> None:
-        """A stream has copied some files or samples, whose bytes were added before."""
+        """Records files or samples that a stream has copied, and whose bytes were counted before."""
         end_ns = time.monotonic_ns()
         with self._lock:
             self.items += items
-            last = next((one for one in reversed(self.moved) if one.stream == stream), None)
-            if last is not None and (start_ns - last.start_ns < _SPAN_NS or len(self.moved) >= _MOST_SPANS):
+            last = next((span for span in reversed(self.moved) if span.stream == stream), None)
+            if last is not None and (start_ns - last.start_ns < _SPAN_NS or len(self.moved) >= _MAX_SPANS):
                 last.end_ns, last.num_bytes, last.items = end_ns, last.num_bytes + num_bytes, last.items + items
             else:
                 self.moved.append(Moved(stream, start_ns, end_ns, num_bytes, items))
 
     def found(self, num_bytes: int, items: int = 1) -> None:
-        """Files or samples of an earlier run were there, whole."""
-        self._go_on()
+        """Counts files or samples of an earlier run that are reused."""
+        self._check_cancelled()
         with self._lock:
             self.reused += num_bytes
             self.items += items
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self.cancelled.is_set():
             raise CancelledError
 
 
 def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) -> None:
-    """Does all tasks, `num` at a time, begun in their order; `work` gets the stream's number and a task.
+    """Executes all tasks in `num` threads, started in their order; `work` gets the thread's number and a task.
 
-    Raises Exception: what the first failing task raised; the others have ended then.
+    Raises Exception: the error of the first task that failed, after all threads have ended.
     """
     waiting, lock = iter(tasks), threading.Lock()
     failures: list[BaseException] = []
@@ -114,7 +114,7 @@ def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) ->
         except BaseException as error:
             failures.append(error)
 
-    # Threads that do not keep a process from ending: a file system may hang.
+    # Daemon threads, because a file system may hang and must not keep the process from ending.
     threads = [threading.Thread(target=stream, args=(n,), name=f"dlbench-stage-{n}", daemon=True) for n in range(num)]
     for thread in threads:
         thread.start()
@@ -125,13 +125,13 @@ def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) ->
 
 
 def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
-    """The error of a disk that is full: what was needed and what was there; None for another error."""
+    """Returns the error message of a full disk; None for another error."""
     if error.errno not in _FULL:
         return None
     return EnvironmentLacksError(
         f"staging to {where}: {error.strerror} after {format_bytes(tally.copied)} of "
-        f"{format_bytes(tally.needed - tally.reused)}; {format_bytes(free_before)} were free before; nothing of it is "
-        "left there"
+        f"{format_bytes(tally.needed - tally.reused)}; {format_bytes(free_before)} were free before; the copies were "
+        "removed"
     )
 
 
@@ -146,23 +146,22 @@ class SourceFile:
 
 
 def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[SourceFile]:
-    """The files of a data set, in the order of their names.
+    """Lists the files of a data set, in the order of their names.
 
-    `parts`: folders, or single files, by their names in the copy; empty: the data itself. `within`: the data set, which
-    links may not leave.
-    Raises UserError: something in it is no file and no folder, or a link that leads out of it. OSError: it cannot be
-    listed.
+    `parts`: folders or files by their names in the copy, an empty name for the data set itself. `within`: the data set,
+    which links must not leave. Raises UserError: an entry is neither a file nor a folder, or a link out of the data
+    set. OSError: it cannot be listed.
     """
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     for name, folder in parts.items():
-        real = folder.resolve()
-        allowed = (within.resolve(), real)
-        if real.is_file():
-            status = real.stat()
-            found.append(SourceFile(name or real.name, str(real), status.st_size, status.st_mtime_ns))
+        resolved = folder.resolve()
+        allowed = (within.resolve(), resolved)
+        if resolved.is_file():
+            status = resolved.stat()
+            files.append(SourceFile(name or resolved.name, str(resolved), status.st_size, status.st_mtime_ns))
         else:
-            found += _below(real, name, allowed, tally)
-    return found
+            files += _below(resolved, name, allowed, tally)
+    return files
 
 
 def _below(folder: Path, prefix: str, allowed: Sequence[Path], tally: Tally) -> Iterator[SourceFile]:
@@ -186,18 +185,18 @@ def _below(folder: Path, prefix: str, allowed: Sequence[Path], tally: Tally) -> 
 
 def _followed(link: Path, allowed: Sequence[Path]) -> Path:
     try:
-        real = link.resolve(strict=True)
+        target = link.resolve(strict=True)
     except (OSError, RuntimeError):
-        raise user_error(link, "is a link to nothing: it cannot be staged") from None
-    if not any(real.is_relative_to(root) for root in allowed):
+        raise user_error(link, "is a broken link: it cannot be staged") from None
+    if not any(target.is_relative_to(root) for root in allowed):
         raise user_error(
             link,
-            f"is a link that leads out of the data set, to {str(real)!r}; replicate copies what lies in it only: set "
-            "data.staging to lazy or shard, which read samples and no files",
+            f"is a link out of the data set, to {str(target)!r}; replicate copies only files of the data set: set "
+            "data.staging to lazy or shard, which copy samples, not files",
         )
-    if real.is_dir():
-        raise user_error(link, "is a link to a folder: replicate follows links to regular files only")
-    return real
+    if target.is_dir():
+        raise user_error(link, "is a link to a folder: replicate follows only links to regular files")
+    return target
 
 
 def replicate(
@@ -209,15 +208,14 @@ def replicate(
     tally: Tally,
     require: Callable[[int, int], None],
 ) -> tuple[Sequence[SourceFile], str]:
-    """Copies a data set; `parts` and `within` as of `list_files`.
+    """Copies a data set; returns its files, and how the copies were verified, as text.
 
-    `require`: given the bytes and files still to be written before the first is; raises if they do not fit. Returns its
-    files, and what they were compared with, in words.
-    Raises UserError: as `list_files`. IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
-    OSError: reading or writing failed.
+    `parts` and `within`: as in `list_files`. `require`: called with the bytes and files to be written before the first
+    one; raises if they do not fit. Raises UserError: as `list_files`. IncompleteDataError: a file changed during the
+    copy, or differs from the manifest. OSError: reading or writing failed.
     """
     files = list_files(parts, within, tally)
-    digests: dict[str, str] = {}  # the SHA-256 of each file, by its path in the data set
+    digests: dict[str, str] = {}  # SHA-256 by path in the data set
     source = within if within.is_dir() else within.parent
     if (source / MANIFEST).is_file():
         digests = {entry.path: entry.sha256 for entry in read_files(source)}
@@ -232,12 +230,12 @@ def replicate(
         tally.look()
         copied = root / file.name
         if _is_same(file, copied) and digests.get(file.name) in (None, file_sha256(copied)):
-            tally.found(file.num_bytes)  # an earlier staging left it whole
+            tally.found(file.num_bytes)  # a complete copy of an earlier staging
         else:
             missing.append(file)
     require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))
     _remove_others(root, {file.name for file in files})
-    # Folders first, so that streams do not race for them.
+    # Folders first, so that threads do not create the same folder.
     for parent in {(root / file.name).parent for file in missing}:
         parent.mkdir(parents=True, exist_ok=True)
 
@@ -248,16 +246,16 @@ def replicate(
         tally.done(stream, begun, file.num_bytes)
 
     run_streams(streams, missing, copy)
-    verified = "SHA-256 of the data set's manifest" if digests else "size and time of the source before and after"
-    return files, verified
+    if digests:
+        return files, "SHA-256 of the data set's manifest"
+    return files, "size and time of the source before and after"
 
 
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
     """Copies one file under another name, and then renames it.
 
-    `partial`: the other name, on the same file system. `sha256`: what its digest must be; None: unknown.
-    Raises IncompleteDataError: the source changed meanwhile, or its digest is another one. OSError: reading or writing
-    failed.
+    `partial`: the other name, on the same file system. `sha256`: the expected digest; None: unknown. Raises
+    IncompleteDataError: the source changed during the copy, or its digest differs. OSError: reading or writing failed.
     """
     digest = hashlib.sha256()
     with open_file(Path(file.path)) as source, partial.open("wb") as copy:
@@ -270,14 +268,15 @@ def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sh
     if (after.st_mtime_ns, after.st_size, num_bytes) != (file.mtime_ns, file.num_bytes, file.num_bytes):
         raise IncompleteDataError(f"{file.path!r} changed while it was staged; start the run again")
     if sha256 is not None and digest.hexdigest() != sha256:
-        differs = "its SHA-256 differs from that in the data set's manifest"
-        raise IncompleteDataError(f"{file.path!r}: altered ({differs}); see `dlbench data verify`")
+        raise IncompleteDataError(
+            f"{file.path!r}: altered (its SHA-256 differs from that in the data set's manifest); see "
+            "`dlbench data verify`"
+        )
     os.utime(partial, ns=(file.mtime_ns, file.mtime_ns))
     partial.rename(target)
 
 
 def _is_same(file: SourceFile, copy: Path) -> bool:
-    """Whether a copy is a file of the size and the time of its source."""
     try:
         status = copy.lstat()
     except OSError:
@@ -286,15 +285,15 @@ def _is_same(file: SourceFile, copy: Path) -> bool:
 
 
 def _remove_others(root: Path, names: set[str]) -> None:
-    """Removes what the source does not have, so that old and new never mix."""
-    for here, folders, files in os.walk(root, topdown=False, followlinks=False):
-        inside = os.path.relpath(here, root)
+    """Removes files that the source does not have, so that old and new files never mix."""
+    for folder, folders, files in os.walk(root, topdown=False, followlinks=False):
+        relative = os.path.relpath(folder, root)
         for name in files:
-            path = name if inside == "." else f"{inside}/{name}"
+            path = name if relative == "." else f"{relative}/{name}"
             if path not in names:
-                Path(here, name).unlink()
+                Path(folder, name).unlink()
         for name in folders:
-            inner = Path(here, name)
+            inner = Path(folder, name)
             if inner.is_symlink():
                 inner.unlink()
             elif not any(inner.iterdir()):
@@ -302,5 +301,5 @@ def _remove_others(root: Path, names: set[str]) -> None:
 
 
 def changed_files(files: Sequence[SourceFile], folder: Path) -> list[str]:
-    """Names of staged files that are no longer what was copied, by size and time; they were changed while used."""
+    """Returns the names of staged files that were changed after the copy, by size and time."""
     return [file.name for file in files if not _is_same(file, folder / _DATA / file.name)]

@@ -1,9 +1,8 @@
-"""Single samples on a node: those of its ranks before training (shard), or each when it is first read (lazy).
+"""Stages single samples on a node: those of its ranks before training (shard), or each one at its first read (lazy).
 
-Several processes write and read them at the same time. `<folder>/<index // 4096>/<index>` holds a sample's bytes and
-then their CRC-32 (4 bytes, little-endian). A file appears whole or not at all (written under another name, then
-renamed), so that its being there means that the sample has arrived. It is not synced: a node that loses power loses the
-job, too, and a damaged file is found by its checksum.
+Several processes write and read at the same time. `<folder>/<index // 4096>/<index>` holds a sample's bytes and their
+CRC-32 (4 bytes, little-endian). A file is written under another name and renamed, so that an existing file is complete.
+It is not synced: a power failure ends the job, too, and a damaged file is detected by its checksum.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from dlbench.datasets.staging.copying import Tally, run_streams
 from dlbench.datasets.staging.place import block_of, rounded
 from dlbench.opening import descriptor
 
-_PER_FOLDER = 4096  # samples of a folder: a million in one would be slow on most file systems
+_PER_FOLDER = 4096  # samples in a folder: a million in one would be slow on most file systems
 _CRC_BYTES = 4
-MAX_BYTES = 1 << 32  # of a sample at most
-_AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was
-_CHOICE = 0x57A6  # with the seed, so that the choice is none of the epochs' permutations
-STORE_BYTES = 4  # what the store adds to each sample
+MAX_BYTES = 1 << 32  # largest sample
+_SAMPLES_PER_TASK = 32  # neighbours in the data set, so that each thread reads sequentially
+_CHOICE = 0x57A6  # added to the seed, so that the choice is independent of the epochs' permutations
+STORE_BYTES = 4  # bytes that the store adds to each sample
 Fetch = Callable[[int], bytes]
 
 
 class DamagedSampleError(Exception):
-    """A sample is there, and is not what was put; `str` says the file and the reason."""
+    """A stored sample was damaged; the message has the file and the reason."""
 
 
 class SampleStore:
-    """Samples by their number in the data set. Survives pickling.
+    """A store of samples by their number in the data set. Can be pickled.
 
-    `folder`: where they are; made when the first is put, if the folder above it is there.
+    `folder`: created with the first sample, if its parent exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,17 +47,14 @@ class SampleStore:
         return self.folder / str(index // _PER_FOLDER) / str(index)
 
     def put(self, index: int, data: bytes) -> None:
-        """Keeps a sample; one that is there is replaced.
-
-        Raises OSError: the disk refuses; nothing of the sample is left.
-        """
-        # Texts and plain calls: a million samples are put, and objects for their paths would take half of the time.
+        """Stores or replaces a sample. Raises OSError: writing failed; no part of the sample is left."""
+        # Strings and os functions, because `Path` objects would take half of the time for a million samples.
         folder = f"{self.folder}/{index // _PER_FOLDER}"
         temporary = f"{folder}/.{index}.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            # But nothing above the store: where that is gone, the run is over.
+            # Without parents: if the folder above the store was removed, the run is over.
             for path in (self.folder, folder):
                 with suppress(FileExistsError):
                     os.mkdir(path)  # noqa: PTH102
@@ -77,7 +73,7 @@ class SampleStore:
             raise
 
     def remove_partial(self) -> None:
-        """Removes what processes that were killed had begun to write; while nobody writes."""
+        """Removes incomplete files of killed processes; no process may write meanwhile."""
         for group in self._groups():
             for entry in os.scandir(group.path):
                 if entry.name.startswith("."):
@@ -85,10 +81,7 @@ class SampleStore:
                         os.unlink(entry.path)  # noqa: PTH108
 
     def get(self, index: int) -> bytes | None:
-        """The bytes of a sample; None if it is not there.
-
-        Raises DamagedSampleError: they are not what was put. OSError: they cannot be read.
-        """
+        """Reads a sample; None if it is not stored. Raises DamagedSampleError, or OSError if reading failed."""
         path = self.path(index)
         try:
             opened = descriptor(path, follow=False)
@@ -96,26 +89,26 @@ class SampleStore:
             return None
         try:
             size = os.fstat(opened).st_size
-            content = b"" if size > MAX_BYTES else os.read(opened, size)
+            content = os.read(opened, size) if size <= MAX_BYTES else b""
             while 0 < len(content) < size and (more := os.read(opened, size - len(content))):
                 content += more
         finally:
             os.close(opened)
         data, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
         if len(crc) < _CRC_BYTES or zlib.crc32(data) != int.from_bytes(crc, "little"):
-            raise DamagedSampleError(f"{str(path)!r}: changed or cut off since it was staged")
+            raise DamagedSampleError(f"{str(path)!r}: changed or truncated since it was staged")
         return data
 
     def has(self, index: int) -> bool:
         return self.path(index).exists()
 
     def remove(self, index: int) -> None:
-        """Forgets a sample; one that is not there is none to forget."""
+        """Removes a sample, if it is stored."""
         with suppress(FileNotFoundError):
             self.path(index).unlink()
 
     def indices(self) -> Iterator[int]:
-        """The samples that are there, in no order."""
+        """Yields the numbers of stored samples in arbitrary order."""
         for group in self._groups():
             yield from (int(entry.name) for entry in os.scandir(group.path) if entry.name.isdigit())
 
@@ -127,13 +120,13 @@ class SampleStore:
 
 
 def sample_sizes(num_bytes: Callable[[int], int], indices: Sequence[int], streams: int, tally: Tally) -> list[int]:
-    """Bytes of each of these samples, asked for by several threads: a file system may have to be asked for each."""
+    """Returns the sizes of samples in bytes, asked for in several threads: each may need a call of the file system."""
     sizes = [0] * len(indices)
     starts = range(0, len(indices), 1024)
 
     def ask(_stream: int, start: int) -> None:
-        for place in range(start, min(start + 1024, len(indices))):
-            sizes[place] = num_bytes(indices[place])
+        for position in range(start, min(start + 1024, len(indices))):
+            sizes[position] = num_bytes(indices[position])
         tally.look(min(1024, len(indices) - start))
 
     run_streams(streams, starts, ask)
@@ -141,30 +134,33 @@ def sample_sizes(num_bytes: Callable[[int], int], indices: Sequence[int], stream
 
 
 def stored_bytes(sizes: Sequence[int], folder: Path) -> int:
-    """What samples of these sizes take in a store on the file system of a folder."""
+    """Returns the disk space of samples of these sizes in a store on the file system of a folder."""
     block = block_of(folder)
     return sum(rounded(size + STORE_BYTES, block) for size in sizes)
 
 
 def find_whole(
-    stores: Mapping[int, SampleStore], wanted: Mapping[int, Sequence[int]], tally: Tally
+    stores: Mapping[int, SampleStore], needed: Mapping[int, Sequence[int]], tally: Tally
 ) -> dict[int, set[int]]:
-    """Which samples of an earlier staging are there, whole; others that are there are removed."""
-    found: dict[int, set[int]] = {}
+    """Returns the intact samples of an earlier staging by rank, and removes all other samples from the stores.
+
+    `needed`: sample numbers by rank.
+    """
+    intact: dict[int, set[int]] = {}
     for rank, store in stores.items():
-        found[rank], needed = set(), set(wanted[rank])
+        intact[rank], needed_indices = set(), set(needed[rank])
         store.remove_partial()
         for index in list(store.indices()):
             data = None
-            if index in needed:
+            if index in needed_indices:
                 with suppress(DamagedSampleError, OSError):
                     data = store.get(index)
             if data is None:
                 store.remove(index)
             else:
-                found[rank].add(index)
+                intact[rank].add(index)
                 tally.found(len(data))
-    return found
+    return intact
 
 
 def fill(
@@ -176,18 +172,21 @@ def fill(
     tally: Tally,
     on_bad: Callable[[Exception], bool],
 ) -> None:
-    """Copies samples into the stores of ranks, in the order of storage.
+    """Copies samples into the stores of ranks, in the order of the data set.
 
-    `missing`: sample numbers, by rank. `open_fetch`: a new reader for one stream, which gives a sample's bytes.
-    `on_bad`: given the error of a sample that cannot be read; whether to go on without it.
-    Raises OSError: a store's disk refuses. Exception: a sample cannot be read.
+    `missing`: sample numbers by rank. `open_fetch`: returns a reader for one thread. `on_bad`: called with the error of
+    a sample that cannot be read; returns whether to continue without it.
+    Raises OSError: writing failed. Exception: a sample cannot be read.
     """
-    pairs = sorted((int(index), rank) for rank, indices in missing.items() for index in indices)
+    pairs: list[tuple[int, int]] = []  # sample number and rank
+    for rank, indices in missing.items():
+        pairs += [(int(index), rank) for index in indices]
+    pairs.sort()
     fetches = [open_fetch() for _ in range(streams)]
 
     def copy(stream: int, start: int) -> None:
-        begun, num_bytes, items = time.monotonic_ns(), 0, 0
-        for index, rank in pairs[start : start + _AT_ONCE]:
+        start_ns, num_bytes, items = time.monotonic_ns(), 0, 0
+        for index, rank in pairs[start : start + _SAMPLES_PER_TASK]:
             try:
                 data = fetches[stream](index)
             except OSError:
@@ -199,40 +198,40 @@ def fill(
             stores[rank].put(index, data)
             tally.add(len(data))
             num_bytes, items = num_bytes + len(data), items + 1
-        tally.done(stream, begun, num_bytes, items)
+        tally.done(stream, start_ns, num_bytes, items)
 
-    run_streams(streams, range(0, len(pairs), _AT_ONCE), copy)
+    run_streams(streams, range(0, len(pairs), _SAMPLES_PER_TASK), copy)
 
 
 def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: int) -> NDArray[np.bool_]:
-    """Which samples a node keeps when not all fit: drawn in the order of the seed until the next does not fit.
+    """Returns (N,) whether a node stores each sample if not all fit: in random order until the capacity is used.
 
-    All processes of all nodes with the same capacity choose the same. Nothing is ever put out for another: every sample
-    is read once an epoch, so that any kept one is worth as much as any other (Mohan et al., "Analyzing and Mitigating
-    Data Stalls in DNN Training", 2021: MinIO). Returns (N,) whether a sample is kept.
+    All processes of all nodes with the same capacity choose the same samples. A stored sample is never replaced: each
+    one is read once per epoch, so that all are worth the same (Mohan et al., "Analyzing and Mitigating Data Stalls in
+    DNN Training", 2021: MinIO).
     """
-    taken = -(-(sizes + STORE_BYTES) // block) * block
+    disk_bytes = -(-(sizes + STORE_BYTES) // block) * block
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(sizes))
-    kept = np.zeros(len(sizes), dtype=bool)
-    kept[order[np.cumsum(taken[order]) <= capacity]] = True
-    return kept
+    is_stored = np.zeros(len(sizes), dtype=bool)
+    is_stored[order[np.cumsum(disk_bytes[order]) <= capacity]] = True
+    return is_stored
 
 
 class Keeping:
-    """Whether samples are still being kept in a folder: the first process that meets a full disk ends it for all."""
+    """A switch for storing samples: the first process that finds a full disk stops it for all of the node."""
 
     def __init__(self, folder: Path) -> None:
         self._on, self._off = folder / "keeping", folder / "full"
 
     def begin(self) -> None:
-        """Called once for each node, before anything is kept."""
+        """Starts storing; called once per node."""
         self._off.unlink(missing_ok=True)
         self._on.touch()
 
     def stop(self) -> None:
         with suppress(OSError):
-            self._on.rename(self._off)  # which needs no room on the disk
+            self._on.rename(self._off)  # renaming also works on a full disk
 
     def has_stopped(self) -> bool:
-        """Whether a process has met a full disk."""
+        """Returns whether a process has found a full disk."""
         return self._off.exists()

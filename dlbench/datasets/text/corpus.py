@@ -1,11 +1,9 @@
-"""Raw text becomes token ids in flat arrays: tokens, where sentences start, where documents start.
+"""Tokenises raw text into flat arrays: tokens, starts of sentences, starts of documents.
 
-Input is one UTF-8 text file or a folder of files that end in `.txt` or, numbered, in `-00000-of-00500`, as MLPerf's
-preparation writes them. A blank line ends a document, as does the end of a file. A line is one or more sentences: it is
-split behind `.`, `!` or `?` where white space and then a capital, a digit or an opening quote or bracket follow;
-one-sentence lines stay whole.
-
-Vocabularies are frozen: a text file, one entry a line, becomes a WordPiece tokenizer. None is trained at run time.
+Input is a UTF-8 text file or a folder of files that end in `.txt` or, as MLPerf numbers them, `-00000-of-00500`. A
+blank line or the end of a file ends a document. A line is split into sentences after `.`, `!` or `?` if white space and
+then a capital, a digit or an opening quote or bracket follow. A vocabulary is a text file with one entry per line; none
+is trained at run time.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
-MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
+MAX_BYTES = 1 << 26  # largest vocabulary: published ones have some 250,000 entries of a few bytes
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
-_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
+_HEAD_BYTES = 1 << 16  # bytes of a file that must be UTF-8 for it to count as text
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
-_BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
+_BATCH = 4096  # sentences per call of the tokenizer, which limits the number of Python objects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class Vocabulary:
         return self.entries.index(entry)
 
     def tokenizer(self) -> Tokenizer:
-        """A tokenizer with this vocabulary: BERT's normaliser and word splitter, then greedy WordPiece."""
+        """Returns a tokenizer: BERT's normaliser and word splitter, then greedy WordPiece."""
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         ids = {entry: i for i, entry in enumerate(self.entries)}
@@ -67,17 +65,17 @@ class Vocabulary:
 
 
 def load_vocabulary(name: str) -> Vocabulary:
-    """A vocabulary by path (a text with a slash or ending in .txt) or by name."""
+    """Loads a vocabulary by path (with a slash or the ending .txt) or by name."""
     if os.sep in name or name.endswith(".txt"):
         path = Path(name).expanduser()
     else:
-        known: dict[str, Path] = {}
+        path_by_name: dict[str, Path] = {}
         for folder in search_path("workloads"):  # Folders of DLBENCH_PATH come first.
             for file in sorted((folder / "vocabularies").glob("*.txt")):
-                known.setdefault(file.stem, file)
-        if name not in known:
-            raise UserError(f"data.vocabulary: unknown vocabulary {name!r}: {nearest(name, known)}")
-        path = known[name]
+                path_by_name.setdefault(file.stem, file)
+        if name not in path_by_name:
+            raise UserError(f"data.vocabulary: unknown vocabulary {name!r}: {nearest(name, path_by_name)}")
+        path = path_by_name[name]
     try:
         raw = read_bytes(path, MAX_BYTES)
         entries = tuple(raw.decode("utf-8").splitlines())
@@ -87,18 +85,21 @@ def load_vocabulary(name: str) -> Vocabulary:
         raise UserError(f"data.vocabulary: {path}: not UTF-8 at byte {error.start}") from None
     missing = [token for token in SPECIAL if token not in entries]
     if missing:
-        raise UserError(f"{path}: not a WordPiece vocabulary: {', '.join(missing)} missing; one entry a line")
-    if len(set(entries)) != len(entries):
-        twice = next(e for i, e in enumerate(entries) if e in entries[:i])
-        raise UserError(f"{path}: entry {twice!r} is there twice; ids would be ambiguous")
+        raise UserError(f"{path}: not a WordPiece vocabulary: {', '.join(missing)} missing; give one entry per line")
+    distinct: set[str] = set()
+    for entry in entries:
+        if entry in distinct:
+            raise UserError(f"{path}: entry {entry!r} occurs twice; ids would be ambiguous")
+        distinct.add(entry)
     digest = hashlib.sha256(raw).hexdigest()
-    lowercase = not any(e != e.lower() for e in entries if not (e.startswith("[") and e.endswith("]")))
+    words = [entry for entry in entries if not (entry.startswith("[") and entry.endswith("]"))]
+    lowercase = all(word == word.lower() for word in words)
     return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextCorpus:
-    """Tokenised text. No Python object per token, sentence or document."""
+    """Tokenised text in arrays, without a Python object per token, sentence or document."""
 
     source: Path
     tokens: NDArray[Any]  # (num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32
@@ -113,9 +114,7 @@ class TextCorpus:
 
 
 def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None) -> TextCorpus:
-    """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in
-    memory.
-    """
+    """Tokenises a text as a stream: only some thousand sentences and one document are in memory with the arrays."""
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
     return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, lambda: digest.hexdigest())
@@ -124,9 +123,9 @@ def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None
 def tokenise(
     documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
 ) -> TextCorpus:
-    """Tokenises documents of sentences; lines are split no further.
+    """Tokenises documents, each a list of sentences.
 
-    `digest`: asked for `sha256` when all documents have been read.
+    `digest`: called for `sha256` when all documents have been read.
     """
     encoder = _Encoder(vocabulary)
     for document in documents:
@@ -145,8 +144,6 @@ def tokenise(
 
 
 class _Encoder:
-    """Collects documents, tokenises them in batches, and keeps arrays only."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = vocabulary.tokenizer()
         self._dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
@@ -157,24 +154,24 @@ class _Encoder:
         self.document_lengths: list[NDArray[np.int64]] = []
 
     def add(self, document: Sequence[str]) -> None:
-        """Takes the sentences of one document, at least one."""
+        """Adds a document of at least one sentence."""
         self._waiting.append(document)
         self._num_waiting += len(document)
         if self._num_waiting >= _BATCH:
             self.flush()
 
     def flush(self) -> None:
-        """Tokenises what waits; sentences and documents without a token vanish."""
+        """Tokenises the collected documents; sentences and documents without tokens are dropped."""
         if not self._waiting:
             return
-        sentences = [sentence for document in self._waiting for sentence in document]
+        sentences = list(chain.from_iterable(self._waiting))
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(sentences, add_special_tokens=False)]
-        lengths = np.array([len(i) for i in ids], dtype=np.int64)
-        firsts = _starts(np.array([len(document) for document in self._waiting], dtype=np.int64))[:-1]
-        kept = np.add.reduceat((lengths > 0).astype(np.int64), firsts)
+        lengths = np.array(list(map(len, ids)), dtype=np.int64)
+        firsts = _starts(np.array(list(map(len, self._waiting)), dtype=np.int64))[:-1]
+        num_sentences = np.add.reduceat((lengths > 0).astype(np.int64), firsts)  # With tokens, by document.
         self.tokens.append(np.fromiter(chain.from_iterable(ids), dtype=self._dtype, count=int(lengths.sum())))
         self.sentence_lengths.append(lengths[lengths > 0])
-        self.document_lengths.append(kept[kept > 0])
+        self.document_lengths.append(num_sentences[num_sentences > 0])
         self._waiting, self._num_waiting = [], 0
 
 
@@ -183,7 +180,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def is_text_name(name: str) -> bool:
-    """Returns whether a file's name is one of a text: `.txt`, or a part such as `part-00000-of-00500`."""
+    """Returns whether a file's name is that of a text: `.txt`, or a part such as `part-00000-of-00500`."""
     return PART.fullmatch(name) is not None or (name.lower().endswith(".txt") and not is_companion(name))
 
 
@@ -199,7 +196,7 @@ def looks_like_text(path: Path) -> bool:
 
 
 def text_files(source: Path, split: Split | None = None) -> list[Path]:
-    """The text files at a path: the file itself, or those of a folder, sorted."""
+    """Returns the text files at a path: the file itself, or those of a folder, sorted."""
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -214,7 +211,7 @@ def text_files(source: Path, split: Split | None = None) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:
-    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes."""
+    """Yields documents as lists of sentences; updates `digest`, if given, with the names and bytes of the files."""
     digest = digest or hashlib.sha256()
     for path in files:
         sentences: list[str] = []

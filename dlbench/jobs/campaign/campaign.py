@@ -1,11 +1,10 @@
 """Plans the Slurm jobs of a series, and the node-hours that they may cost.
 
 A few jobs wait less in the queue than many, and repeats on the same nodes differ less: runs that request the same
-resources share a job. Inside a job they keep the order of the series, in which repeats are interleaved over points.
-
-The repeats of a point run on the same nodes (`same`) or start on a different node each time (`rotate`). On the same
-nodes a comparison of points is free of differences between nodes, but a slow node affects all figures. With rotation
-these differences average out and show up as scatter between repeats.
+resources share a job. Inside a job they keep the order of the series, in which repeats are interleaved over points. The
+repeats of a point run on the same nodes (`same`) or start on a different node each time (`rotate`). On the same nodes a
+comparison of points is free of differences between nodes, but a slow node affects all figures. With rotation these
+differences average out and show up as scatter between repeats.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class TimeEstimate:
 
     @property
     def text(self) -> str:
-        """How the time limit was chosen, for the terminal."""
+        """The source of the time limit, for the terminal."""
         if not self.earlier:
             return f"time limit of {format_seconds(self.seconds)} per run" if self.seconds else "no time limit"
         longest = f"{format_seconds(self.longest_s)} per run"
@@ -222,8 +221,6 @@ class TimeEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Earlier:
-    """The duration of an earlier run of the same configuration."""
-
     total_s: float
     steps: int  # 0: unknown, or the duration does not scale with the steps.
     step_s: float
@@ -252,7 +249,6 @@ def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = Non
 
 
 def _earlier_runs(out: Path, configurations: set[str]) -> dict[str, list[_Earlier]]:
-    """Returns the earlier runs below a folder that have one of the configurations, by configuration."""
     earlier: dict[str, list[_Earlier]] = {}
     names: list[str] = []
     if configurations:
@@ -270,7 +266,6 @@ def _earlier_runs(out: Path, configurations: set[str]) -> dict[str, list[_Earlie
 
 
 def _is_set(plan: LaunchPlan) -> bool:
-    """Returns whether a setting of the user gives the time limit."""
     settings = [plan.overrides]
     if isinstance(plan, RunPlan):
         settings += [plan.series.axes, *plan.series.sides.values()]

@@ -79,10 +79,8 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
 ) -> str:
     """Writes the jobs of a series to disk before anything is submitted; returns the name of the series.
 
-    An existing series of this user gets more jobs.
-
-    Raises `UserError`: a run of that name exists, the series belongs to another user, or another process submits it.
-    `RunError`: the files cannot be written.
+    An existing series of this user gets more jobs. Raises `UserError`: a run of that name exists, the series belongs to
+    another user, or another process submits it. `RunError`: the files cannot be written.
     """
     series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
@@ -173,12 +171,10 @@ def submit(
     """Writes a job's script into the folder of each of its runs and submits it; returns its id.
 
     An sbatch that fails may have queued the job nevertheless ("Socket timed out on send/recv operation"). Slurm is then
-    asked for it, and the job is adopted if it is queued.
-
-    `folders`: absolute, one per run; Slurm's output goes into the first. `comment`: unique to the job.
-    Raises `RefusedError`: the scheduler refused the job (with its message) or sbatch cannot be started; the folders
-    were removed. `SubmissionUnknownError`: the answer was not clear, and Slurm lists no such job; the folders stay,
-    because the job may be queued.
+    asked for it, and the job is adopted if it is queued. `folders`: absolute, one per run; Slurm's output goes into the
+    first. `comment`: unique to the job. Raises `RefusedError`: the scheduler refused the job (with its message) or
+    sbatch cannot be started; the folders were removed. `SubmissionUnknownError`: the answer was not clear, and Slurm
+    lists no such job; the folders stay, because the job may be queued.
     """
     name, *others = job.run_ids
     if others:
@@ -220,10 +216,7 @@ def remove_unsubmitted(folder: RunFolder) -> None:
 
 
 def folders_of(root: Path, job: Job) -> list[RunFolder]:
-    """Returns the folders of all runs of a job, with their plans; creates the missing ones, all or none.
-
-    Raises `UserError`: a folder of that name holds something else. `RunError`: a plan cannot be written.
-    """
+    """Returns the folders of all runs of a job, with their plans; creates the missing ones, all or none."""
     created: list[RunFolder] = []
     try:
         return [_folder(root, plan, created) for plan in job.plans]
@@ -290,9 +283,7 @@ def complete(
             if state in ("submitted", "begun"):
                 continue
             job, entry = jobs[number], now.series.jobs[number]
-            after: str | None = None
-            if now.series.chain:
-                after = _predecessor(now, number, queue, limit)
+            after = _predecessor(now, number, queue, limit) if now.series.chain else None
             job_id = ""
             if state in ("unsure", "written"):
                 job_id = queue.find(folders_of(root, job)[0], entry.comment)
@@ -314,10 +305,7 @@ def complete(
 
 
 def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
-    """Records the id of a queued job that dlbench had no answer for; its script's time is the time of submission.
-
-    Raises `RunError`: a file cannot be written.
-    """
+    """Records the id of a queued job that dlbench had no answer for; its script's time is the time of submission."""
     folders = [RunFolder(root / run_id) for run_id in entry.runs]
     command = scheduler.command(job, folders[0], None, entry.comment)
     written = ""
@@ -333,9 +321,8 @@ def write_only(
     """Writes the missing plans and scripts of a series without submitting them; returns the jobs.
 
     Each job comes with the id of the job that it has to wait for, or an empty text. With `also_written` jobs whose
-    scripts were written before and not submitted are returned, too; their files stay as they are.
-
-    Raises `UserError` and `RunError` as `complete` does.
+    scripts were written before and not submitted are returned, too; their files stay as they are. Raises `UserError`
+    and `RunError` as `complete` does.
     """
     require_own(root, series_id)
     written = []
@@ -380,10 +367,7 @@ def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
 
 
 def missing_jobs(root: Path, series_id: str, scheduler: Slurm) -> list[Job]:
-    """Returns the jobs of a series that have not been submitted, in their order.
-
-    Raises `SchedulerUnavailableError`: the queue must be read to know that, and cannot.
-    """
+    """Returns the jobs of a series that have not been submitted, in their order."""
     now = submission_status(root, series_id)
     jobs = jobs_of_series(root, now.series)
     queue = _queue_for(now, jobs, scheduler, is_counted=False)
@@ -421,7 +405,6 @@ class _QueueLimit:
 
 
 def _predecessor(now: SubmissionStatus, number: int, queue: Queue, limit: _QueueLimit) -> str | None:
-    """Returns the id of the job that a job has to wait for, or None."""
     for earlier in range(number - 1, -1, -1):
         if earlier in limit.submitted:
             return limit.submitted[earlier]

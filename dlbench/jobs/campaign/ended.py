@@ -2,11 +2,9 @@
 
 Only the scheduler can say which jobs are the series' own: each was submitted with the folder of its first run as
 working directory, and the script of an array names the run of each element. Files in the run folders do not count,
-because others may have written them.
-
-A run whose job ended before the run began, for example at the time limit, gets a new job. Runs of a job that was
-cancelled do so only on request, since somebody chose to cancel them. If such a run had begun it becomes a new attempt,
-and the files of the previous one move to `attempt-NNNN/`, as after a requeue.
+because others may have written them. A run whose job ended before the run began, for example at the time limit, gets a
+new job. Runs of a job that was cancelled do so only on request, since somebody chose to cancel them. If such a run had
+begun it becomes a new attempt, and the files of the previous one move to `attempt-NNNN/`, as after a requeue.
 """
 
 from __future__ import annotations
@@ -76,11 +74,7 @@ class Cancelled:
 
 
 def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
-    """Cancels the jobs of a series that wait or run, and removes those from it that were never submitted.
-
-    Raises `UserError`: this user has no such series, or another process submits it. `SchedulerUnavailableError`: the
-    queue cannot be read; nothing was cancelled. `RunError`: the scheduler did not cancel the jobs.
-    """
+    """Cancels the jobs of a series that wait or run, and removes those from it that were never submitted."""
     require_own(root, series_id)
     with locked(root, series_id):
         now = submission_status(root, series_id)
@@ -129,7 +123,6 @@ def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
 
 
 def _unknown_jobs(root: Path, now: SubmissionStatus) -> dict[int, Job]:
-    """Returns the jobs that may be queued without a known id, by their number in the series."""
     numbers = [number for number, state in enumerate(now.states) if state in ("unsure", "written")]
     if not numbers:
         return {}
@@ -144,11 +137,7 @@ def _queue_of_series(now: SubmissionStatus, unknown_jobs: Iterable[Job], schedul
 
 
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> Cancelled:
-    """Cancels the job of one run.
-
-    Raises `UserError`: the run shares its job with other runs, or belongs to another user.
-    `SchedulerUnavailableError`: the queue cannot be read. `RunError`: the scheduler did not cancel the job.
-    """
+    """Cancels the job of one run."""
     run_id = folder.path.name
     if submission.other_owner:
         raise UserError(f"{run_id}: its job belongs to user {submission.other_owner}, who alone can cancel it")
@@ -245,11 +234,9 @@ def reopen(
     """Puts runs that never began, and whose jobs have ended, into new jobs of their series.
 
     Does nothing if the scheduler does not answer. Runs of a job in state COMPLETED get no new job, nor do runs that
-    began, except with `with_cancelled`.
-
-    `with_cancelled`: also take runs whose jobs were cancelled, even if they had begun. Raises `UserError`: this user
-    has no such series, or another process submits it. `RunError`: a file cannot be written. `IncompleteDataError`: a
-    file of the series is damaged.
+    began, except with `with_cancelled`. `with_cancelled`: also take runs whose jobs were cancelled, even if they had
+    begun. Raises `UserError`: this user has no such series, or another process submits it. `RunError`: a file cannot be
+    written. `IncompleteDataError`: a file of the series is damaged.
     """
     require_own(root, series_id)
     with locked(root, series_id):
@@ -274,9 +261,7 @@ def reopen(
         if with_cancelled:
             renewed |= {run.run_id: run for run in cancelled}
             cancelled = []
-        campaign: Campaign | None = None
-        if renewed:
-            campaign = _renew(root, now, renewed, dry_run=dry_run)
+        campaign = _renew(root, now, renewed, dry_run=dry_run) if renewed else None
         return Reopened(
             campaign=campaign,
             cancelled=tuple(run.run_id for run in cancelled),
@@ -286,7 +271,6 @@ def reopen(
 
 
 def _unfinished(root: Path, job: SeriesJob, series_job_id: str) -> Iterator[_UnfinishedRun]:
-    """Yields the runs of a job that have no record."""
     for run_id in job.runs:
         folder = RunFolder(root / run_id)
         if folder.record.exists() or folder.comm.exists() or not folder.plan.exists():

@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
-        """Whether every run of the series is valid."""
+        """True if every run of the series is valid."""
         run_ids = [run_id for job in self.submission.series.jobs for run_id in job.runs]
         return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in run_ids)
 
@@ -68,10 +68,7 @@ class SeriesMonitor:
         self._ended: set[str] = set()  # Runs whose job had ended at the last poll without a record: it may come late.
 
     def poll(self) -> Outcome:
-        """Returns the current status; asks the scheduler once.
-
-        Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
-        """
+        """Returns the current status; asks the scheduler once."""
         now = submission_status(self._root, self._id)
         run_ids = [run_id for job in now.series.jobs for run_id in job.runs if run_id not in self._recorded]
         folders = [self._root / run_id for run_id in run_ids]
@@ -149,7 +146,7 @@ class RunStatus:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it has no valid record and will have none."""
+        """True if it has no valid record and will have none."""
         return self.state in ("failed", "cancelled", "invalid")
 
 
@@ -191,7 +188,6 @@ def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str
 
 
 def _run_status(run: LaunchedRun, submission: Submission, queue: Queue) -> RunStatus:
-    """Returns the status of a run that was submitted."""
     for queued in queue.of(submission.reference):
         if queued.phase == "over":
             return _status_of_ended_job(run, submission, queued)
@@ -257,7 +253,6 @@ def _status_of_ended_job(run: LaunchedRun, submission: Submission, queued: Queue
 
 
 def _resume(run: LaunchedRun, queued: QueuedJob) -> str:
-    """Returns the command that submits the run again."""
     assert isinstance(run.plan, RunPlan | CommPlan)
     words = ["dlbench", "submit", "--resume", run.plan.series.id]
     if queued.state == "CANCELLED":
@@ -293,7 +288,6 @@ def _unlisted(submission: Submission, queue: Queue) -> str:
 
 
 def _outlook(run: LaunchedRun, submission: Submission, queued: QueuedJob) -> str:
-    """Returns what to expect of a run whose job is pending or running."""
     if queued.phase == "waiting":
         parts = []
         if queued.reason:

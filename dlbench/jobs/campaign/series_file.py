@@ -52,7 +52,7 @@ _MAX_PLANS = 1 << 30  # Bytes of all plans of a series; one plan has some 10 kB.
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionStatus:
-    """How many jobs of a series have been submitted."""
+    """The submission state of each job of a series."""
 
     series: SeriesFile
     states: tuple[JobState, ...]  # One per job.
@@ -70,7 +70,7 @@ class SubmissionStatus:
 
     @property
     def known(self) -> bool:
-        """Whether Slurm accepted, or may have accepted, any job."""
+        """True if Slurm accepted, or may have accepted, any job."""
         return any(state != "missing" for state in self.states)
 
     @property
@@ -102,10 +102,7 @@ def standings(root: Path) -> tuple[list[SubmissionStatus], list[str]]:
 
 
 def submission_status(root: Path, series_id: str) -> SubmissionStatus:
-    """Reads how many jobs of a series have been submitted.
-
-    Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
-    """
+    """Reads how many jobs of a series have been submitted."""
     series = read_series(root, series_id)
     known_ids = known_jobs(root, series_id)
     states = []
@@ -137,7 +134,6 @@ def _state(root: Path, job: SeriesJob, known_id: str) -> tuple[JobState, str]:
 
 
 def _has_begun(folders: Sequence[RunFolder]) -> tuple[bool, str]:
-    """Returns whether a job left files in the folders of its runs, and its id by the name of its log."""
     has_begun = False
     for folder in folders:
         try:
@@ -230,10 +226,7 @@ def known_jobs(root: Path, series_id: str) -> dict[str, str]:
 
 
 def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
-    """Returns the jobs of a series with their plans.
-
-    Raises `IncompleteDataError`: `ID.plans` is damaged, lacks a plan, or is from an earlier dlbench.
-    """
+    """Returns the jobs of a series with their plans."""
     path = series_path(root, series.id, "plans")
     plans: dict[str, LaunchPlan] = {}
     try:
@@ -272,10 +265,7 @@ def is_held(root: Path, series_id: str) -> bool:
 
 
 def require_own(root: Path, series_id: str) -> SeriesFile:
-    """Reads the file of a series of this user.
-
-    Raises `UserError`: there is no such series, or it belongs to another user. `IncompleteDataError`: it is damaged.
-    """
+    """Reads the file of a series of this user."""
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} belongs to user {owner}, who alone can continue it")
     return read_series(root, series_id)
@@ -315,10 +305,7 @@ def locked(root: Path, series_id: str) -> Iterator[int]:
 
 
 def append(path: Path, text: str) -> None:
-    """Appends whole lines; first removes a last line that was not written completely.
-
-    Raises `RunError`: the file cannot be written.
-    """
+    """Appends whole lines; first removes a last line that was not written completely."""
     try:
         with _appending(path) as file:
             if read_end(path, 1) not in (b"", b"\n"):

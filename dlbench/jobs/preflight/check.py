@@ -196,9 +196,8 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
 def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
     """Returns the command that starts the check of the nodes as it would start the ranks of a run.
 
-    Each rank executes a shell, which also works if Python is broken, and in it the check under a supervisor.
-
-    `plan`: of the pre-flight; its launcher is not `local`.
+    Each rank executes a shell, which also works if Python is broken, and in it the check under a supervisor. `plan`: of
+    the pre-flight; its launcher is not `local`.
     """
     before = launch.before_rank(plan, words_of(folder.run))
     program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
@@ -211,9 +210,8 @@ def preflight(
     """Runs the pre-flight and writes its report into the folder, which is created.
 
     `folder`: absolute; must not exist. `timeout_s`: for the job, pending and running time together. `notify`: called
-    with lines about the progress. `starts_job`: if False, nothing is submitted.
-    Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
-    `KeyboardInterrupt`: on a signal; the job is cancelled.
+    with lines about the progress. `starts_job`: if False, nothing is submitted. Raises `EnvironmentLacksError`: sbatch
+    is not on PATH. `RunError`: the folder cannot be written. `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
     Slurm().require()
     try:
@@ -234,7 +232,6 @@ def _report(plan: CommPlan, **content: object) -> PreflightReport:
 def _checked(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool
 ) -> PreflightReport:
-    """Submits the job, waits for it, and returns the report."""
     job = job_of(plan)
     write_atomic(folder.run.script, render_preflight(job, folder, sys.executable))
     test_finding = trial(job, folder, job_environment([plan]))
@@ -284,7 +281,6 @@ def _checked(
 
 
 def _script_problem(folder: PreflightFolder) -> str:
-    """Returns the exit code of the script and its last error message; empty if it succeeded."""
     code = ""
     with suppress(OSError, ValueError):
         code = read_text(folder.ended, 64).strip()
@@ -310,7 +306,6 @@ def _hosts(folder: PreflightFolder) -> list[str]:
 def _judged(
     plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str
 ) -> PreflightReport:
-    """Returns the report on nodes that were checked. `before`: findings on the job."""
     nodes = []
     all_reduce_problems: dict[str, str] = {}  # By host.
     judged = judge(plan, folder, hosts)

@@ -57,7 +57,6 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
 
 
 def _report(folder: PreflightFolder, rank: int) -> SeenRank | str:
-    """Reads the report of a rank, or returns why there is none."""
     try:
         return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
     except FileNotFoundError:
@@ -82,7 +81,6 @@ def _text(path: Path) -> str:
 
 
 def _host(folder: PreflightFolder, ranks: range, reports: Sequence[SeenRank | str]) -> str:
-    """Returns the name of a node from the files of its ranks; empty if there are none."""
     for rank in ranks:
         report = reports[rank]
         if isinstance(report, SeenRank):

@@ -170,7 +170,6 @@ def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
 
 
 def _tier_folder(tier: TierSpec) -> str:
-    """Returns the folder that contains the storage tier on every node, with variables of the script."""
     before_host, host, _ = tier.path.partition("{host}")
     path = before_host.rpartition("/")[0] if host else before_host.rstrip("/")
     if not path:

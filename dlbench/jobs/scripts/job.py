@@ -60,14 +60,6 @@ def render(template: str, **values: object) -> str:
     return _environment(bundled.folder("slurm")).get_template(template).render(**values)
 
 
-def _quoted_word(value: object) -> str:
-    return shlex.quote(str(value))
-
-
-def _comment_text(value: object) -> str:
-    return printable(str(value))[:200]
-
-
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
     import jinja2  # slow, and ranks that start without a script do not need it
@@ -81,8 +73,8 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.globals |= {"foreign_mpirun": FOREIGN, "mpirun_remedy": REMEDY}
-    environment.filters["sh"] = _quoted_word
-    environment.filters["comment"] = _comment_text
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["comment"] = lambda value: printable(str(value))[:200]
     return environment
 
 
@@ -100,7 +92,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Whether each run has its own allocation."""
+        """True if each run has its own allocation."""
         return self.array_limit is not None
 
     @property
@@ -115,7 +107,7 @@ class Job:
 
     @property
     def passes_warning_on(self) -> bool:
-        """Whether Slurm's warning before the time limit goes to the script, which signals mpirun.
+        """True if Slurm's warning before the time limit goes to the script, which signals mpirun.
 
         Otherwise Slurm signals the tasks of the steps. The tasks of mpirun's step are daemons, which ignore the signal.
         """

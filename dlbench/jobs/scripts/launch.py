@@ -158,7 +158,6 @@ def threading_options(plan: LaunchPlan) -> list[str]:
 
 
 def _gpus(plan: LaunchPlan, count: int) -> str:
-    """Returns ``COUNT``, or ``TYPE:COUNT`` if the system names a type of GPU."""
     gpu_type = plan.system.slurm.gpu_type
     return f"{gpu_type}:{count}" if gpu_type else str(count)
 
@@ -196,15 +195,13 @@ def srun_options(plan: LaunchPlan) -> list[str]:
     """Returns the options of srun for the step of a plan's ranks.
 
     --kill-on-bad-exit ends the step if a rank dies. --label begins each line of output with the rank's number.
-    --export=ALL gives ranks the variables of the script, whatever export policy the allocation has.
-
-    Ranks are distributed in blocks over nodes and sockets (srun(1), --distribution): neighbouring ranks share a socket,
-    as GPUs of neighbouring indices mostly do. Slurm's default is cyclic over the sockets.
-
-    GPUs are not bound to ranks: a bound rank cannot open the GPUs of others, and NCCL then copies through host memory.
-    Each rank selects its GPU by its local rank. Without --gpu-bind Slurm shows each rank all GPUs of the step on its
-    node. --gpu-bind=none is not used: for steps of two or more tasks it unsets CUDA_VISIBLE_DEVICES (seen with Slurm
-    22.05), and ranks then see GPUs of other jobs if the site does not constrain devices.
+    --export=ALL gives ranks the variables of the script, whatever export policy the allocation has. Ranks are
+    distributed in blocks over nodes and sockets (srun(1), --distribution): neighbouring ranks share a socket, as GPUs
+    of neighbouring indices mostly do. Slurm's default is cyclic over the sockets. GPUs are not bound to ranks: a bound
+    rank cannot open the GPUs of others, and NCCL then copies through host memory. Each rank selects its GPU by its
+    local rank. Without --gpu-bind Slurm shows each rank all GPUs of the step on its node. --gpu-bind=none is not used:
+    for steps of two or more tasks it unsets CUDA_VISIBLE_DEVICES (seen with Slurm 22.05), and ranks then see GPUs of
+    other jobs if the site does not constrain devices.
     """
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
     mpi_plugin = launch.mpi_plugin if launch.launcher == "srun-mpi" else "none"
@@ -290,7 +287,6 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
     """Returns Open MPI's mpirun with its options. Ranks pin themselves, so --bind-to is none.
 
     Only the names of variables are options, because everybody can read a command line; mpirun passes on its own values.
-
     Under Slurm a node has one slot per task, and so per rank. Elsewhere it has one slot per physical core, and a host
     given by --host has one (mpirun(1)), so that oversubscription must be allowed.
     """
@@ -370,7 +366,6 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
 
 
 def _content(job: Job) -> str:
-    """Returns the runs of a job in words, for the head of the script."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     if len(job.plans) == 1:
@@ -414,7 +409,6 @@ def _function_name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> 
 
 
 def _heading(job: Job, plan: LaunchPlan) -> str:
-    """Returns how the runs of a function differ from others of the job, as a sentence with a blank, or empty."""
     parts = []
     if len({(other.layout.nodes, other.layout.ranks) for other in job.plans}) > 1:
         parts += [counted(plan.layout.nodes, "node"), counted(plan.layout.ranks, "rank")]

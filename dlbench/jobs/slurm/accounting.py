@@ -109,10 +109,8 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
     """Returns the jobs of this user and of the given users, and the given jobs from sacct if squeue lacks them.
 
     squeue is asked by user, because the controller looks up a list of ids one by one, and an argument has a maximum
-    length. `--states=all` includes jobs that ended in the last minutes (MinJobAge).
-
-    `job_ids`: ids, with `;CLUSTER` where sbatch named one. `users`: names or numbers. `clusters`: asked in addition to
-    those of the ids.
+    length. `--states=all` includes jobs that ended in the last minutes (MinJobAge). `job_ids`: ids, with `;CLUSTER`
+    where sbatch named one. `users`: names or numbers. `clusters`: asked in addition to those of the ids.
     """
     owners = ",".join(dict.fromkeys([str(os.getuid()), *users]))
     all_clusters = {*clusters, *map(cluster_of, job_ids)} or {""}
@@ -134,7 +132,6 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
 
 
 def _queued_on(clusters: set[str], owners: str) -> Queue:
-    """Returns the jobs that squeue lists on the clusters, of which an empty name is the local one."""
     if shutil.which("squeue") is None:
         return Queue(unanswered="squeue is not on PATH")
     remote = ",".join(sorted(clusters - {""}))
@@ -314,9 +311,8 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
     """Stores the accounting of runs whose jobs are ending; returns why others have none, by run id.
 
-    slurmctld informs the accounting database with a delay, so that it is asked again for some seconds.
-
-    `pause`: waits for a number of seconds.
+    slurmctld informs the accounting database with a delay, so that it is asked again for some seconds. `pause`: waits
+    for a number of seconds.
     """
     for wait_s in SETTLING_S:
         if wait_s:
@@ -328,7 +324,6 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> tuple[dict[str, list[dict[str, str]]], str]:
-    """Returns the rows of sacct for jobs and their steps by job id, and a problem or ""."""
     ids_per_call = MAX_IDS // (1 + max(map(len, jobs)))
     rows: dict[str, list[dict[str, str]]] = {}
     for start in range(0, len(jobs), ids_per_call):
@@ -442,9 +437,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt:
     if ended is None:
         ended = started or 0.0
     limit_min = row.get("TimelimitRaw", "")
-    limit_s: float | None = None
-    if limit_min.isdigit() and int(limit_min):
-        limit_s = 60.0 * int(limit_min)
+    limit_s = 60.0 * int(limit_min) if limit_min.isdigit() and int(limit_min) else None
     return Attempt(
         state=_state(row),
         exit_code=row.get("ExitCode") or None,

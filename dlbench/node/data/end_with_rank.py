@@ -1,8 +1,8 @@
-"""Imported by the fork server of loader processes, before all else: it and they end with their rank, however it ends.
+"""Makes loader processes and their fork server end with their rank; the fork server imports this module first.
 
-Loader processes hold the pipe by which a fork server sees that nobody needs it, and they watch the fork server alone:
-without this, both would stay when the rank is killed. The kernel notifies the fork server of the rank's end and each
-loader of the fork server's (prctl(2), PR_SET_PDEATHSIG), from the first instruction of a loader on.
+Otherwise both would stay when the rank is killed: loader processes keep open the pipe whose end tells the fork server
+to stop, and watch only the fork server. The kernel kills the fork server with the rank, and each loader with the fork
+server (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _begin() -> None:
 
     def end_with_fork_server() -> None:
         nonlocal is_loader
-        if not is_loader:  # what a loader may fork has another parent
+        if not is_loader:  # processes that a loader forks have another parent
             is_loader = True
             end_with_parent(signal.SIGKILL, fork_server)
 

@@ -1,18 +1,15 @@
-"""Encoded images become crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop.
+"""Encoded images to crops of 8-bit pixels: decode, random-resized crop and flip, or resize and centre crop.
 
-Training is Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): an area of 8 %
-to 100 % of the image at an aspect ratio of 3/4 to 4/3, resized to a square, mirrored in half of the cases. Validation
-is the field's single centre crop: the shorter edge becomes 256/224 of the crop's. Resizing is bilinear with
-anti-aliasing (as Pillow's, to one level). Pixels stay 8-bit, channels last; the device normalises them.
+Training uses Inception's augmentation (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6): an area of
+8 % to 100 % of the image at an aspect ratio of 3/4 to 4/3, resized to a square, mirrored in half of the cases.
+Validation uses a centre crop after resizing the shorter edge to 256/224 of the crop. Resizing is bilinear with
+anti-aliasing (equal to Pillow's within one level). Pixels stay 8-bit, channels last; the device normalises them.
 
-A training crop that would be shrunk by two or more is decoded at a half, a quarter or an eighth of its size (see
-jpeg_decode). At 224 pixels that needs crops of 448 pixels or more, so it acts on large photographs only. What a crop
-does not need is not decoded, where that is built, which changes no pixel of it. `full` leaves both out.
+A training crop that is at least halved is decoded at a half, a quarter or an eighth of its size (see jpeg_decode), and
+other parts of the image are not decoded if the decoder supports that. `full` does neither.
 
-Or a GPU decodes: dlbench reads the files and draws crops and flips, nvImageCodec decodes the regions. Order and
-augmentation are those of dlbench's own reader. Pixels may differ from its by rounding: another decoder, and a resize in
-floating point; a crop is never decoded at a smaller scale. nvImageCodec takes the JPEG engines of GPUs that have them,
-CUDA otherwise, and the CPU for what neither can.
+With nvImageCodec, dlbench reads files and draws crops and flips as usual, and the GPU decodes the regions, with its
+JPEG engines, CUDA or the CPU. Pixels may differ by rounding: the decoder is another, and resizing is in floating point.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.one_lister import ALONE, IndexBroadcast
 from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.opening import why_unreadable
@@ -49,10 +46,7 @@ NAME = "nvImageCodec"
 
 
 def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:
-    """A random-resized crop.
-
-    After ten draws that do not fit: the largest central part within the allowed aspect ratios.
-    """
+    """Draws a random-resized crop; after ten draws that do not fit, returns the largest central one allowed."""
     for _ in range(10):
         area = width * height * generator.uniform(*AREA)
         aspect = math.exp(generator.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
@@ -68,20 +62,17 @@ def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:
 
 
 def training_crop(width: int, height: int, generator: np.random.Generator) -> tuple[Box, bool]:
-    """A random-resized crop, and whether it is mirrored."""
+    """Draws a random-resized crop, and whether it is mirrored."""
     return crop_box(width, height, generator), generator.random() < 0.5
 
 
 def decode_factor(width: int, height: int, least_width: int, least_height: int) -> int:
-    """How many times smaller an area may be decoded so that it is still no smaller than what is wanted of it."""
+    """Returns by what factor an area may be decoded smaller and still have the least width and height."""
     return next(f for f in FACTORS if f == 1 or (width >= f * least_width and height >= f * least_height))
 
 
 def scaled_box(box: Box, factor: int) -> Box:
-    """A box on an image that was decoded smaller, to whole pixels: each edge off by half a pixel of it at most.
-
-    `box`: on the whole image; no smaller than `factor` pixels. `factor`: how many times smaller the decoded image is.
-    """
+    """Converts a box of the full image to one of the image decoded `factor` times smaller, rounded to whole pixels."""
     if factor == 1:
         return box
     half = factor // 2
@@ -90,60 +81,63 @@ def scaled_box(box: Box, factor: int) -> Box:
 
 
 def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """(H, W, 3) -> (height, width, 3), bilinear with anti-aliasing."""
+    """Resizes (H, W, 3) to (height, width, 3), bilinear with anti-aliasing."""
     out = np.empty((height, width, 3), np.uint8)
     _resize(pixels, out)
     return out
 
 
 def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    # torch's 8-bit code for channels-last images is four to five times as fast as Pillow's (measured on AVX2). It is
-    # what `interpolate` calls, which takes no place for the result; by `torch.ops` it takes 25 us longer.
-    image, place = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels, out))
-    torch._C._nn._upsample_bilinear2d_aa(image, out.shape[:2], False, None, None, out=place)  # type: ignore[call-arg]
+    # torch's 8-bit code for channels-last images is four to five times as fast as Pillow's (measured on AVX2).
+    # `interpolate` calls this function, too, but without `out`; through `torch.ops` it takes 25 us longer.
+    image, resized = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels, out))
+    torch._C._nn._upsample_bilinear2d_aa(image, out.shape[:2], False, None, None, out=resized)  # type: ignore[call-arg]
 
 
 def training_image(
     data: bytes, size: int, generator: np.random.Generator, decoding: Decoding = "region"
 ) -> Callable[[NDArray[np.uint8] | None], tuple[NDArray[np.uint8], str | None]]:
-    """A random part of an encoded image: its header is read and the part drawn; the rest when the result is called.
+    """Reads the header of an encoded image and draws a random crop; the returned function decodes it.
 
-    That takes an array (size, size, 3) to be filled, or None for a new one, and returns it with the part, perhaps
-    mirrored, and a remark as from `decode`. `decoding`: see `dlbench.specs.workload`.
-    Raises ValueError, at once or then: the image is empty, truncated, or none.
+    That function fills an array (size, size, 3), or a new one for None, and returns it with a remark of `decode`. Both
+    raise ValueError if the image is empty, truncated, or no image. `dlbench.specs.workload` explains `decoding`.
     """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
     factor, is_whole = 1, decoding == "full"
     if encoded.scalable and not is_whole:
         factor = decode_factor(box[2] - box[0], box[3] - box[1], size, size)
-    part = left, top, right, bottom = scaled_box(box, factor)
+    crop = scaled_box(box, factor)
 
     def finish(out: NDArray[np.uint8] | None) -> tuple[NDArray[np.uint8], str | None]:
-        pixels, remark = encoded.pixels(factor, None if is_whole else part)
         if is_whole:
+            pixels, remark = encoded.pixels(factor, None)
+            left, top, right, bottom = crop
             pixels = pixels[top:bottom, left:right]
-        place = np.empty((size, size, 3), np.uint8) if out is None else out
-        _resize(pixels, place)
+        else:
+            pixels, remark = encoded.pixels(factor, crop)
+        if out is None:
+            out = np.empty((size, size, 3), np.uint8)
+        _resize(pixels, out)
         if is_mirrored:
-            image = torch.from_numpy(place)
+            image = torch.from_numpy(out)
             image.copy_(image.flip(1))  # six times as fast as numpy's copy of a mirrored view
-        return place, remark
+        return out, remark
 
     return finish
 
 
 def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | None]:
-    """The centre of an encoded image as (size, size, 3), and a remark as from `decode`.
+    """Returns the centre crop of an encoded image, (size, size, 3), and a remark of `decode`.
 
-    The shorter edge becomes round(size * 256 / 224) pixels, the longer one keeps the form, rounded down. The image is
-    decoded whole, whatever its size: accuracies are compared with those of others.
-    Raises ValueError: the image is empty, truncated, or none.
+    The shorter edge is resized to round(size * 256 / 224) pixels, the longer one in proportion, rounded down. The image
+    is decoded at full size, so that accuracies are comparable with others. Raises ValueError if the image is empty,
+    truncated, or no image.
     """
     pixels, remark = decode(data)
     height, width = pixels.shape[:2]
-    shorter, least = round(size * EVALUATION_EDGE), min(width, height)
-    wide, high = shorter * width // least, shorter * height // least
+    shorter, short_edge = round(size * EVALUATION_EDGE), min(width, height)
+    wide, high = shorter * width // short_edge, shorter * height // short_edge
     resized = resize(pixels, high, wide)
     left, top = (wide - size) // 2, (high - size) // 2
     return np.ascontiguousarray(resized[top : top + size, left : left + size]), remark
@@ -152,8 +146,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
 class JpegReader(DataReader):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
-    `image_size`: S, pixels. `labels`: of each class of the set, its label; None: as the set counts. `decoding`: what of
-    an image is decoded in training.
+    `image_size` is S in pixels. `labels` maps the classes of the set to labels; by default a class is its label.
     """
 
     def __init__(
@@ -172,45 +165,49 @@ class JpegReader(DataReader):
         self.num_samples = images.num_samples
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The encoded image."""
+        """Reads the encoded image."""
         try:
             return Raw(self._images.read(index))
         except (OSError, ValueError) as error:
             raise BadSampleError(f"{self._images.name(index)}: {why_unreadable(error)}") from None
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
-        """Reads its header and, in training, draws its crop by a generator of the seed and the key."""
+        """Reads the image's header and, in training, draws its crop by a generator of the seed and the key."""
         index, label = key[1], self._label(key[1])
+        decode_crop = None
         try:
-            drawn = training_image(data, self._size, self._generator(key), self._decoding) if self._training else None
+            if self._training:
+                decode_crop = training_image(data, self._size, self._generator(key), self._decoding)
         except ValueError as error:
             raise BadSampleError(f"{self.name(index)}: {error}") from None
 
         def finish(out: Arrays | None) -> PreparedSample:
             try:
-                if drawn is None:
+                if decode_crop is None:
                     image, remark = evaluation_image(data, self._size)
                 else:
-                    image, remark = drawn(None if out is None else out["image"])
+                    image, remark = decode_crop((out or {}).get("image"))
             except ValueError as error:
                 raise BadSampleError(f"{self.name(index)}: {error}") from None
-            return PreparedSample(
-                {"image": image, "label": label}, None if remark is None else f"{self.name(index)}: {remark}"
-            )
+            if remark is not None:
+                remark = f"{self.name(index)}: {remark}"
+            return PreparedSample({"image": image, "label": label}, remark)
 
         return finish
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """One image; in training augmented."""
+        """Returns one image, augmented in training."""
         return self.begin(key, data)(out)
 
     def _generator(self, key: Key) -> np.random.Generator:
-        # As of the list of the three, but quicker.
+        # An array gives the same numbers as a list, but faster.
         return np.random.default_rng(np.array([self._seed, *key], np.uint32))
 
     def _label(self, index: int) -> NDArray[np.int64]:
         label = self._images.label(index)
-        return np.asarray(label if self._labels is None else self._labels[label], dtype=np.int64)
+        if self._labels is not None:
+            label = self._labels[label]
+        return np.asarray(label, dtype=np.int64)
 
     def num_bytes(self, index: int) -> int:
         try:
@@ -228,18 +225,26 @@ class JpegReader(DataReader):
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
-        is_region, (crops, decoder) = self._training and self._decoding == "region", region_function()
-        decoded = "crops, progressive files whole" if is_region and crops else "whole images"
+        decodes_crops, decoder = region_function()
+        decode, decoded, names_from = "full", "whole images", None
+        if self._training and self._decoding == "region":
+            if decoder != "Pillow":
+                decode = "region"
+            if decodes_crops:
+                decoded = "crops, progressive files whole"
+            decoded += ", at a smaller scale where that is enough"
+        if self._images.kind == "jpeg-tree":
+            names_from = NAMES_FROM
         return {
             "kind": self._images.kind,
             "path": path_text(self._images.root),
             "classes": len(self._images.classes),
             "index_sha256": self._images.sha256,
-            "names_from": NAMES_FROM if self._images.kind == "jpeg-tree" else None,
+            "names_from": names_from,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
             "decoder": decoder,
-            "decode": "region" if is_region and decoder != "Pillow" else "full",
-            "decoded": decoded + ", at a smaller scale where that is enough" * is_region,
+            "decode": decode,
+            "decoded": decoded,
         }
 
     def close(self) -> None:
@@ -247,14 +252,14 @@ class JpegReader(DataReader):
 
 
 class EncodedReader(JpegReader):
-    """Samples of an image set as they are stored, with the crop and the flip that training wants.
+    """Encoded samples of an image set, with crop and flip for training.
 
-    encoded (L,) uint8, of unlike lengths; box (4,) int64: left, top, right, bottom; is_mirrored () bool; index ()
+    encoded (L,) uint8, of different lengths; box (4,) int64: left, top, right, bottom; is_mirrored () bool; index ()
     int64; label () int64.
     """
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
-        """One image; augmented as dlbench's own reader would."""
+        """Draws crop and flip like `JpegReader`."""
         index = key[1]
         try:
             encoded = inspect(data)
@@ -268,7 +273,9 @@ class EncodedReader(JpegReader):
             "index": np.asarray(index),
             "label": self._label(index),
         }
-        converted = None if encoded.kind is None else f"{self.name(index)}: {encoded.kind}, converted to RGB"
+        converted = None
+        if encoded.kind is not None:
+            converted = f"{self.name(index)}: {encoded.kind}, converted to RGB"
         return lambda _out: PreparedSample(arrays, converted)
 
     def describe(self) -> dict[str, object]:
@@ -278,11 +285,11 @@ class EncodedReader(JpegReader):
 
 
 def nvimagecodec() -> Any:
-    """The library."""
+    """Imports nvImageCodec."""
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
-        # Of torch's CUDA: a process should not have two of its runtimes.
+        # For torch's version of CUDA: a process should not have two CUDA runtimes.
         extra = "gpu-input-cu12" if str(torch.version.cuda).startswith("12.") else "gpu-input"
         raise EnvironmentLacksError(
             f"data.reader is nvimagecodec, but {NAME} cannot be imported ({error}): pip install 'dlbench[{extra}]', "
@@ -292,49 +299,49 @@ def nvimagecodec() -> Any:
 
 
 class RegionDecoder:
-    """Batches of `EncodedReader` become batches of pixels: image (N, S, S, 3) uint8, and label (N,) int64.
+    """Decodes batches of `EncodedReader` to image (N, S, S, 3) uint8, and label (N,) int64.
 
-    `device`: which decodes; for tests also the CPU. `is_whole`: decode all of an image and crop it then. `name`: file,
-    and place in it, of a sample.
+    `device` decodes (the CPU only in tests). With `is_whole`, images are decoded completely and then cropped. `name`
+    returns the file of a sample for messages.
     """
 
     def __init__(self, device: torch.device, image_size: int, *, is_whole: bool, name: Callable[[int], str]) -> None:
         self._library = library = nvimagecodec()
         self._device, self._size, self._is_whole, self._name = device, image_size, is_whole, name
-        on_gpu = device.type == "cuda"
+        device_id, backends = device.index, None
+        if device.type != "cuda":
+            device_id, backends = library.NVIMGCODEC_DEVICE_CPU_ONLY, [library.Backend(library.BackendKind.CPU_ONLY)]
         self._decoder = library.Decoder(
-            device_id=device.index if on_gpu else library.NVIMGCODEC_DEVICE_CPU_ONLY,
-            backends=None if on_gpu else [library.Backend(library.BackendKind.CPU_ONLY)],
+            device_id=device_id,
+            backends=backends,
             max_num_cpu_threads=len(os.sched_getaffinity(0)),
-            options=":fancy_upsampling=1",  # colours interpolated between pixels, as libjpeg's
+            options=":fancy_upsampling=1",  # interpolates colours between pixels, like libjpeg
         )
         self._params = library.DecodeParams(
             apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB, sample_format=library.SampleFormat.I_RGB
         )
 
     def __call__(self, batch: Batch) -> tuple[Batch, object]:
-        """The batch on the device, in the order of its current stream, and what must live until it is there."""
+        """Returns the batch on the device, in its current stream, and objects that must live until it is decoded."""
         boxes = batch["box"].tolist()
         decoded = self._decoded(batch["encoded"].numpy(), batch["ends"].tolist(), boxes)
         for image, index in zip(decoded, batch["index"].tolist(), strict=True):
             if image is None:
                 raise UserError(
                     f"{self._name(index)}: {NAME} cannot decode it; repair it, or set data.reader to dlbench, which "
-                    "can pass over such samples"
+                    "can skip such samples"
                 )
         pixels = torch.empty((len(boxes), self._size, self._size, 3), dtype=torch.uint8, device=self._device)
-        for place, (image, box, is_mirrored) in enumerate(
-            zip(decoded, boxes, batch["is_mirrored"].tolist(), strict=True)
-        ):
+        for target, image, box, is_mirrored in zip(pixels, decoded, boxes, batch["is_mirrored"].tolist(), strict=True):
             if self._device.type == "cuda":
                 region = from_dlpack(image).to(self._device)  # without a copy
             else:
-                region = torch.from_numpy(np.asarray(image))  # its DLPack asks for a GPU, even of pixels on the host
+                region = torch.from_numpy(np.asarray(image))  # its DLPack needs a GPU, even for pixels on the host
             if self._is_whole:
                 left, top, right, bottom = box
                 region = region[top:bottom, left:right]
             resized = _resized_float(region, self._size)
-            pixels[place] = resized.flip(1) if is_mirrored else resized
+            target.copy_(resized.flip(1) if is_mirrored else resized)
         return {"image": pixels, "label": batch["label"].to(self._device, non_blocking=True)}, decoded
 
     def _decoded(self, encoded: NDArray[np.uint8], ends: list[int], boxes: list[list[int]]) -> list[Any]:
@@ -345,45 +352,45 @@ class RegionDecoder:
                 stream = stream.get_sub_code_stream(region=library.Region(top, left, bottom, right))
             streams.append(stream)
             start = end
-        current = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        found: list[Any] = self._decoder.decode(streams, params=self._params, cuda_stream=current)
-        return found
+        cuda_stream = 0
+        if self._device.type == "cuda":
+            cuda_stream = torch.cuda.current_stream(self._device).cuda_stream
+        images: list[Any] = self._decoder.decode(streams, params=self._params, cuda_stream=cuda_stream)
+        return images
 
 
 def _resized_float(region: torch.Tensor, size: int) -> torch.Tensor:
-    """(H, W, 3) uint8 -> (size, size, 3) uint8, bilinear with anti-aliasing, in floating point: CUDA has no other."""
+    """Resizes (H, W, 3) uint8 to (size, size, 3) uint8, bilinear with anti-aliasing, in fp32, as CUDA requires."""
     planes = region.permute(2, 0, 1)[None].float()
     resized = torch.nn.functional.interpolate(planes, (size, size), mode="bilinear", antialias=True)
     return resized[0].permute(1, 2, 0).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def open_images(
+def open_images(  # noqa: PLR0913  (each option of the data is an argument)
     source: Path,
     model: ResNetModel,
     seed: int,
     *,
     training: bool,
     classes: tuple[str, ...] | None = None,
-    lister: Lister = ALONE,
+    lister: IndexBroadcast = ALONE,
     decoding: Decoding = "region",
     by_gpu: bool = False,
 ) -> DataReader:
-    """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
+    """Opens the training or validation split of a tree of JPEGs, or of tar or TFRecord shards.
 
-    `training`: random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own
-    classes may be fewer (validation); None: the set's own. `by_gpu`: images are decoded by the GPU, not here.
+    `classes` are the names of all labels, for a validation set that may lack some classes; by default those of the set.
+    With `by_gpu` images are decoded by the GPU.
     """
-    images = _listed(source, "train" if training else "validation", lister)
-    known = images.classes if classes is None else classes
-    require_classes(len(known), model, f"data.source {str(source)!r}")
-    labels = None if classes is None else class_labels(images, classes)
-    kind: type[JpegReader] = JpegReader
-    if by_gpu:
-        kind = EncodedReader
+    split: Split = "train" if training else "validation"
+    images = _listed(source, split, lister)
+    labels = class_labels(images, classes) if classes is not None else None
+    require_classes(len(classes or images.classes), model, f"data.source {str(source)!r}")
+    kind: type[JpegReader] = EncodedReader if by_gpu else JpegReader
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
-def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
+def _listed(source: Path, split: Split, lister: IndexBroadcast) -> ImageSet:
     def listed() -> JpegTree | ShardIndex:
         images = open_image_set(source, split)
         if isinstance(images, ImageShards):
@@ -391,10 +398,10 @@ def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
         assert isinstance(images, JpegTree)
         return images
 
-    found = lister.index(listed, (JpegTree, ShardIndex))
-    return ImageShards(source, found) if isinstance(found, ShardIndex) else found
+    listing = lister.index(listed, (JpegTree, ShardIndex))
+    return ImageShards(source, listing) if isinstance(listing, ShardIndex) else listing
 
 
-def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
-    """The names of the classes of training data, by label."""
+def image_classes(source: Path, lister: IndexBroadcast = ALONE) -> tuple[str, ...]:
+    """Returns the names of the classes of training data, by label."""
     return lister.index(lambda: open_image_set(source, "train").classes, ())

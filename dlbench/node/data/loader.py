@@ -1,8 +1,7 @@
-"""Batches read from files: in the training process, or ahead of it in loader processes.
+"""Batches read from files by the training process, or ahead of time by loader processes.
 
-Loader processes come from a fork server, not from the training process itself: forking a process that has started
-MPI, InfiniBand or CUDA is not safe (Horovod's own examples do the same). Epochs follow each other without a gap: the
-processes read ahead across their border.
+Loader processes come from a fork server: forking a process that has started MPI, InfiniBand or CUDA is not safe
+(Horovod's examples do the same). They prefetch across the border of epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
 from dlbench.node.cores import by_physical_core
-from dlbench.node.data.loader_transport import Batch, LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import Batch, LoaderContext, NoRoomError, Slots, WorkerSlots, no_room
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import BatchReader, DataReader, Fetched, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
@@ -31,20 +30,20 @@ from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 _RANK_VARIABLE = "DLBENCH_LOADERS_OF"
-"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
-_NAMED_CONVERSIONS = 20
+"""Environment variable with the process id of the rank, for `dlbench.node.data.end_with_rank` in the fork server."""
+_NAMED_CONVERSIONS = 20  # Most samples that are named because they were converted.
 RECENT_READS = 2 * MAX_WINDOW_STEPS
-"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
+"""Number of last batches whose times are kept, enough for the largest window and the rest of the warm-up."""
 
 
 @dataclass(kw_only=True)
 class ReadSums:
-    """What was read for some batches."""
+    """Totals of reading some batches."""
 
     batches: int = 0
     samples: int = 0
     tier_bytes: dict[Tier, int] = field(default_factory=dict)
-    storage_bytes: int | None = 0  # None where the kernel does not count for one of the readers
+    storage_bytes: int | None = 0  # None if the kernel does not count for one of the readers
     fetch_ns: int = 0
     prepare_ns: int = 0
 
@@ -53,15 +52,17 @@ class ReadSums:
         self.samples += len(fetched.visited)
         for tier, num in fetched.tier_bytes.items():
             self.tier_bytes[tier] = self.tier_bytes.get(tier, 0) + num
-        if self.storage_bytes is not None:
-            self.storage_bytes = None if fetched.storage_bytes is None else self.storage_bytes + fetched.storage_bytes
+        if self.storage_bytes is None or fetched.storage_bytes is None:
+            self.storage_bytes = None
+        else:
+            self.storage_bytes += fetched.storage_bytes
         self.fetch_ns += fetched.fetch_ns
         self.prepare_ns += fetched.prepare_ns
 
 
 @dataclass
 class EpochReads(ReadSums):
-    """What one rank read of one epoch for the batches that it was given, without what was read ahead and never used."""
+    """Totals of one rank's reading of one epoch, without batches that were prefetched and never used."""
 
     epoch: int
     wait_ns: int = 0
@@ -75,50 +76,54 @@ def read_epochs(
     counts_storage: bool,
     cached_shares: Mapping[int, float | None],
 ) -> tuple[ReadEpoch, ...]:
-    """What all ranks read, epoch by epoch.
+    """Combines the reads of all ranks, epoch by epoch.
 
-    `ranks`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
-    the steps take the batches in order. `counts_storage`: whether the kernel is sure to count what comes from storage;
-    otherwise it is taken to if any byte was counted. `cached_shares`: by epoch, share of the data set's pages in the
-    page cache at its beginning, where looked at.
+    Args:
+        ranks: `EpochReads` of each rank, from JSON.
+        step_s: Duration of each step of rank 0, seconds; steps use the batches in order.
+        batches_per_epoch: Batches of a rank in a complete epoch.
+        counts_storage: True if the kernel counts reads from storage; else it is assumed to if any byte was counted.
+        cached_shares: Share of the data set's pages in the page cache at the begin of epochs, if known.
     """
-    found, first = [], 0
-    moved = any(epoch["storage_bytes"] for rank in ranks for epoch in rank)
-    for number, own in enumerate(ranks[0]):
+    epochs, first = [], 0
+    has_counted = any(epoch["storage_bytes"] for epoch in itertools.chain.from_iterable(ranks))
+    for number, reads in enumerate(ranks[0]):
         everyone = [rank[number] for rank in ranks if number < len(rank)]
         tiers: dict[Tier, int] = {}
-        for one in everyone:
-            for tier, num in one["tier_bytes"].items():
+        for rank_reads in everyone:
+            for tier, num in rank_reads["tier_bytes"].items():
                 tiers[tier] = tiers.get(tier, 0) + num
-        storage = [one["storage_bytes"] for one in everyone]
-        is_counted = (counts_storage or moved) and None not in storage
-        last = first + own["batches"]
-        found.append(
+        storage = [rank_reads["storage_bytes"] for rank_reads in everyone]
+        storage_bytes = None
+        if (counts_storage or has_counted) and None not in storage:
+            storage_bytes = sum(storage)
+        last = first + reads["batches"]
+        epochs.append(
             ReadEpoch(
-                epoch=own["epoch"],
-                is_whole=own["batches"] == batches_per_epoch,
-                samples=sum(one["samples"] for one in everyone),
+                epoch=reads["epoch"],
+                is_whole=reads["batches"] == batches_per_epoch,
+                samples=sum(rank_reads["samples"] for rank_reads in everyone),
                 tier_bytes=tiers,
-                storage_bytes=sum(storage) if is_counted else None,
-                fetch_s=sum(one["fetch_ns"] for one in everyone) / 1e9,
-                prepare_s=sum(one["prepare_ns"] for one in everyone) / 1e9,
-                wait_s=sum(one["wait_ns"] for one in everyone) / 1e9 / len(everyone),
+                storage_bytes=storage_bytes,
+                fetch_s=sum(rank_reads["fetch_ns"] for rank_reads in everyone) / 1e9,
+                prepare_s=sum(rank_reads["prepare_ns"] for rank_reads in everyone) / 1e9,
+                wait_s=sum(rank_reads["wait_ns"] for rank_reads in everyone) / 1e9 / len(everyone),
                 seconds=float(sum(step_s[first:last])),
-                cached_share=cached_shares.get(own["epoch"]),
+                cached_share=cached_shares.get(reads["epoch"]),
             )
         )
         first = last
-    return tuple(found)
+    return tuple(epochs)
 
 
 class _Batches(Dataset[Fetched]):
-    """torch's view of a BatchReader: its "index" is the list of keys of one batch, and the slot that it goes to."""
+    """A BatchReader as torch's Dataset: an "index" is the list of keys of one batch, and its slot."""
 
     def __init__(self, reader: BatchReader) -> None:
-        self._reader, self._slots = reader, MadeSlots()
+        self._reader, self._slots = reader, WorkerSlots()
 
-    def __getitem__(self, asked: tuple[list[Key], int | None]) -> Fetched:
-        keys, slot = asked
+    def __getitem__(self, request: tuple[list[Key], int | None]) -> Fetched:
+        keys, slot = request
         if slot is None:
             fetched = self._reader[keys]
         else:
@@ -135,13 +140,15 @@ class _Batches(Dataset[Fetched]):
 
 
 class _Order(torch.utils.data.Sampler[tuple[list[Key], int | None]]):
-    """The keys of batches and their slots; called anew for each pass."""
+    """Yields the keys of batches and their slots; each pass iterates again."""
 
     def __init__(self, keys: Callable[[], Iterator[list[Key]]], slots: Slots | None) -> None:
         self._keys, self._slots = keys, slots
 
     def __iter__(self) -> Iterator[tuple[list[Key], int | None]]:
-        return zip(self._keys(), itertools.repeat(None) if self._slots is None else self._slots.turns(), strict=False)
+        if self._slots is None:
+            return zip(self._keys(), itertools.repeat(None), strict=False)
+        return zip(self._keys(), self._slots.turns(), strict=False)
 
 
 class _SlottedPass(Iterator[Fetched]):
@@ -158,45 +165,47 @@ class _SlottedPass(Iterator[Fetched]):
         self._slots.close()
 
 
-def _as_it_is(fetched: Any) -> Any:
+def _identity(fetched: Any) -> Any:
     return fetched
 
 
-class RankCores:
-    """The cores of a rank, shared out among its loader processes and its training process.
+class LoaderCores:
+    """Divides the cores of a rank between its loader processes and its training process.
 
-    On a CPU training computes on all of them. A GPU's training process needs few, but needs them at once: with more
-    cores than loader processes each process has one of its own, from the last core down, and training the others.
-    Hyper-threads of one physical core are next to each other, so that a process shares it with training at most once.
+    On a CPU training computes on all cores. The training process of a GPU needs few, but at once: if there are more
+    cores than loader processes, each of these has its own, from the last core down, and training has the others.
+    Hyper-threads of a physical core are neighbours, so that at most one is shared between a loader and training.
     """
 
-    _shared_out: ClassVar[list[int] | None] = None  # All of the rank, while its training process keeps to some of them.
+    _divided: ClassVar[list[int] | None] = None  # All cores of the rank, while its training process uses only some.
 
     def __init__(self) -> None:
-        self.all = RankCores._shared_out or by_physical_core(os.sched_getaffinity(0))
+        self.all = LoaderCores._divided or by_physical_core(os.sched_getaffinity(0))
 
     def of_worker(self, worker: int, *, spares_first: bool) -> int:
-        """The core of a loader process; `spares_first`: never the first, if there is another."""
-        cores = self.all[1:] if spares_first and len(self.all) > 1 else self.all
+        """Returns the core of a loader process; with `spares_first` not the first one, unless it is the only one."""
+        cores = self.all
+        if spares_first and len(cores) > 1:
+            cores = cores[1:]
         return cores[-1 - worker % len(cores)]
 
-    def keep_to_rest(self, workers: int) -> None:
-        """Binds the calling thread, and those that it starts, to what loader processes leave, if they leave any."""
+    def bind_training(self, workers: int) -> None:
+        """Binds the calling thread, and threads that it starts, to the cores without loader processes, if any."""
         if 0 < workers < len(self.all):
-            RankCores._shared_out = self.all
+            LoaderCores._divided = self.all
             os.sched_setaffinity(0, self.all[:-workers])
 
     def pin_worker(self, worker: int, *, spares_first: bool) -> None:
-        """Gives the calling loader process one thread and, where the rank has several cores, one of them."""
+        """Gives the calling loader process one thread and one core."""
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {self.of_worker(worker, spares_first=spares_first)})
 
     @classmethod
     def release(cls) -> None:
-        """The calling thread may run on all cores of the rank again."""
-        if cls._shared_out is not None:
-            os.sched_setaffinity(0, cls._shared_out)
-            cls._shared_out = None
+        """Allows the calling thread all cores of the rank again."""
+        if cls._divided is not None:
+            os.sched_setaffinity(0, cls._divided)
+            cls._divided = None
 
 
 def fetch_batches(
@@ -209,19 +218,22 @@ def fetch_batches(
     persistent: bool,
     in_slots: bool = True,
 ) -> Callable[[], Iterator[Fetched]]:
-    """Begins a pass over `keys` each time: batches from loader processes or, without them, read when asked for.
+    """Returns a function that begins a pass over `keys`, read by loader processes or, without them, on demand.
 
-    `in_slots`: the memory of a batch is used again when no tensor of it is left, so that a copy from it to a GPU must
-    be waited for before; otherwise torch sees to that.
+    With `in_slots`, the memory of a batch is reused when its last tensor is freed, so that tensors must be kept until
+    their copy to a GPU is done; otherwise torch ensures that.
     """
     if not loader_workers:
 
-        def fetch(wanted: list[Key]) -> Fetched:
-            return batches[wanted].pin_memory() if pin_memory else batches[wanted]
+        def fetch(batch_keys: list[Key]) -> Fetched:
+            fetched = batches[batch_keys]
+            if pin_memory:
+                fetched.pin_memory()
+            return fetched
 
         return lambda: map(fetch, keys())
     context = LoaderContext()
-    # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
+    # The first module ends loaders with this process, whose main thread starts them; the second imports torch once.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
     slots = Slots(loader_workers, pin_memory=pin_memory) if in_slots else None
@@ -230,34 +242,36 @@ def fetch_batches(
         batch_size=None,
         sampler=_Order(keys, slots),
         num_workers=loader_workers,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         pin_memory=pin_memory and slots is None,
-        worker_init_fn=partial(RankCores().pin_worker, spares_first=pin_memory),
+        worker_init_fn=partial(LoaderCores().pin_worker, spares_first=pin_memory),
         multiprocessing_context=context,
         prefetch_factor=prefetch_batches,
         persistent_workers=persistent,
-        # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
+        # torch draws a seed when loader processes start; from its global generator it would change dropout.
         generator=torch.Generator(),
     )
-    return lambda: iter(loader) if slots is None else _SlottedPass(iter(loader), slots)
+    if slots is None:
+        return lambda: iter(loader)
+    return lambda: _SlottedPass(iter(loader), slots)
 
 
 @dataclass(frozen=True)
 class Read:
-    """A batch that was waited for."""
+    """The result of waiting for a batch."""
 
     item: Fetched | None  # None at the end of the pass, or with an error
     waited_ns: int
-    error: Exception | None  # raised where the batch is handed out
+    error: Exception | None  # raised when the batch is handed out
 
     @property
     def is_good(self) -> bool:
-        """Whether handing it out raises nothing."""
+        """True if handing it out raises nothing."""
         return self.item is not None and self.item.lacks is None and not self.item.is_lost
 
 
 class Ledger:
-    """What went wrong while reading, what was read in another form than it was stored in, and when."""
+    """Records failures, conversions and times of reading."""
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
         self._on_taken = on_taken
@@ -270,22 +284,22 @@ class Ledger:
         self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
-        """The next batch with what is known of its reading; None at the end of the pass. Errors as of `hand_out`."""
+        """Waits for the next batch and hands it out; None at the end of the pass."""
         return self.hand_out(self.read(fetched))
 
     def read(self, fetched: Iterator[Fetched]) -> Read:
-        """Waits for the next batch; nothing of it counts before it is handed out."""
+        """Waits for the next batch, which does not count before it is handed out."""
         begun_ns = time.monotonic_ns()
         error: Exception | None = None
         item: Fetched | None = None
         try:
             item = next(fetched, None)
         except (RuntimeError, OSError, EOFError) as failure:
-            # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
+            # torch puts "Caught" before exceptions of loader processes. Other errors mean that a process died, seen as
             # a signal, a closed socket or a missing one.
             error = failure
             if self._loader_workers and not str(failure).startswith("Caught "):
-                # The end of its pipe may be seen before its own.
+                # Its pipe may be closed before its end is known.
                 reason = " ".join(str(failure).split()) or "it was killed, or crashed"
                 error = RunError(f"a loader process of the rank ended: {reason}")
                 error.__cause__ = failure
@@ -294,7 +308,7 @@ class Ledger:
         return Read(item, time.monotonic_ns() - begun_ns, error)
 
     def hand_out(self, read: Read) -> Fetched | None:
-        """What was read, which counts from now on; None at the end of the pass."""
+        """Counts what was read and returns its batch; None at the end of the pass."""
         if read.error is not None:
             raise read.error
         item = read.item
@@ -304,7 +318,7 @@ class Ledger:
             ReadSpan(number=self.num_taken, worker=item.worker, start_ns=item.start_ns, end_ns=item.end_ns)
         )
         self.num_taken += 1
-        if item.visited:  # one without a readable sample belongs to no epoch
+        if item.visited:  # a batch without a readable sample belongs to no epoch
             epoch = item.visited[0][0]
             if not self.epochs or self.epochs[-1].epoch != epoch:
                 self.epochs.append(EpochReads(epoch))
@@ -323,14 +337,14 @@ class Ledger:
 
 
 class _OneEpochEach:
-    """The keys of an endless order in passes of one epoch each; called anew for each pass."""
+    """Divides the keys of an endless order into passes of one epoch; each call returns the next pass."""
 
     def __init__(self, batches: Iterator[list[Key]]) -> None:
         self._batches = batches
         self._next: list[Key] | None = None
         self._given = 0
         self.ends_after: int | None = None
-        """Batches, of all passes, after which the present pass ends; None until that is known."""
+        """Number of batches, in all passes, after which the current pass ends; None until it is known."""
 
     def __call__(self) -> Iterator[list[Key]]:
         self.ends_after = None
@@ -352,86 +366,79 @@ def end_workers(iterator: object) -> None:
     if isinstance(iterator, _SlottedPass):
         iterator.end()
         return
-    # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may hold;
-    # it has no public call for doing so now.
+    # torch ends the processes with the last reference to its iterator, which the traceback of an error may keep; it has
+    # no public method for it.
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()
 
 
 class BatchSource:
-    """Batches of one rank on the CPU, without end: epochs follow each other. What is here is of a source that reads
-    nothing.
-
-    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
-    """
+    """Endless batches of one rank on the CPU (`build.Batch`); these methods are for a source that reads no files."""
 
     num_samples: int  # in the data set, or in a synthetic pool
-    order: ShardedOrder | None = None  # what this rank reads when; None where nothing is read
-    audit: ReadAudit | None = None  # who read what; None where nothing is read
-    exchange: SampleExchange | None = None
-    """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
+    order: ShardedOrder | None = None  # order of reading; None without files
+    audit: ReadAudit | None = None  # checks the samples that were read; None without files
+    exchange: SampleExchange | None = None  # exchange of samples between ranks; stays open when the source is closed
 
     @property
     def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
+        """File and reason of each unreadable sample so far; repeated if it is read again."""
         return []
 
     def sample_name(self, index: int) -> str:
-        """File, and place in it, of one sample; made samples have none."""
+        """Returns file, and place in it, of one sample; synthetic samples have none."""
         return f"sample {index}"
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last `RECENT_READS` batches were read."""
+        """Returns when the last `RECENT_READS` batches were read."""
         return []
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
+        """True if the last batch of an epoch was handed out and none of the next is read (read epoch by epoch)."""
         return False
 
     def begin_epoch(self) -> None:
-        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
+        """Begins to read the next epoch if `is_between_epochs`; the next batch does so, too."""
 
     def epoch_reads(self) -> list[EpochReads]:
-        """What was read for the batches handed out so far, epoch by epoch."""
+        """Returns totals of the batches handed out so far, by epoch."""
         return []
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; blocks until it is read."""
+        """Returns the next batch; blocks until it is read."""
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:
-        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
-
-        Blocks until it is there; nothing counts as read by it. None: the next cannot be read, which `next` will say, or
-        is of an epoch that is not to begin yet.
-        """
+        """Returns one more of the next batches without handing it out; None if it must not be read yet."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:
-        """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
+        """Returns a description of the data and of failures, ready for JSON, also after `close`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends loader processes and closes files; twice does no harm."""
+        """Ends loader processes and closes files; a second call does nothing."""
 
 
 class LoadedSource(BatchSource):
     """Endless batches of one rank from a DataReader.
 
-    `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
-    `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
-    given everything that is handed out. `exchange`: brings samples of other ranks, and is given how far training is;
-    its owner closes it. `epoch_by_epoch`: read nothing ahead across the border of epochs; what comes before the next
-    epoch is read can be done where `is_between_epochs` says so. `arrange`: what is done last with each batch, where it
-    is read.
+    Args:
+        on_bad_sample: Stop the run, or use the next sample of the data set instead.
+        in_slots: See `fetch_batches`.
+        is_held: True if the reader has only this rank's samples: then a bad one is replaced by one of the same batch.
+        audit: Gets everything that is handed out.
+        exchange: Exchange of samples between ranks, which needs the progress of training; its owner closes it.
+        epoch_by_epoch: Do not prefetch across the border of epochs, where `is_between_epochs` is true.
+        arrange: Last step of making a batch, where it is read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each option of reading is an argument)
         self,
         reader: DataReader,
         order: ShardedOrder,
@@ -464,8 +471,8 @@ class LoadedSource(BatchSource):
         )
         self._fetched: Iterator[Fetched] | None = self._begin_pass()
         if pin_memory:
-            RankCores().keep_to_rest(loader_workers)
-        self._looked: deque[Read] = deque()  # read, and not handed out yet
+            LoaderCores().bind_training(loader_workers)
+        self._ahead: deque[Read] = deque()  # batches that were read and not yet handed out
 
     @property
     def failures(self) -> list[str]:
@@ -487,21 +494,22 @@ class LoadedSource(BatchSource):
 
     def __next__(self) -> Batch:
         if self._fetched is None:
-            raise RunError("a batch was asked for from a closed data source")
+            raise RunError("a batch was requested from a closed data source")
         if self.exchange is not None:
             self.exchange.require_well()
         self.begin_epoch()
-        item = self._ledger.hand_out(self._looked.popleft() if self._looked else self._ledger.read(self._fetched))
+        read = self._ahead.popleft() if self._ahead else self._ledger.read(self._fetched)
+        item = self._ledger.hand_out(read)
         assert item is not None  # the order has no end
         return item.batch
 
     def ahead(self) -> Batch | None:
-        is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._looked)
-        if self._fetched is None or is_last or (self._looked and not self._looked[-1].is_good):
+        is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._ahead)
+        if self._fetched is None or is_last or (self._ahead and not self._ahead[-1].is_good):
             return None
-        self._looked.append(self._ledger.read(self._fetched))
-        item = self._looked[-1].item
-        return item.batch if item is not None and self._looked[-1].is_good else None
+        read = self._ledger.read(self._fetched)
+        self._ahead.append(read)
+        return None if read.item is None or not read.is_good else read.item.batch
 
     def _taken(self, fetched: Fetched) -> None:
         if self.exchange is not None:
@@ -516,7 +524,7 @@ class LoadedSource(BatchSource):
         return self._reader.name(index)
 
     def describe(self) -> dict[str, object]:
-        """The reader's description, plus how the data set is dealt out and what went wrong so far; ready for JSON."""
+        """Returns the reader's description, batches per epoch, and counts of failures, ready for JSON."""
         return {
             **self._reader.describe(),
             "num_samples": self._reader.num_samples,
@@ -530,8 +538,8 @@ class LoadedSource(BatchSource):
 
     def close(self) -> None:
         iterator, self._fetched = self._fetched, None
-        self._looked.clear()
-        RankCores.release()
+        self._ahead.clear()
+        LoaderCores.release()
         end_workers(iterator)
         self._reader.close()
 
@@ -539,11 +547,11 @@ class LoadedSource(BatchSource):
 class EvaluationSource:
     """One rank's share of a validation set, pass by pass; loader processes stay between passes.
 
-    `num_samples`: how many samples, from the first on, are evaluated over all ranks. `batch_size`: of one batch;
-    the last of a pass may be smaller. `on_bad_sample`: stop the run, or leave the sample out.
+    All ranks together evaluate the first `num_samples` samples. The last batch of a pass may be smaller than
+    `batch_size`. `on_bad_sample` stops the run or leaves the sample out.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each option of reading is an argument)
         self,
         reader: DataReader,
         *,
@@ -576,7 +584,7 @@ class EvaluationSource:
         return self._ledger.failures
 
     def batches(self) -> Iterator[Batch]:
-        """One pass; a batch without a readable sample is passed over. Errors as of `LoadedSource`."""
+        """Yields the batches of one pass, except those without a readable sample."""
         self._iterator = self._begin_pass()
         while (item := self._ledger.next(self._iterator)) is not None:
             if item.batch:

@@ -1,20 +1,18 @@
-"""What loader processes and their training process speak by, and shared memory for batches.
+"""Queues between loader processes and the training process, and shared memory for batches.
 
-Queues and an event of pipes, without lock and name. The semaphores of multiprocessing are files in /dev/shm for as long
-as the training process lives (it starts loader processes by a fork server, where they are opened by name): whoever
-killed it and its resource tracker left them there. And a process that is killed while it holds one holds up all others.
-Here each pipe has one writer and one reader, so that no lock is needed: nothing can be left, and of a killed process
-there comes the end of its pipe.
+Queues and events are pipes. multiprocessing's semaphores would be named files in /dev/shm, because of the fork server:
+they stay if the training process and its resource tracker are killed, and a process that is killed while it holds one
+blocks all others. Here each pipe has one writer and one reader, so that no lock is needed.
 
-torch moves a batch into shared memory in a thread of the queue. What fails there is printed and dropped by Python, and
-the training process would wait for that batch for ever; here the reason comes in its place.
+torch moves a batch into shared memory in a thread of the queue. Python prints an exception there and drops the batch,
+for which the training process would wait forever; here the reason is sent instead.
 
-Slots. A loader process writes samples straight into a slot. The memory of a slot crosses to the training process once,
-when it is made; from then on only its number does. So a batch is neither copied on its way nor mapped anew (unmapping
-holds up the training process: pytorch issue 77139). For a GPU the training process page-locks each slot once, in place.
+Loader processes write samples directly into slots. The memory of a slot is sent to the training process once, and then
+only its number, so that batches are neither copied nor mapped again (unmapping blocks the training process: pytorch
+issue 77139). For a GPU the training process page-locks each slot once, in place.
 
-The training process says which slot a batch goes to. A slot is free again when no tensor of its batch is left, which
-Python's reference counts show: whoever copies from one to a GPU keeps it until that copy is done.
+The training process assigns slots to batches. A slot is free again when the last tensor of its batch is freed, by
+Python's reference counts: code that copies from one to a GPU keeps it until the copy is done.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ else:
 
 
 def no_room(error: Exception) -> Fetched:
-    """What comes in the place of a batch that shared memory has no room for."""
+    """Returns the message that replaces a batch for which shared memory has no room."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return Fetched(lacks=f"a loader process cannot hand over a batch: {reason}; {_REMEDY}")
+    return Fetched(lacks=f"a loader process cannot send a batch: {reason}; {_REMEDY}")
 
 
 class _NoLock:
-    """In the place of the locks of a queue, and of the count of its free places."""
+    """Replaces the locks of a queue and the semaphore of its size."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         return True
@@ -68,7 +66,7 @@ class _NoLock:
 
 
 class _Event:
-    """Set by one process, once: a byte in a pipe, which nobody takes out."""
+    """An event that one process sets once: a byte in a pipe, which nobody reads."""
 
     def __init__(self) -> None:
         self._seen, self._set = Pipe(duplex=False)
@@ -81,10 +79,10 @@ class _Event:
 
 
 class LoaderQueue(_Queue):
-    """A queue of numbered batches between a process and those that it is given to; as torch's DataLoader uses one.
+    """A queue of numbered batches between a process and its children, as torch's DataLoader uses it.
 
-    What the process puts, one of those gets, or itself. What they put, it gets: each has a pipe of its own for that. In
-    the place of a batch that cannot be sent comes the reason.
+    An item of the process goes to one child or itself; items of children, each with its own pipe, go to the process. If
+    a batch cannot be sent, the reason is sent instead.
     """
 
     _reader: Connection
@@ -92,31 +90,34 @@ class LoaderQueue(_Queue):
 
     def __init__(self, context: LoaderContext) -> None:
         super().__init__(ctx=context)
-        self._theirs: list[Connection] = []  # ends of pipes that processes which are being started write to
-        self._from_them: list[Connection] = []
+        self._child_ends: list[Connection] = []  # writing ends of pipes of children that are being started
+        self._from_children: list[Connection] = []
 
     def __getstate__(self) -> Any:
         state: Any = super().__getstate__()
-        mine, theirs = Pipe(duplex=False)
-        self._from_them.append(mine)
-        self._theirs.append(theirs)
-        return tuple(theirs if part is self._writer else part for part in state)
+        own_end, child_end = Pipe(duplex=False)
+        self._from_children.append(own_end)
+        self._child_ends.append(child_end)
+        parts = list(state)
+        parts[parts.index(self._writer)] = child_end
+        return tuple(parts)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        self._theirs, self._from_them = [], []
+        self._child_ends, self._from_children = [], []
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next item. Raises Empty: none came in time. EOFError: a process has ended that could put one."""
-        # They have been started; a pipe that is written to here, too, would not end with them.
-        while self._theirs:
-            self._theirs.pop().close()
-        ready = wait([self._reader, *self._from_them], timeout if block else 0)
+        """Returns the next item. Raises Empty after `timeout`, EOFError if a child has ended."""
+        # The children have been started; open ends here would keep their pipes open when they end.
+        while self._child_ends:
+            self._child_ends.pop().close()
+        timeout_s = timeout if block else 0
+        ready = wait([self._reader, *self._from_children], timeout_s)
         if not ready:
             raise Empty
-        return ForkingPickler.loads(ready[0].recv_bytes())  # type: ignore[union-attr]  # what went in comes out
+        return ForkingPickler.loads(ready[0].recv_bytes())  # type: ignore[union-attr]  # a Connection
 
-    # Python calls it in the queue's thread (documented for its own use by concurrent.futures); the default prints.
+    # Python calls this in the queue's thread (used by concurrent.futures); the default only prints.
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         traceback.print_exception(error)
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Fetched):
@@ -125,10 +126,10 @@ class LoaderQueue(_Queue):
 
 
 class LoaderContext(multiprocessing.context.ForkServerContext):
-    """Processes from a fork server, with such queues and events between."""
+    """A multiprocessing context with a fork server, and with the queues and events of this module."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """A queue without a bound."""
+        """Returns an unbounded queue."""
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
@@ -145,118 +146,117 @@ Batch = dict[str, torch.Tensor]
 
 
 class NoRoomError(Exception):
-    """Shared memory is full; `str` is the reason."""
+    """Raised if shared memory is full."""
 
 
-class MadeSlots:
+class WorkerSlots:
     """The slots of one loader process, in that process."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, tuple[int, Forms, Batch]] = {}
-        self._told: set[int] = set()
+        self._slots: dict[int, tuple[int, Forms, Batch]] = {}  # capacity in samples, forms and tensors of each slot
+        self._sent: set[int] = set()  # slots whose memory the training process has
 
     def room(self, slot: int, num: int, forms: Forms) -> dict[str, NDArray[Any]]:
-        """Room for `num` samples in a slot, which is made where there is none of these forms.
-
-        Raises NoRoomError: there is no shared memory left.
-        """
-        most, known, batch = self._slots.get(slot, (0, {}, {}))
-        if num > most or known != forms:
+        """Returns arrays for `num` samples in a slot. Raises NoRoomError if shared memory is full."""
+        capacity, made_forms, batch = self._slots.get(slot, (0, {}, {}))
+        if num > capacity or made_forms != forms:
             self._slots.pop(slot, None)
-            self._told.discard(slot)
+            self._sent.discard(slot)
             try:
                 batch = {}
                 for name, (shape, dtype) in forms.items():
-                    like = torch.from_numpy(np.empty(0, dtype))
-                    batch[name] = torch.empty((num, *shape), dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
+                    torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+                    batch[name] = torch.empty((num, *shape), dtype=torch_dtype).share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
                 raise NoRoomError(" ".join(str(error).split())) from error
             self._slots[slot] = (num, forms, batch)
         return {name: tensor.numpy()[:num] for name, tensor in batch.items()}
 
     def hand_over(self, fetched: Fetched, slot: int) -> None:
-        """Leaves of the tensors that lie in the slot their names only, and the slot where it is not known yet."""
-        made = self._slots.get(slot, (0, {}, {}))[2]
-        inside = [n for n, tensor in fetched.batch.items() if n in made and tensor.data_ptr() == made[n].data_ptr()]
+        """Replaces tensors of a batch that are in the slot by the slot's number, with its memory the first time."""
+        tensors = self._slots.get(slot, (0, {}, {}))[2]
+        inside = [
+            n for n, tensor in fetched.batch.items() if n in tensors and tensor.data_ptr() == tensors[n].data_ptr()
+        ]
         if not inside:
             return
         fetched.slot, fetched.num, fetched.names = slot, len(fetched.batch[inside[0]]), tuple(fetched.batch)
-        fetched.made = {} if slot in self._told else made
+        if slot not in self._sent:
+            fetched.made = tensors
         fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
-        self._told.add(slot)
+        self._sent.add(slot)
 
 
 @dataclass
 class _Slot:
     batch: Batch
     locked: list[int]  # addresses that were page-locked
-    left: int = 0  # tensors of the batch that was handed out last which somebody may still have
+    num_in_use: int = 0  # tensors of the last batch that have not been freed
 
 
 class Slots:
-    """The slots of all loader processes of a rank, in the training process.
-
-    `loader_workers`: processes; batches go to them in turn, as torch's DataLoader deals them out. `pin_memory`:
-    page-lock them (needs a GPU).
-    """
+    """The slots of all loader processes of a rank, in the training process; page-locked with `pin_memory`."""
 
     def __init__(self, loader_workers: int, *, pin_memory: bool) -> None:
         self._workers, self._pins = loader_workers, pin_memory
         self._numbers = itertools.count()
         self._free: list[list[int]] = [[] for _ in range(loader_workers)]
-        self._home: dict[int, int] = {}  # by slot: the process that it is meant for
-        self._known: dict[tuple[int, int], _Slot] = {}  # by process and slot
+        self._worker_of: dict[int, int] = {}  # loader process of each slot
+        self._slots: dict[tuple[int, int], _Slot] = {}  # by process and slot
         self._dropped: deque[tuple[int, int]] = deque()
-        """Process and slot of each tensor that is gone; appended to by any thread, without a lock."""
+        """Process and slot of each freed tensor; any thread appends to it, without a lock."""
 
     def turns(self) -> Iterator[int]:
+        """Yields a free slot for each batch, without end."""
         for worker in itertools.cycle(range(self._workers)):
             while self._dropped:
                 key = self._dropped.popleft()
-                dropped = self._known.get(key)
+                dropped = self._slots.get(key)
                 if dropped is not None:
-                    dropped.left -= 1
-                    if dropped.left == 0:
-                        self._free[self._home[key[1]]].append(key[1])
+                    dropped.num_in_use -= 1
+                    if dropped.num_in_use == 0:
+                        self._free[self._worker_of[key[1]]].append(key[1])
             if self._free[worker]:
                 yield self._free[worker].pop()
             else:
                 slot = next(self._numbers)
-                self._home[slot] = worker
+                self._worker_of[slot] = worker
                 yield slot
 
     def take(self, fetched: Fetched) -> None:
-        """Gives a batch from a loader process its tensors, which lie in its slot."""
-        asked = fetched.asked_slot
+        """Adds the tensors in its slot to a batch from a loader process."""
+        planned_slot = fetched.asked_slot
         if fetched.slot is None:
-            # An error, an empty batch, or one whose form differed from the one before: its slot was not used.
-            if asked is not None:
-                self._free[self._home[asked]].append(asked)
+            # An error, an empty batch, or one with other forms than the last: its slot was not used.
+            if planned_slot is not None:
+                self._free[self._worker_of[planned_slot]].append(planned_slot)
             return
         key = (fetched.worker, fetched.slot)
         if fetched.made:
-            if key in self._known:
-                self._forget(self._known.pop(key))
-            self._known[key] = _Slot(fetched.made, self._lock(fetched.made))
+            if key in self._slots:
+                self._unlock(self._slots.pop(key))
+            self._slots[key] = _Slot(fetched.made, self._lock(fetched.made))
             fetched.made = {}
-        slot, sent = self._known[key], fetched.batch
-        slot.left = len(fetched.names) - len(sent)
+        slot, sent = self._slots[key], fetched.batch
+        slot.num_in_use = len(fetched.names) - len(sent)
         fetched.batch = {}
         for name in fetched.names:
             if name in sent:
                 fetched.batch[name] = sent[name].pin_memory() if self._pins else sent[name]
                 continue
-            # The storage of the tensor, and of every view of it, holds this array, and nothing else does.
+            # This array lives as long as the tensor or a view of it.
             array = slot.batch[name].numpy()[: fetched.num]
             weakref.finalize(array, partial(self._dropped.append, key)).atexit = False
             fetched.batch[name] = torch.from_numpy(array)
 
     def _lock(self, batch: Batch) -> list[int]:
         locked: list[int] = []
-        for tensor in batch.values() if self._pins else ():
+        if not self._pins:
+            return locked
+        for tensor in batch.values():
             error = page_lock(tensor.data_ptr(), tensor.nbytes)
             if error:
-                for address in locked:  # while it is mapped: nobody keeps this batch
+                for address in locked:  # before the batch is unmapped
                     page_unlock(address)
                 raise EnvironmentLacksError(
                     f"{format_bytes(tensor.nbytes)} of shared memory cannot be page-locked for the GPU (CUDA error "
@@ -265,13 +265,13 @@ class Slots:
             locked.append(tensor.data_ptr())
         return locked
 
-    def _forget(self, slot: _Slot) -> None:
+    def _unlock(self, slot: _Slot) -> None:
         for address in slot.locked:
             page_unlock(address)
         slot.locked.clear()
 
     def close(self) -> None:
-        """Nothing is page-locked any more; call it when no copy from a slot is under way."""
-        for slot in self._known.values():
-            self._forget(slot)
-        self._known.clear()
+        """Unlocks all slots; called when no copy from a slot is running."""
+        for slot in self._slots.values():
+            self._unlock(slot)
+        self._slots.clear()

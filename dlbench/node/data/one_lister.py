@@ -1,9 +1,8 @@
-"""One rank of a node lists a data set, and the others get its index: N ranks are not N times as much work for a server.
+"""The first rank of a node scans a data set and sends its index to the others, to spare the file server.
 
-The first rank of the node makes the index and writes it into a memfd, sealed, which has no name in any file system. The
-others take it over an abstract Unix socket and map it: however ranks end, nothing stays behind, and the arrays of an
-index are in the node's memory once. The first rank listens before it lists, so that the others see that it lives. What
-keeps it from listing is reported by it alone: to the others it is a rank that ended.
+The index is in a sealed memfd, which the others receive over an abstract Unix socket and map: it is in the node's
+memory once, and leaves no file behind. The first rank listens before it scans, so that the others can connect. If it
+fails, only it reports the error; for the others it is a rank that ended.
 """
 
 from __future__ import annotations
@@ -31,36 +30,31 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 _RETRY_S = 0.02
 
 
-class Lister:
-    """What the ranks of one node call to get the same index. All of them must ask for the same indexes in turn.
+class IndexBroadcast:
+    """Gives the ranks of one node the same index; all of them must call it for the same indexes in the same order.
 
-    `name`: the same on all ranks of one node in one start of a run, different anywhere else on the machine.
-    `local_rank`: this rank's number on the node; 0 lists. `local_size`: ranks of the node. `timeout_s`: how long one
-    rank waits for another.
+    `name` must be equal on all ranks of a node in one start of a run, and differ from others on the machine.
+    `timeout_s` is the time that one rank waits for another.
     """
 
     def __init__(self, *, name: str, first_rank: int, local_rank: int, local_size: int, timeout_s: float) -> None:
         self._name, self._first_rank, self._timeout_s = name, first_rank, timeout_s
         self._local_rank, self._local_size = local_rank, local_size
-        self._asked = 0
+        self._num_indexes = 0
 
     def index(self, make: Callable[[], T], expected: Sequence[type]) -> T:
-        """What `make` gives on the node's first rank.
-
-        `make`: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes. `expected`:
-        dataclasses in the result.
-        """
+        """Returns the result of `make` on the node's first rank; `expected` are the dataclasses in it."""
         if self._local_size == 1:
             return make()
-        self._asked += 1
-        address = socket_address(f"index {self._name} {self._asked}")
+        self._num_indexes += 1
+        address = socket_address(f"index {self._name} {self._num_indexes}")
         if self._local_rank:
             return unpacked(self._received(address), expected)  # type: ignore[no-any-return]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
                 listener.bind(address)
             except OSError:
-                raise RunError(f"the name {self._name!r} is in use on this machine, by another run?") from None
+                raise RunError(f"the name {self._name!r} is in use on this machine, perhaps by another run") from None
             listener.listen(self._local_size)
             with _memory(packed(make())) as memory:
                 self._hand_out(listener, memory)
@@ -78,7 +72,7 @@ class Lister:
                 raise PeerLostError(
                     f"rank {ranks} did not ask for the index of the data set within {format_seconds(self._timeout_s)}"
                 ) from None
-            with connection, contextlib.suppress(OSError, struct.error):  # one that ended meanwhile is missed
+            with connection, contextlib.suppress(OSError, struct.error):  # a rank that ended stays missing
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 if not is_own_user(connection):
                     continue
@@ -97,7 +91,7 @@ class Lister:
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 try:
                     connection.connect(address)
-                except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # nobody listens yet, or too many ask
+                except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # not listening yet, or queue full
                     if time.monotonic() > deadline:
                         raise late from None
                     time.sleep(_RETRY_S)
@@ -106,16 +100,16 @@ class Lister:
                     raise RunError(f"another user of this machine listens under the name {self._name!r}")
                 try:
                     connection.sendall(_FACTS.pack(self._local_rank))
-                    said, memories, _, _ = socket.recv_fds(connection, len(_INDEX), 1)
+                    mark, memories, _, _ = socket.recv_fds(connection, len(_INDEX), 1)
                 except TimeoutError:
                     raise late from None
                 except ConnectionError:
-                    said, memories = b"", []
-            return self._taken(said, memories)
+                    mark, memories = b"", []
+            return self._taken(mark, memories)
 
-    def _taken(self, said: bytes, memories: list[int]) -> memoryview:
+    def _taken(self, mark: bytes, memories: list[int]) -> memoryview:
         try:
-            if said != _INDEX or len(memories) != 1:
+            if mark != _INDEX or len(memories) != 1:
                 raise PeerLostError(f"rank {self._first_rank} ended while it opened the data set for this node")
             return _mapped(memories[0])
         finally:
@@ -123,8 +117,7 @@ class Lister:
                 os.close(memory)
 
 
-ALONE = Lister(name="", first_rank=0, local_rank=0, local_size=1, timeout_s=0.0)
-"""Of a rank that shares its node with none, and of whoever is no rank."""
+ALONE = IndexBroadcast(name="", first_rank=0, local_rank=0, local_size=1, timeout_s=0.0)  # For a single process.
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""How one rank reads: readers and page cache are settled before training, then kept, then reported for the record.
+"""Reader processes and page cache of one rank: chosen before training and reported in the record.
 
-The page cache is emptied of the data set or filled with it, as data.cache asks. One process of each node acts, the
-others wait with it; what it did and found goes to all ranks, so that all of them know what the record will say. The
-caches of file servers and of disks are out of reach.
+One process of each node evicts the data set from the page cache or reads it in, as data.cache says, while the others
+wait, and all ranks get the result. Caches of file servers and disks cannot be controlled.
 """
 
 from __future__ import annotations
@@ -20,101 +19,112 @@ from dlbench.machine.storage import counts_reads
 from dlbench.node.data.loader import read_epochs
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.reader_trials import Choice, Ranks, Readers, TrialContext, choose, most_readers, training_cores
-from dlbench.node.data.sharding import ShardedOrder
+from dlbench.node.data.sharding import ShardedOrder, keys_of
 from dlbench.records.data_path import ReaderTrial, ReadingResult
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec
+from dlbench.units import counted
 
-_TURN_S = 5.0  # after so long all ranks say that they are alive
+_TURN_S = 5.0  # Seconds after which ranks interrupt the work on the page cache to show that they are alive.
 
 Wanted = Literal["any", "cold", "warm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """What became of the page cache."""
+    """The state of the page cache for one data set."""
 
-    wanted: Wanted
-    share: float | None
-    """Of the data set's pages in the page cache: of the node that is farthest from what is wanted; None: unknown."""
+    wanted: Wanted  # requested state
+    share: float | None  # cached share of the data set's pages on the worst node; None if not known
     summary: str
-    in_force: bool
-    known: bool = True  # whether that is known; otherwise `in_force` is false
+    in_force: bool  # True if the requested state was reached
+    known: bool = True  # False if that is not known; then `in_force` is false
 
 
 @dataclass(frozen=True)
 class NodeCache:
-    """The page caches of all nodes, for one data set."""
+    """Controls the page caches of all nodes, for one data set."""
 
-    files: Sequence[Path]  # Of the data set; none where nothing is read from files.
+    files: Sequence[Path]  # Files of the data set; empty if samples are in memory.
     wanted: Wanted
-    acts: bool  # Whether this rank acts for its node.
+    acts: bool  # True if this rank acts for its node.
     ranks: Ranks
     beat: Callable[[str], None]
 
     def settle(self) -> CacheState:
-        """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
+        """Evicts or reads in the data set and checks the result, which is equal on all ranks; called by all ranks."""
         state = self._try()
         for _ in range(2):
-            # A page that some core holds in a list of its own is not evicted; the next time it is.
+            # Pages in a core's own list are evicted only the second time.
             if self.wanted != "cold" or state.in_force or state.share is None:
                 break
             state = self._try()
         return state
 
     def _try(self) -> CacheState:
-        deeds: list[str] = []
+        actions: list[str] = []
         if self.wanted == "cold":
-            self._in_turns(evict(self.files, deeds, DROP_CACHES), "emptying the page cache")
+            self._in_turns(evict(self.files, actions, DROP_CACHES), "emptying the page cache")
         elif self.wanted == "warm":
-            self._in_turns(fill(self.files, deeds), "filling the page cache")
-        seen = cached_pages(self.files) if self.acts and self.files else None
-        mine = None if seen is None else [seen.share, seen.evidence, "; ".join(deeds)]
-        everyone = [one for one in self.ranks.gather(mine) if one is not None]
+            self._in_turns(fill(self.files, actions), "filling the page cache")
+        own_node = None
+        if self.acts and self.files:
+            pages = cached_pages(self.files)
+            own_node = [pages.share, pages.evidence, "; ".join(actions)]
+        everyone = [node for node in self.ranks.gather(own_node) if node is not None]
         if not everyone:
             return CacheState(
                 wanted=self.wanted,
                 share=None,
-                summary="no file is read while training: the samples are in memory",
+                summary="no file is read while training, because the samples are in memory",
                 in_force=self.wanted != "cold",
             )
-        return _state(self.wanted, [(share, evidence, did) for share, evidence, did in everyone])
+        return _state(self.wanted, [(share, evidence, action) for share, evidence, action in everyone])
 
-    def _in_turns(self, work: Iterator[None], what: str) -> None:
-        """Goes through the work of the acting ranks, a few seconds at a time; no rank stands still for longer."""
-        goes_on = self.acts and bool(self.files)
-        while any(self.ranks.gather(goes_on)):
+    def _in_turns(self, work: Iterator[None], activity: str) -> None:
+        """Does the work of the acting ranks a few seconds at a time, so that no rank waits longer without a beat."""
+        is_working = self.acts and bool(self.files)
+        while any(self.ranks.gather(is_working)):
             deadline = monotonic() + _TURN_S
-            while goes_on and monotonic() < deadline:
-                goes_on = next(work, self) is not self
-            self.beat(what)
+            while is_working and monotonic() < deadline:
+                is_working = next(work, self) is not self
+            self.beat(activity)
 
 
 def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
-    """Of share, evidence and deeds of each node."""
+    """Returns the state from cached share, evidence and actions of each node."""
     shares = [share for share, _, _ in nodes if share is not None]
-    known = len(shares) == len(nodes)
-    worst = max(shares) if wanted == "cold" else min(shares, default=0.0)
-    share = worst if known else None
-    at = next((node for node in nodes if node[0] == share), nodes[0])
-    if wanted == "any":
-        in_force = True
+    is_known = len(shares) == len(nodes)
+    if wanted == "cold":
+        worst = max(shares, default=1.0)
+        is_reached = worst <= COLD_AT_MOST
     else:
-        in_force = known and (worst <= COLD_AT_MOST if wanted == "cold" else worst >= WARM_AT_LEAST)
-    seen = at[1] if share is None else f"{100 * share:.1f} % of its pages were cached ({at[1]})"
-    deed = at[2] or "left as it was"
-    where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
+        worst = min(shares, default=0.0)
+        is_reached = wanted == "any" or worst >= WARM_AT_LEAST
+    share = worst if is_known else None
+    _, evidence, action = next((node for node in nodes if node[0] == share), nodes[0])
+    cached = evidence
+    if share is not None:
+        cached = f"{100 * share:.1f} % of its pages were cached ({evidence})"
+    if len(nodes) > 1:
+        cached += f", the worst of {len(nodes)} nodes"
     return CacheState(
-        wanted=wanted, share=share, summary=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
+        wanted=wanted,
+        share=share,
+        summary=f"{action or 'left as it was'}; {cached}",
+        in_force=wanted == "any" or (is_known and is_reached),
+        known=is_known or wanted == "any",
     )
 
 
 def planned_readers(data: DataSpec) -> Readers:
-    """The readers of a plan that says how many. Raises ValueError: it leaves that to measurement."""
+    """Returns the readers of a plan. Raises ValueError if the plan leaves their number to a measurement."""
     workers, prefetch = data.loader_workers, data.prefetch_batches
     if workers == "auto" or (prefetch == "auto" and workers):
-        raise ValueError("data.loader_workers and data.prefetch_batches auto are settled by `RankReading`")
-    return Readers(workers, 0 if not workers or prefetch == "auto" else prefetch)
+        raise ValueError("data.loader_workers and data.prefetch_batches auto are chosen by `RankReading`")
+    if not workers or prefetch == "auto":
+        return Readers(workers, 0)
+    return Readers(workers, prefetch)
 
 
 class RankReading:
@@ -134,22 +144,22 @@ class RankReading:
         self._ranks, self._device, self._beat = ranks, device, beat
         self._choice: Choice | None = None
         self._counts = False
-        self._kept: int | None = None  # Cores that readers leave to training where it decides; None on a CPU.
+        self._reserved: int | None = None  # cores that automatic readers leave to training; None on a CPU
         self._cache: NodeCache | None = None
         self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
-        self._described: dict[str, object] = {}  # of the reader
-        self._decoders: dict[str, int] = {}  # of images, each with the first rank that has it
-        self.readers = Readers(0, 0)  # what reads; from `settle` on
+        self._described: dict[str, object] = {}  # description of the reader
+        self._decoders: dict[str, int] = {}  # image decoders, each with the first rank that has it
+        self.readers = Readers(0, 0)  # valid after `settle`
 
     def settle(self, reader: DataReader, order: ShardedOrder, batch_size: int) -> Readers:
-        """Makes the page cache as asked for and finds the readers; outside of any step."""
+        """Prepares the page cache and chooses the readers, before the first step."""
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
         self._described = reader.describe()
-        mine = [not files or counts_reads(files[0]), str(self._described.get("decoder"))]
-        counts, decoders = zip(*self._ranks.gather(mine), strict=True)
-        self._counts, self._kept = all(counts), training_cores(self._device, len(counts))
+        own_facts = [not files or counts_reads(files[0]), str(self._described.get("decoder"))]
+        counts, decoders = zip(*self._ranks.gather(own_facts), strict=True)
+        self._counts, self._reserved = all(counts), training_cores(self._device, len(counts))
         self._decoders = {decoder: decoders.index(decoder) for decoder in decoders}
         self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
@@ -157,7 +167,7 @@ class RankReading:
         if "auto" in (data.loader_workers, data.prefetch_batches) and data.loader_workers != 0:
             self._choice = self._chosen(reader, order, batch_size, cache)
             if data.cache == "cold":
-                state = cache.settle()  # what the trials read is cached now
+                state = cache.settle()  # samples that the trials read are cached now
         self._states[first] = state
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
@@ -165,16 +175,14 @@ class RankReading:
     def _chosen(self, reader: DataReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
         data = self._data
         epoch = order.position(0).epoch
-        # From the end of the epoch, whose samples training asks for last.
-        mine = order.epoch(epoch)[::-1]
-        keys = [
-            [(epoch, int(index)) for index in mine[start : start + batch]]
-            for start in range(0, len(mine) - len(mine) % batch, batch)
-        ]
+        # From the end of the epoch, whose samples training reads last.
+        samples = order.epoch(epoch)[::-1]
+        starts = range(0, len(samples) - len(samples) % batch, batch)
+        keys = [keys_of(epoch, samples[start : start + batch]) for start in starts]
         context = TrialContext(
             reader=reader,
             keys=keys,
-            most_readers=most_readers(self._cores, self._kept),
+            most_readers=most_readers(self._cores, self._reserved),
             ranks=self._ranks,
             device=self._device,
             on_bad_sample=data.on_bad_sample,
@@ -185,74 +193,79 @@ class RankReading:
 
     @property
     def _training_cores(self) -> int | None:
-        """Cores that no reader is bound to, as `RankCores` deals them; None on a CPU."""
-        if self._kept is None:
+        """Cores that no reader is bound to, see `LoaderCores`; None on a CPU."""
+        if self._reserved is None:
             return None
         return max(int(self._cores > 1), self._cores - self.readers.loader_workers)
 
     def between_epochs(self) -> None:
-        """Between two epochs, where each begins cold: empties the cache anew, when no rank reads any more."""
+        """Evicts the data set between two epochs, after all ranks have finished reading (data.cache cold)."""
         assert self._cache is not None
         self._ranks.barrier()
         self._states[max(self._states) + 1] = self._cache.settle()
 
     def settings(self) -> list[Setting]:
-        """What was asked of reading and what was in force."""
+        """Returns the settings of reading, requested and effective."""
         data = self._data
-        found = []
+        settings = []
         if self._choice is not None and data.loader_workers == "auto":
             limit = ""
-            if self._kept is not None:
-                most = most_readers(self._cores, self._kept)
-                limit = f"; at most {most}: training keeps {self._training_cores} of the rank's {self._cores} cores"
-            found.append(self._measured("loader_workers", self._choice.of_workers, limit))
+            if self._reserved is not None:
+                limit_readers = most_readers(self._cores, self._reserved)
+                cores = f"{self._training_cores} of the rank's {self._cores} cores"
+                limit = f"; at most {limit_readers}: training keeps {cores}"
+            settings.append(self._measured("loader_workers", self._choice.of_workers, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
-            found.append(self._measured("prefetch_batches", self._choice.of_prefetch))
+            settings.append(self._measured("prefetch_batches", self._choice.of_prefetch))
         if (decode := self._described.get("decode")) is not None:
-            how = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
-            found.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=how))
+            evidence = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
+            settings.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=evidence))
         if data.cache != "any":
-            states = list(self._states.values())
-            bad = next((state for state in states if not state.in_force), None)
-            shown = bad or states[0]
-            effective = data.cache if bad is None else "any" if bad.known else None
-            found.append(Setting(key="data.cache", requested=data.cache, effective=effective, evidence=shown.summary))
-        return found
+            settings.append(self._cache_setting())
+        return settings
+
+    def _cache_setting(self) -> Setting:
+        states = list(self._states.values())
+        state = next((state for state in states if not state.in_force), states[0])
+        effective: str | None = self._data.cache
+        if not state.in_force:
+            effective = "any" if state.known else None
+        return Setting(key="data.cache", requested=self._data.cache, effective=effective, evidence=state.summary)
 
     def _measured(self, name: str, trials: Sequence[ReaderTrial], limit: str = "") -> Setting:
-        """Returns a setting that was chosen by measurement, with what was measured. `limit`: of what was tried."""
+        """Returns a setting that was chosen by trials, with their results. `limit` explains the limit of trials."""
         assert self._choice is not None
         effective = None
-        evidence = "no process reads ahead of the training one"
+        evidence = "no loader processes read ahead"
         if trials:
             effective = getattr(self.readers, name)
-            tried = ", ".join(
-                f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' while computing' if trial.computing else ''}"
-                for trial in trials
-            )
+            rates = []
+            for trial in trials:
+                computing = " while computing" if trial.computing else ""
+                rates.append(f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{computing}")
             again = "; samples were read more than once for it" if self._choice.again else ""
             evidence = (
                 "measured before training on all ranks at the same time, samples/s of the slowest rank with "
-                f"{tried}; the smallest that is not clearly slower than the best{again}{limit}"
+                f"{', '.join(rates)}; the smallest that is not clearly slower than the best{again}{limit}"
             )
         return Setting(key=f"data.{name}", requested="auto", effective=effective, evidence=evidence)
 
     def warnings(self) -> list[str]:
-        """Where it is not known whether what was asked for was in force, or readers have too few cores."""
+        """Returns warnings about an unknown page cache, different decoders, and too few cores for training."""
         warnings = []
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
-            warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
+            warnings.append(f"data.cache {self._data.cache}: it is not known whether it had effect: {unknown.summary}")
         if len(self._decoders) > 1:
-            told = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
-            warnings.append(f"not all ranks decode images alike, and some may be slower than others: {told}")
-        workers, left = self.readers.loader_workers, self._training_cores
-        if workers and left is not None and self._kept is not None and left < self._kept:
+            by_rank = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
+            warnings.append(f"ranks use different JPEG decoders, and some may be slower than others: {by_rank}")
+        workers, num_training = self.readers.loader_workers, self._training_cores
+        if workers and num_training is not None and self._reserved is not None and num_training < self._reserved:
             lower = "" if self._data.loader_workers == "auto" else ", or lower data.loader_workers"
             warnings.append(
-                f"data.loader_workers {workers} leaves training {left} of a rank's {self._cores} "
-                f"core{'s' if self._cores > 1 else ''}, and its threads keep {self._kept} busy: kernels may be "
-                f"launched late; give each rank {workers + self._kept} (layout.cores_per_rank){lower}"
+                f"data.loader_workers {workers} leaves training {num_training} of a rank's "
+                f"{counted(self._cores, 'core')}, but its threads need {self._reserved}: kernels may be launched late; "
+                f"give each rank {workers + self._reserved} cores (layout.cores_per_rank){lower}"
             )
         return warnings
 
@@ -260,14 +273,18 @@ class RankReading:
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         is_chosen = self._choice is not None and self._data.loader_workers == "auto"
-        most = most_readers(self._cores, self._kept)
+        limit_readers = most_readers(self._cores, self._reserved)
+        trials: tuple[ReaderTrial, ...] = ()
+        trials_s = 0.0
+        if self._choice is not None:
+            trials, trials_s = self._choice.trials, self._choice.seconds
         return ReadingResult(
             loader_workers=self.readers.loader_workers,
             prefetch_batches=self.readers.prefetch_batches,
             training_cores=self._training_cores,
-            limited_by_cores=is_chosen and self._kept is not None and self.readers.loader_workers == most,
-            trials=self._choice.trials if self._choice else (),
-            trials_s=self._choice.seconds if self._choice else 0.0,
+            limited_by_cores=is_chosen and self._reserved is not None and self.readers.loader_workers == limit_readers,
+            trials=trials,
+            trials_s=trials_s,
             cache=(bad or states)[0].summary,
             cache_in_force=not bad,
             cached_share=states[0].share,

@@ -1,7 +1,7 @@
-"""Reading one sample, and what happens when it cannot be read. Formats implement `DataReader`.
+"""Reading of single samples and of batches, with unreadable samples. Formats implement `DataReader`.
 
-Reading has two halves. `fetch` brings the stored bytes of a sample from where they lie: what a file system costs, and
-what staging and shuffling move about. `prepare` makes tensors of them: what decoding and augmentation cost.
+`fetch` reads the stored bytes of a sample, which staging and shuffling move between nodes; `prepare` decodes and
+augments them. Both are timed separately.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
-NAMES_FROM = "its folders"  # where the names of single files are from, in a description
-_SKIP_AT_MOST = 100
-"""Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
-_IN_A_ROW = 1 << 20  # bytes of samples fetched and begun before the first is finished
-"""Decoding empties a core's caches; what is quick is two to four times as quick while they hold it (measured)."""
-Arrays = Mapping[str, NDArray[Any]]  # by the names of `dlbench.node.models.build.Batch`, without the first dimension
-Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
-RAGGED = "encoded"
-"""Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
-Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for `num` samples of these forms
+NAMES_FROM = "its folders"  # Origin of the names of files, in a description.
+_SKIP_AT_MOST = 100  # Unreadable samples in a row after which a run stops even if samples may be skipped.
+_IN_A_ROW = 1 << 20
+"""Bytes of samples that are fetched and begun before the first is finished. Decoding evicts a core's caches; short
+operations are two to four times faster while the caches hold their data (measured)."""
+Arrays = Mapping[str, NDArray[Any]]  # Arrays of a sample, with the names of `build.Batch`, without its first dimension.
+Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # Shape and type of each array of a sample.
+RAGGED = "encoded"  # Arrays of this name differ in length: a batch concatenates them, and `ends` (N,) has their ends.
+Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # Returns arrays for a number of samples of these forms.
 
 
 class BadSampleError(Exception):
@@ -39,7 +38,7 @@ class BadSampleError(Exception):
 
 
 class NotArrivedError(Exception):
-    """A sample that another rank should have sent is not there, and was waited for."""
+    """A sample from another rank did not arrive in time."""
 
     def __init__(self, index: int, waited_s: float) -> None:
         super().__init__(index, waited_s)
@@ -48,20 +47,20 @@ class NotArrivedError(Exception):
 
 @dataclass
 class PreparedSample:
-    """One sample."""
+    """One sample, ready for training."""
 
-    arrays: dict[str, NDArray[np.generic]]  # As in `dlbench.node.models.build.Batch`, without the first dimension.
-    converted: str | None = None  # file and reason if it was used, but not as it was stored
+    arrays: dict[str, NDArray[np.generic]]
+    converted: str | None = None  # file and reason if the stored form had to be converted
 
 
 @dataclass(frozen=True)
 class Raw:
-    """The stored bytes of one sample, and from where they came."""
+    """The stored bytes of one sample, and the tier from which they were read."""
 
-    data: bytes  # or a view of bytes, which is read from alike
+    data: bytes  # or a view of bytes
     tier: Tier = "shared"
-    waited_ns: int = 0  # how long it was waited for, because another rank had not sent it yet
-    num_placed: int = 0  # bytes of it that are not in `data`, because they were read to where they are wanted
+    waited_ns: int = 0  # time of waiting until another rank had sent it
+    num_placed: int = 0  # bytes that are not in `data`, because they were read directly into the batch
 
 
 class DataReader(Protocol):
@@ -70,54 +69,50 @@ class DataReader(Protocol):
     num_samples: int
 
     def read(self, key: Key) -> PreparedSample:
-        """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
+        """Fetches and prepares one sample. Raises BadSampleError if it cannot be read."""
         return self.prepare(key, self.fetch(key[1]).data)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The stored bytes of one sample, in a form of the reader's own that `prepare` takes.
+        """Reads the stored bytes of one sample, in a form that `prepare` understands.
 
-        `out`: as for `prepare`, which will be given the same; what is stored as it is wanted may be read to there.
-        Raises BadSampleError: it cannot be read, or a checksum differs.
+        Arrays that need no conversion may be read directly into `out`, which `prepare` gets, too. Raises BadSampleError
+        if the sample cannot be read, or a checksum differs.
         """
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
-        """What is quick of `prepare`; the rest when what it returns is called, with `out`."""
+        """Does the quick part of `prepare`; the returned function does the rest when called with `out`."""
         return partial(self.prepare, key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """A sample ready for training, of its bytes; a function of them, the seed and the key.
+        """Makes a sample from the bytes of `fetch`; the result depends only on them, the seed and the key.
 
-        `data`: what `fetch` gave. `out`: arrays of the right shapes, by name, that it may write into instead of making
-        its own, which saves copying large ones into the batch; None: there are none. Raises BadSampleError: the bytes
-        are damaged.
+        It may write into arrays of `out`, which saves copying large ones into the batch. Raises BadSampleError if the
+        bytes are damaged.
         """
 
     def num_bytes(self, index: int) -> int:
-        """Bytes that `fetch` gives of a sample, known without reading it (0: the sample needs none).
-
-        Raises BadSampleError: its file is not there.
-        """
+        """Returns the bytes of a sample, 0 if it is not in a file. Raises BadSampleError if its file does not exist."""
 
     def labels(self) -> NDArray[np.int32] | None:
-        """(num_samples,) the class of each sample; None where samples have none."""
+        """Returns the class of each sample, (num_samples,); None if samples have none."""
         return None
 
     def name(self, index: int) -> str:
-        """File, and place in it, of one sample, for messages; never fails."""
+        """Returns file, and place in it, of one sample, for messages; never fails."""
 
     def files(self) -> Sequence[Path]:
-        """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
+        """Returns the files that `fetch` reads, of a data set or a store; empty if it reads none."""
 
     def describe(self) -> dict[str, object]:
-        """What the data set is, ready for JSON: kind, path, index_sha256, ..."""
+        """Returns a description ready for JSON: kind, path, index_sha256, ..."""
 
     def close(self) -> None:
-        """Lets go of open files."""
+        """Closes files."""
         return
 
 
 class WrappedReader(DataReader):
-    """Another reader, to change a part of it."""
+    """Base of readers that change some methods of another reader."""
 
     def __init__(self, reader: DataReader) -> None:
         self._reader = reader
@@ -150,60 +145,57 @@ class WrappedReader(DataReader):
 
 @dataclass
 class Fetched:
-    """A batch on its way from a loader process, with what went wrong on the way."""
+    """A batch from a loader process, with failures, times and counts of reading it."""
 
     batch: dict[str, torch.Tensor] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     converted: list[str] = field(default_factory=list)
-    error: str | None = None  # why the run must stop; exceptions cross processes badly
-    lacks: str | None = None  # what the machine lacks, where that is why the run must stop
-    worker: int = 0  # the loader process that read it, from 0; 0 also where the training process reads itself
-    start_ns: int = 0  # CLOCK_MONOTONIC, which is one clock for all processes of a machine
+    error: str | None = None  # reason why the run must stop; exceptions may not survive pickling
+    lacks: str | None = None  # what the machine lacks, if the run must stop for it
+    worker: int = 0  # loader process, from 0; also 0 if the training process reads
+    start_ns: int = 0  # CLOCK_MONOTONIC, which all processes of a machine share
     end_ns: int = 0
-    visited: list[Key] = field(default_factory=list)  # the samples in it, in order; a replaced one under its own number
+    visited: list[Key] = field(default_factory=list)  # samples in order, for replaced ones their substitutes
     tier_bytes: dict[Tier, int] = field(default_factory=dict)  # bytes fetched from each tier
-    fetch_ns: int = 0  # of the time between start and end, spent in `DataReader.fetch`
-    prepare_ns: int = 0  # the same in `DataReader.prepare`
-    waited_ns: int = 0  # of `fetch_ns`, spent in waiting for samples on their way from other ranks
+    fetch_ns: int = 0  # time in `DataReader.fetch`
+    prepare_ns: int = 0  # time in `DataReader.prepare`
+    waited_ns: int = 0  # part of `fetch_ns` spent waiting for samples of other ranks
     not_arrived: tuple[Key, float] | None = None
-    """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
-    storage_bytes: int | None = None
-    """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
-    asked_slot: int | None = None
-    """The slot that it was to be written to (see `dlbench.node.data.loader_transport`); None: there are none."""
-    slot: int | None = None  # the slot that it lies in; on its way `batch` then has only what does not lie there
-    made: dict[str, torch.Tensor] = field(default_factory=dict)  # all of the slot, the first time that it is used
-    names: tuple[str, ...] = ()  # of all tensors of the batch, where it lies in a slot
-    num: int = 0  # samples of it, where it lies in a slot
+    """A sample of another rank that did not arrive, with the seconds waited for it: the run must stop."""
+    storage_bytes: int | None = None  # bytes that the kernel read from storage, with read-ahead; None if not counted
+    asked_slot: int | None = None  # slot for the batch (`loader_transport`); None without slots
+    slot: int | None = None  # slot that holds the batch; `batch` then has only other tensors until it is received
+    made: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors of the slot, when it is used first
+    names: tuple[str, ...] = ()  # names of all tensors of the batch, if it is in a slot
+    num: int = 0  # samples of the batch, if it is in a slot
 
     @property
     def is_lost(self) -> bool:
-        """Whether the run must stop."""
+        """True if the run must stop."""
         return self.error is not None or self.not_arrived is not None
 
     def pin_memory(self) -> Self:
-        """Moves the batch to page-locked memory; torch calls it where that is asked for."""
+        """Moves the batch to page-locked memory; torch calls it, too."""
         self.batch = {name: tensor.pin_memory() for name, tensor in self.batch.items()}
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSpan:
-    """When a batch was read, nanoseconds of CLOCK_MONOTONIC."""
+    """The time of reading a batch, nanoseconds of CLOCK_MONOTONIC."""
 
-    number: int  # of the batch, from 0, in the order of handing out: the step of this run that trains with it
-    worker: int  # the loader process, from 0; 0 also where the training process reads itself
+    number: int  # number of the batch, from 0: the step of this run that trains with it
+    worker: int  # loader process, from 0; also 0 if the training process reads
     start_ns: int
     end_ns: int
 
 
 class BatchReader:
-    """Turns keys into a batch. Whether it runs in the training process or in a loader process makes no difference.
+    """Reads batches by their keys, in the training process or a loader process.
 
-    `replace`: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
-    batch is smaller and may be empty (an evaluation must not count a sample twice). `arrange`: what is done last with a
-    batch, where it is read; see `dlbench.node.data.text`. `within_batch`: take the next of the same batch instead of
-    the next of the data set, which this rank may not hold.
+    `replace` with `skip` uses the next sample of the data set instead of a bad one; otherwise the batch is smaller and
+    may be empty, since an evaluation must not count a sample twice. `within_batch` uses the next sample of the batch,
+    because this rank may not hold others. `arrange` is the last step of making a batch (`dlbench.node.data.text`).
     """
 
     def __init__(
@@ -218,7 +210,7 @@ class BatchReader:
         self.reader = reader
         self._arrange = arrange
         self._on_bad_sample = on_bad_sample
-        self._attempts = _SKIP_AT_MOST if replace else 1
+        self._attempts = _SKIP_AT_MOST if replace else 1  # candidates for a place in a batch
         self._replace, self._within_batch = replace, within_batch
         self._forms: Forms = {}
 
@@ -226,7 +218,7 @@ class BatchReader:
         return self.read(keys, _new_arrays)
 
     def read(self, keys: list[Key], room: Room) -> Fetched:
-        """A batch of at most these samples, written into what `room` gives; its errors are passed on."""
+        """Reads a batch of at most these samples into arrays of `room`, whose errors are passed on."""
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys), self._forms, room)
@@ -238,8 +230,10 @@ class BatchReader:
             num_bytes = sum(fetched.tier_bytes.values())
             if num_bytes < finished + _IN_A_ROW and place + 1 < len(keys) and not fetched.is_lost:
                 continue
-            for one in begun:
-                sample = None if fetched.is_lost else next(one, None)
+            for reading in begun:
+                if fetched.is_lost:
+                    return fetched
+                sample = next(reading, None)
                 if sample is not None:
                     stack.add(sample.arrays)
             if fetched.is_lost:
@@ -255,19 +249,19 @@ class BatchReader:
     def _read(
         self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None
     ) -> Iterator[PreparedSample | None]:
-        """Nothing once a sample is fetched and begun, then the sample; ends before where this place gets none."""
+        """Yields None when a sample is fetched and begun, then the sample; ends early if this place gets none."""
         clock, tried, is_begun = time.monotonic_ns, 0, False
-        for taken in self._candidates(place, keys):
+        for candidate in self._candidates(place, keys):
             tried += 1
             try:
                 start = clock()
-                raw = self.reader.fetch(taken[1], out)
+                raw = self.reader.fetch(candidate[1], out)
                 between = clock()
                 fetched.fetch_ns += between - start
                 fetched.waited_ns += raw.waited_ns
                 num_bytes = len(raw.data) + raw.num_placed
                 fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + num_bytes
-                finish = self.reader.begin(taken, raw.data)
+                finish = self.reader.begin(candidate, raw.data)
                 if not is_begun:
                     is_begun = True
                     fetched.prepare_ns += clock() - between
@@ -276,7 +270,7 @@ class BatchReader:
                 sample = finish(out)
                 fetched.prepare_ns += clock() - between
             except NotArrivedError as error:
-                fetched.not_arrived = (taken, error.waited_s)
+                fetched.not_arrived = (candidate, error.waited_s)
                 return
             except BadSampleError as error:
                 fetched.failures.append(str(error))
@@ -284,22 +278,23 @@ class BatchReader:
                     fetched.error = f"{error}; repair it, or set data.on_bad_sample to skip"
                     return
                 continue
-            fetched.visited.append(taken)
+            fetched.visited.append(candidate)
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
             yield sample
             return
         if self._replace:
-            fetched.error = f"{tried} samples in a row are unreadable, the last: {fetched.failures[-1]}"
+            fetched.error = f"{tried} samples in a row are unreadable, the last one is {fetched.failures[-1]}"
 
     def _candidates(self, place: int, keys: list[Key]) -> Iterator[Key]:
-        """The sample of a place in a batch, and those that stand in for it, one after another."""
-        epoch, index = keys[place]
-        for attempt in range(min(self._attempts, len(keys)) if self._within_batch else self._attempts):
-            if self._within_batch:
+        """Yields the sample for a place in a batch, and then its substitutes."""
+        if self._within_batch:
+            for attempt in range(min(self._attempts, len(keys))):
                 yield keys[(place + attempt) % len(keys)]
-            else:
-                yield (epoch, (index + attempt) % self.reader.num_samples)
+            return
+        epoch, index = keys[place]
+        for attempt in range(self._attempts):
+            yield (epoch, (index + attempt) % self.reader.num_samples)
 
 
 def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
@@ -307,39 +302,32 @@ def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
 
 
 class _Stack:
-    """A batch that is filled sample by sample, so that only one sample's arrays are held besides it.
+    """A batch that is filled sample by sample; `forms` are those of the last batch, empty if not known."""
 
-    `most`: samples that it will have at most. `forms`: of the last batch's samples, which these most likely have, too;
-    empty: not known. `room`: gives the arrays.
-    """
-
-    def __init__(self, most: int, forms: Forms, room: Room) -> None:
-        self._most, self._num, self.forms, self._room = most, 0, forms, room
-        self._arrays = room(most, forms) if forms else {}
+    def __init__(self, capacity: int, forms: Forms, room: Room) -> None:
+        self._capacity, self._num, self.forms, self._room = capacity, 0, forms, room
+        self._arrays: dict[str, NDArray[Any]] = room(capacity, forms) if forms else {}
         self._places: dict[int, Arrays] = {}
         self._ragged: list[NDArray[Any]] = []
 
     def place(self, ahead: int = 0) -> Arrays | None:
-        """Where the arrays of the next sample go, or of one after it, to be written into; None: forms are not known."""
+        """Returns arrays for a later sample (`ahead`) to be written into; None if their forms are not known."""
         number = self._num + ahead
         if number not in self._places:
-            # With the dimension of the batch and without it again: of a scalar, too, that is a view.
+            # The ellipsis makes a view also of a scalar.
             self._places[number] = {name: array[number, ...] for name, array in self._arrays.items()}
         return self._places[number] or None
 
     def add(self, sample: Arrays) -> None:
-        """Takes a sample into the next place, copying what does not lie there yet.
-
-        Raises ValueError: it has another shape than the first.
-        """
+        """Adds a sample, copying what was not written in place. Raises ValueError if shapes differ from the first."""
         if RAGGED in sample:
             self._ragged.append(sample[RAGGED])
             sample = {name: array for name, array in sample.items() if name != RAGGED}
         if not self._num:
-            found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
-            if found != self.forms:
-                self.forms, self._places = found, {}
-                self._arrays = self._room(self._most, found)
+            forms = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
+            if forms != self.forms:
+                self.forms, self._places = forms, {}
+                self._arrays = self._room(self._capacity, forms)
         for name, place in (self.place() or {}).items():
             if sample[name] is place:
                 continue  # it was written there
@@ -359,5 +347,5 @@ class _Stack:
 
 
 def path_text(path: Path) -> str:
-    """A path for JSON: bytes of a name that are not UTF-8 become escapes."""
+    """Returns a path for JSON, with bytes that are not UTF-8 as escapes."""
     return utf8_text(str(path))

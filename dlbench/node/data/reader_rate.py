@@ -1,18 +1,16 @@
-"""``python -P -m dlbench.node.data.reader_rate``: reads a data set as training does, and does not train.
+"""``python -P -m dlbench.node.data.reader_rate``: reads a data set like training, without training.
 
-One JSON object on stdin, a `RateOrder`. One JSON line on stdout, when all is done: a `ReadingRate` of
-`dlbench.records.data_path`, with `set_bytes` of the set's files, the trials of readers, and in each repeat also
-`processes`, the rate of each. In `together` samples, bytes, rates and seconds of fetching and preparing are sums over
-the processes, `seconds` and `passes` are means. Files are opened, looked up and listed before each repeat.
+Reads a `RateOrder` as JSON on stdin, and prints a `ReadingRate` of `dlbench.records.data_path` as one JSON line. If it
+fails, stdout is empty, and the exit code is that of the `DlbenchError` whose line is on stderr.
 
-staging, shuffle and partition of the data are not acted upon: what is read is `source`, shuffled. What the queues of
-readers held when the clock started is not counted. With cache `cold` the data set is evicted before each repeat, and a
-repeat ends with its first pass. The exit code is that of a `dlbench.errors.DlbenchError`, whose line is on stderr after
-``dlbench: error:``; stdout is empty then.
+It reads `source` with global shuffling, whatever staging, shuffle and partition the data has. Batches in the queues of
+readers at the start of the clock do not count. With cache `cold` the data set is evicted before each repeat, and a
+repeat ends with its first pass.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -36,7 +34,7 @@ from dlbench.machine.page_cache import files_bytes
 from dlbench.machine.storage import call_rates, counts_reads
 from dlbench.node.data.rank_reader import CacheState, NodeCache
 from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
-from dlbench.node.data.sharding import Key, ShardedOrder
+from dlbench.node.data.sharding import Key, ShardedOrder, keys_of
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
 from dlbench.specs.base import Count, CountOrZero, Positive, Spec
@@ -47,7 +45,7 @@ _MAX_ORDER = 1 << 20
 
 
 class RateOrder(Spec):
-    """What is to be read, and how."""
+    """An order to read a data set."""
 
     model: ModelSpec = Field(description="workload.model of a plan.")
     data: DataSpec = Field(description="workload.data of a plan; not synthetic.")
@@ -60,7 +58,7 @@ class RateOrder(Spec):
 
 
 class _Peers:
-    """The processes as one of them sees them: all values go to the first, which sends back the list of all."""
+    """The reading processes, as one of them sees them: the first one receives all values and sends back their list."""
 
     def __init__(self, place: int, lines: Sequence[Connection]) -> None:
         self.place, self._lines = place, lines
@@ -84,25 +82,26 @@ class _Peers:
 
 
 def measure(order: RateOrder) -> dict[str, Any]:
-    """Reads as ordered; this process is the first of those that read."""
+    """Carries out an order; this process is the first of the reading ones."""
     if order.data.is_synthetic:
         raise UserError("data.source: synthetic data is not read")
-    # Nothing that forking would break has begun here: no thread, no MPI, no device.
+    # Forking is safe here: no thread, MPI or device has been started.
     context = multiprocessing.get_context("fork")
     allowed = sorted(os.sched_getaffinity(0))
     share = order.cores_per_process or max(1, len(allowed) // order.processes)
-    cores = [[allowed[(place * share + n) % len(allowed)] for n in range(share)] for place in range(order.processes)]
+    cycle = itertools.cycle(allowed)  # processes share cores if there are too few
+    cores = [list(itertools.islice(cycle, share)) for _ in range(order.processes)]
     lines: list[Connection] = []
     others: list[BaseProcess] = []
     try:
         for place in range(1, order.processes):
-            here, there = context.Pipe()
+            own_end, child_end = context.Pipe()
             other = context.Process(
-                target=_share, args=(order, place, there, [here, *lines], cores[place], os.getpid())
+                target=_share, args=(order, place, child_end, [own_end, *lines], cores[place], os.getpid())
             )
             other.start()
-            there.close()
-            lines.append(here)
+            child_end.close()
+            lines.append(own_end)
             others.append(other)
         os.sched_setaffinity(0, set(cores[0]))
         return ReadingProcess(order, _Peers(0, lines)).run()
@@ -121,16 +120,16 @@ def _share(
     order: RateOrder, place: int, line: Connection, foreign: Sequence[Connection], cores: list[int], parent: int
 ) -> None:
     end_with_parent(signal.SIGKILL, parent)
-    for other in foreign:  # held by two, a line would not close with the one whose it is
-        other.close()
+    for connection in foreign:  # open here, they would not close when their process ends
+        connection.close()
     os.sched_setaffinity(0, set(cores))
-    # What goes wrong here goes wrong in the first process, too, or shows by the closed line.
+    # The first process has the same error, or sees the closed connection.
     with suppress(DlbenchError):
         ReadingProcess(order, _Peers(place, [line])).run()
 
 
 class ReadingProcess:
-    """What one process reads."""
+    """Reads the share of one process."""
 
     def __init__(self, order: RateOrder, peers: _Peers) -> None:
         self._order, self._peers = order, peers
@@ -150,7 +149,7 @@ class ReadingProcess:
         self._cache = NodeCache(self._files, data.cache, acts=peers.place == 0, ranks=peers, beat=lambda _what: None)
 
     def run(self) -> dict[str, Any]:
-        """All repeats; what the first process returns is the answer."""
+        """Runs all repeats; the result of the first process is the answer."""
         order, data = self._order, self._order.data
         state = self._cache.settle()
         choice = self._choice()
@@ -162,9 +161,10 @@ class ReadingProcess:
             states.append(state)
             self._peers.barrier()
             seed = number * order.processes + self._peers.place
-            calls = call_rates(self._files, order.seconds / 20, seed) if self._files else {}
-            own = self._repeat(number, readers) | calls
-            everyone = self._peers.gather(own)
+            calls: dict[str, Any] = {}
+            if self._files:
+                calls |= call_rates(self._files, order.seconds / 20, seed)
+            everyone = self._peers.gather(self._repeat(number, readers) | calls)
             repeats.append(
                 {
                     "cached_share": state.share,
@@ -174,7 +174,7 @@ class ReadingProcess:
                 }
             )
         self._reader.close()
-        bad = [one for one in states if not one.in_force]
+        bad = [state for state in states if not state.in_force]
         described = self._reader.describe()
         return {
             "format": "dlbench.reading-rate",
@@ -203,10 +203,8 @@ class ReadingProcess:
         cores = len(os.sched_getaffinity(0))
         context = TrialContext(
             reader=self._reader,
-            # Of an epoch that is not measured.
-            keys=[
-                keys for keys, _ in zip(self._sharded.batches(), range(self._sharded.batches_per_epoch), strict=False)
-            ],
+            # Batches of epoch 0, which is not measured.
+            keys=list(itertools.islice(self._sharded.batches(), self._sharded.batches_per_epoch)),
             most_readers=cores,
             ranks=self._peers,
             device=torch.device("cpu"),
@@ -217,46 +215,50 @@ class ReadingProcess:
         return choose(context, data.loader_workers, data.prefetch_batches)
 
     def _repeat(self, number: int, readers: Readers) -> dict[str, Any]:
-        """A rate; cold, it ends with the first pass."""
-        order, is_cold = self._order, self._order.data.cache == "cold"
-        keys = partial(_passes, self._sharded, order.batch, number + 1, 1 if is_cold else None)
+        """Measures one rate; with a cold cache it ends with the first pass."""
+        order = self._order
+        num_passes = 1 if order.data.cache == "cold" else None
+        keys = partial(_passes, self._sharded, order.batch, number + 1, num_passes)
         with reading(self._reader, keys, readers, on_bad_sample=order.data.on_bad_sample) as take:
-            found = throughput(
+            measured = throughput(
                 take, readers, seconds=order.seconds, beat=lambda: None, ready=self._peers.barrier, longest=None
             )
         counts = not self._files or counts_reads(self._files[0])
-        return _rate(found, order, counts, self._sharded.batches_per_epoch * order.batch)
+        return _rate(measured, order, counts, self._sharded.batches_per_epoch * order.batch)
 
 
 def _passes(sharded: ShardedOrder, batch: int, epoch: int, passes: int | None) -> Iterator[list[Key]]:
-    """The batches of `passes` epochs, from one on; without end for None."""
-    while passes is None or passes > 0:
-        mine = [int(index) for index in sharded.epoch(epoch)]
-        for start in range(0, len(mine), batch):
-            yield [(epoch, index) for index in mine[start : start + batch]]
-        epoch, passes = epoch + 1, None if passes is None else passes - 1
+    """Yields the batches of `passes` epochs, from one on; without end for None."""
+    for number in itertools.count():
+        if number == passes:
+            return
+        samples = sharded.epoch(epoch + number)
+        for start in range(0, len(samples), batch):
+            yield keys_of(epoch + number, samples[start : start + batch])
 
 
-def _rate(found: Throughput, order: RateOrder, counts: bool, part: int) -> dict[str, Any]:
-    raw = sum(found.tier_bytes.values())
-    is_counted = found.storage_bytes is not None and (counts or found.storage_bytes > 0)
+def _rate(measured: Throughput, order: RateOrder, counts: bool, part: int) -> dict[str, Any]:
+    raw_bytes = sum(measured.tier_bytes.values())
+    bytes_per_s = raw_bytes / measured.seconds if measured.seconds else 0.0
+    is_counted = measured.storage_bytes is not None and (counts or measured.storage_bytes > 0)
+    storage_bytes = measured.storage_bytes if is_counted else None
     return {
-        "samples": found.samples,
-        "seconds": found.seconds,
-        "samples_per_s": found.samples_per_s,
-        "raw_bytes": raw,
-        "bytes_per_s": raw / found.seconds if found.seconds else 0.0,
-        "tier_bytes": found.tier_bytes,
-        "storage_bytes": found.storage_bytes if is_counted else None,
-        "fetch_s": found.fetch_ns / 1e9,
-        "prepare_s": found.prepare_ns / 1e9,
-        "passes": found.samples / part,
-        "is_short": found.ended and found.seconds < order.seconds,
+        "samples": measured.samples,
+        "seconds": measured.seconds,
+        "samples_per_s": measured.samples_per_s,
+        "raw_bytes": raw_bytes,
+        "bytes_per_s": bytes_per_s,
+        "tier_bytes": measured.tier_bytes,
+        "storage_bytes": storage_bytes,
+        "fetch_s": measured.fetch_ns / 1e9,
+        "prepare_s": measured.prepare_ns / 1e9,
+        "passes": measured.samples / part,
+        "is_short": measured.ended and measured.seconds < order.seconds,
     }
 
 
 def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of all processes: sums, but for the length and the passes, which are means."""
+    """Combines the processes of a repeat: sums, except mean seconds and passes."""
 
     def total(key: str) -> Any:
         return sum(rate[key] for rate in rates)
@@ -265,39 +267,44 @@ def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for rate in rates:
         for tier, num in rate["tier_bytes"].items():
             tiers[tier] = tiers.get(tier, 0) + num
-    is_counted = all(rate["storage_bytes"] is not None for rate in rates)
+    storage_bytes = None
+    if all(rate["storage_bytes"] is not None for rate in rates):
+        storage_bytes = total("storage_bytes")
     return {
         **{key: total(key) for key in ("samples", "samples_per_s", "raw_bytes", "bytes_per_s", "fetch_s", "prepare_s")},
         **{key: total(key) for key in rates[0] if key in ("opens_per_s", "stats_per_s", "names_per_s")},
         **{key: total(key) / len(rates) for key in ("seconds", "passes")},
         "tier_bytes": tiers,
-        "storage_bytes": total("storage_bytes") if is_counted else None,
+        "storage_bytes": storage_bytes,
         "is_short": any(rate["is_short"] for rate in rates),
     }
 
 
-def _warnings(wanted: str, bad: Sequence[CacheState], repeats: Sequence[dict[str, Any]]) -> list[str]:
-    found = []
+def _warnings(cache: str, bad: Sequence[CacheState], repeats: Sequence[dict[str, Any]]) -> list[str]:
+    warnings = []
     if bad:
-        found.append(f"data.cache {wanted} was not in force in {len(bad)} of {len(repeats)} repeats: {bad[0].summary}")
+        warnings.append(f"data.cache {cache} was not reached in {len(bad)} of {len(repeats)} repeats: {bad[0].summary}")
     short = [repeat for repeat in repeats if repeat["together"]["is_short"]]
     if short:
-        found.append(
-            f"{len(short)} of {len(repeats)} repeats are short: reading cold ends with the first pass over the data set"
+        warnings.append(
+            f"{len(short)} of {len(repeats)} repeats are short: with a cold cache they end after the first pass over "
+            "the data set"
         )
     if any(not repeat["together"]["samples"] for repeat in repeats):
-        found.append("a repeat read nothing: the queues of the readers hold the whole data set; use fewer or more data")
-    return found
+        warnings.append(
+            "a repeat read nothing: the queues of the readers hold the whole data set; use fewer or more data"
+        )
+    return warnings
 
 
-def main(text: str, say: Callable[[str], object] = print) -> int:
-    """Reads as the order says; returns the exit code."""
+def main(text: str, output: Callable[[str], object] = print) -> int:
+    """Carries out an order in JSON; returns the exit code."""
     try:
         try:
             order = RateOrder.model_validate_json(text)
         except ValidationError as error:
             raise UserError(f"order on stdin: {problem_of(RateOrder, error)}") from None
-        say(json.dumps(measure(order)))
+        output(json.dumps(measure(order)))
     except DlbenchError as error:
         print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
         return int(error.exit_code)

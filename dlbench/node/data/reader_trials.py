@@ -1,14 +1,13 @@
-"""How many readers, and how far ahead they read: tried before training and chosen by what was measured.
+"""Chooses the number of reader processes and of prefetched batches by trials before training.
 
 All ranks try the same at the same time, because they share cores, disks and the page cache. Each trial reads samples
-that no trial before it has read, from the end of the rank's first epoch, as long as there are any. Trials take turns,
-round by round, so that a disturbance meets all of them; what counts is the slowest rank, since it holds up the others.
+that no earlier trial has read, from the end of the rank's first epoch, as long as there are any. Trials alternate in
+rounds, so that a disturbance affects all of them, and the rate of the slowest rank counts.
 
-First the number of reader processes: 0, 1, 2, 4, ... up to what `most_readers` allows, batches being taken as fast as
-they come.
-Of these the smallest is chosen that is not clearly slower than the best. Should that be 0, it is tried once more
-against 1 with a stand-in for training between batches, as long as reading a batch takes: only a process of its own can
-read meanwhile, if there is a core for it. Then, likewise, the batches that each reads ahead.
+First come 0, 1, 2, 4, ... reader processes, up to `most_readers`, with batches taken as fast as possible. The smallest
+number is chosen that is not clearly slower than the best. If that is 0, it is compared with 1 again, with a computation
+between batches as long as reading a batch, which only a separate process can overlap. Then the number of prefetched
+batches is chosen in the same way.
 """
 
 from __future__ import annotations
@@ -28,55 +27,54 @@ from dlbench.node.data.sharding import Key
 from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
-_LONGEST = 8  # times the wanted seconds after which a measurement ends with what it has
+_LONGEST = 8  # Longest duration of a measurement over the planned seconds.
 TRAINING_CORES = 2
-"""Cores that training on a GPU keeps for itself. Of its threads two are busy at a time: the main thread or autograd's
-(torch/csrc/autograd/engine.cpp: one a device), which launch kernels, and one that copies, or that writes a checkpoint.
-"""
+"""Cores that training on a GPU needs. Two of its threads are busy at a time: the main thread or autograd's
+(torch/csrc/autograd/engine.cpp: one per device), which launch kernels, and one that copies or writes a checkpoint."""
 TRAINING_CORES_WITH_EXCHANGE = 4
-"""And where gradients are exchanged: also NCCL's proxy, which polls while it sends (nccl/src/proxy.cc), and the thread
-that orders the exchange (Horovod's background thread, gloo's, dlbench's own)."""
+"""Cores that training needs with an exchange of gradients: also for NCCL's proxy, which polls while it sends
+(nccl/src/proxy.cc), and for the thread that schedules the exchange (Horovod's, gloo's or dlbench's)."""
 ROUNDS = 3
-SECONDS = 0.4  # of one trial
+SECONDS = 0.4  # Duration of one trial.
 CLEARLY = 0.95
 """A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
-USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
+USUAL_PREFETCH = 2  # Batches that each reader prefetches in trials of the number of readers.
 
 
 def training_cores(device: torch.device, ranks: int) -> int | None:
-    """Cores of a rank that no reader is to be bound to; None on a CPU.
+    """Returns the cores of a rank to which no reader is bound; None on a CPU.
 
-    There training computes on all cores of its rank, and readers share them: they stand still once their queues are
-    full, so that a core kept from them would idle while batches are missing, and one kept from training all the time.
+    On a CPU readers share all cores with training: they stop when their queues are full, so that a core reserved for
+    either would often be idle.
     """
     if device.type == "cpu":
         return None
     return TRAINING_CORES if ranks == 1 else TRAINING_CORES_WITH_EXCHANGE
 
 
-def most_readers(cores: int, kept: int | None) -> int:
-    """Reader processes that the automatic choice tries at most; `kept`: by `training_cores`."""
-    return cores if kept is None else max(1, cores - kept)
+def most_readers(cores: int, reserved: int | None) -> int:
+    """Returns the most reader processes of the automatic choice; `reserved` is a result of `training_cores`."""
+    return cores if reserved is None else max(1, cores - reserved)
 
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads for a rank."""
+    """The reader processes of a rank."""
 
-    loader_workers: int  # reader processes; 0: the training process itself
-    prefetch_batches: int  # batches that each reads ahead; 0 where there is none
+    loader_workers: int  # reader processes; 0 if the training process reads
+    prefetch_batches: int  # batches that each process prefetches; 0 without any
 
 
 @dataclass(kw_only=True)
 class Throughput(ReadSums):
-    """What was read in some seconds."""
+    """Totals of reading for some seconds."""
 
     seconds: float = 0.0
-    ended: bool = False  # whether the order came to its end
+    ended: bool = False  # True if all samples of the order were read
 
     @property
     def samples_per_s(self) -> float:
-        """0 where nothing was read."""
+        """Samples per second; 0 if nothing was read."""
         return self.samples / self.seconds if self.seconds else 0.0
 
 
@@ -89,7 +87,7 @@ def reading(
     on_bad_sample: Literal["stop", "skip"],
     pin_memory: bool = False,
 ) -> Iterator[Callable[[], Fetched | None]]:
-    """The next batch each time it is called, None at the end of the order; the readers end with the context."""
+    """Provides a function that returns the next batch, None at the end; the readers end with the context."""
     begin_pass = fetch_batches(
         BatchReader(reader, on_bad_sample),
         keys,
@@ -115,74 +113,77 @@ def throughput(
     ready: Callable[[], None] = lambda: None,
     longest: float | None = _LONGEST,
 ) -> Throughput:
-    """Takes batches for some seconds.
+    """Takes batches for some seconds, without counting those that were in the queues when the clock started.
 
-    What queues hold when the clock starts was read before: as many batches are taken first and not counted.
-    `readers`: that read; says how much their queues hold. `seconds`: to measure for; at least two batches of each
-    reader are taken. `compute`: what the taker does between two batches; None: nothing. `ready`: called when the queues
-    are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
-    it does not.
+    Args:
+        take: Returns the next batch, None at the end.
+        readers: The readers, which determine how many batches are in the queues.
+        seconds: Duration; at least two batches of each reader are taken.
+        beat: Called for each batch.
+        compute: Called between two batches.
+        ready: Called when the queues are empty, before the clock starts.
+        longest: Longest duration over `seconds`; None for no limit.
     """
-    found = Throughput()
+    measured = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
         beat()
         if take() is None:
-            found.ended = True
+            measured.ended = True
             break
     ready()
-    least = 2 * max(1, readers.loader_workers)
+    least_batches = 2 * max(1, readers.loader_workers)
     start = time.monotonic()
-    while not found.ended:
-        found.seconds = time.monotonic() - start
-        is_late = longest is not None and found.seconds >= longest * seconds
-        if is_late or (found.seconds >= seconds and found.batches >= least):
+    while not measured.ended:
+        measured.seconds = time.monotonic() - start
+        is_late = longest is not None and measured.seconds >= longest * seconds
+        if is_late or (measured.seconds >= seconds and measured.batches >= least_batches):
             break
         beat()
         if compute is not None:
             compute()
         item = take()
         if item is None:
-            found.ended = True
+            measured.ended = True
         else:
-            found.add(item)
-            found.seconds = time.monotonic() - start
-    return found
+            measured.add(item)
+            measured.seconds = time.monotonic() - start
+    return measured
 
 
 class Ranks(Protocol):
     """All ranks of the run; an engine."""
 
     def barrier(self) -> None:
-        """Returns when every rank is here."""
+        """Waits for all ranks."""
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every rank, on every rank."""
+        """Returns the values of all ranks, on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialContext:
-    """What trials need to know of the rank."""
+    """Data, limits and functions of a rank that trials need."""
 
     reader: DataReader
-    keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
-    most_readers: int  # that are tried
+    keys: Sequence[list[Key]]  # batches of this rank for trials, in order, repeated if there are too few
+    most_readers: int  # largest number of readers that is tried
     ranks: Ranks
     device: torch.device
     on_bad_sample: Literal["stop", "skip"]
     beat: Callable[[str], None]
     empty_cache: Callable[[], object] | None = None
-    """Called by all ranks before samples are read a second time; None: they need not be cold."""
+    """Called by all ranks before samples are read a second time; None if they may be cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen and why."""
+    """The chosen readers, with the trials that led to them."""
 
     readers: Readers
-    of_workers: tuple[ReaderTrial, ...]  # Of the number of reader processes; none where that was given.
-    of_prefetch: tuple[ReaderTrial, ...]  # Of what they read ahead; none where that was given, or there are none.
+    of_workers: tuple[ReaderTrial, ...]  # trials of the number of readers; empty if the plan gives it
+    of_prefetch: tuple[ReaderTrial, ...]  # trials of prefetched batches; empty if the plan gives them, or no readers
     seconds: float
-    again: bool  # whether samples had to be read more than once
+    again: bool  # True if samples had to be read more than once
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:
@@ -190,21 +191,23 @@ class Choice:
 
 
 def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
-    """Measures and chooses; called by all ranks, and the same on all of them."""
+    """Chooses readers by trials; called by all ranks, with the same result."""
     start = time.monotonic()
     trials = Trials(context)
     num_of_workers = 0
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
-        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(context.most_readers))])
-        if found.loader_workers == 0:
-            found = trials.best([found, Readers(1, ahead)], computing=True)
-        workers = found.loader_workers
+        best = trials.best([Readers(0, 0), *(Readers(n, ahead) for n in _doubled(context.most_readers))])
+        if best.loader_workers == 0:
+            best = trials.best([best, Readers(1, ahead)], computing=True)
+        workers = best.loader_workers
         num_of_workers = len(trials.results)
     if workers and prefetch == "auto":
         ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
+    if not workers:
+        ahead = 0
     return Choice(
-        readers=Readers(workers, ahead if workers else 0),
+        readers=Readers(workers, ahead),
         of_workers=tuple(trials.results[:num_of_workers]),
         of_prefetch=tuple(trials.results[num_of_workers:]),
         seconds=time.monotonic() - start,
@@ -212,12 +215,14 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
     )
 
 
-def _doubled(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    found = [1]
-    while 2 * found[-1] <= most:
-        found.append(2 * found[-1])
-    return found if found[-1] == most else [*found, most]
+def _doubled(largest: int) -> list[int]:
+    """Returns 1, 2, 4, ... and `largest`."""
+    counts = [1]
+    while 2 * counts[-1] <= largest:
+        counts.append(2 * counts[-1])
+    if counts[-1] != largest:
+        counts.append(largest)
+    return counts
 
 
 class Trials:
@@ -231,13 +236,13 @@ class Trials:
         self._batch_s = 0.0
 
     def best(self, candidates: Sequence[Readers], *, computing: bool = False) -> Readers:
-        """The first of the candidates, in order of what they cost, that is not clearly slower than the best."""
+        """Returns the first of the candidates, cheapest first, that is not clearly slower than the best."""
         if len(candidates) == 1:
             return candidates[0]
         rates: list[list[float]] = [[] for _ in candidates]
         stand_in = self._stand_in() if computing else None
         for number in range(ROUNDS):
-            # Each round begins with another, so that what grows warm does not always favour the same.
+            # Each round begins with another candidate, so that warm caches do not always favour the same one.
             for shift in range(len(candidates)):
                 place = (number + shift) % len(candidates)
                 rates[place].append(self._rate(candidates[place], stand_in))
@@ -259,19 +264,19 @@ class Trials:
             self.again, self._next = True, 0
             if context.empty_cache is not None:
                 context.empty_cache()
-        what = f"a trial of {readers.loader_workers} readers"
+        activity = f"a trial of {readers.loader_workers} readers"
         with reading(context.reader, self._keys, readers, on_bad_sample=context.on_bad_sample) as take:
-            found: Throughput = throughput(
+            measured: Throughput = throughput(
                 take,
                 readers,
                 seconds=SECONDS,
-                beat=lambda: context.beat(what),
+                beat=lambda: context.beat(activity),
                 compute=stand_in,
                 ready=context.ranks.barrier,
             )
-        if readers.loader_workers == 0 and found.batches:
-            self._batch_s = found.seconds / found.batches
-        return min(float(rate) for rate in context.ranks.gather(found.samples_per_s))
+        if readers.loader_workers == 0 and measured.batches:
+            self._batch_s = measured.seconds / measured.batches
+        return min(float(rate) for rate in context.ranks.gather(measured.samples_per_s))
 
     def _keys(self) -> Iterator[list[Key]]:
         keys = self._context.keys
@@ -282,27 +287,24 @@ class Trials:
             yield keys[self._next - 1]
 
     def _stand_in(self) -> Callable[[], object]:
-        """Something that keeps the training process as busy as a step that takes as long as reading a batch."""
+        """Returns a function that occupies the training process like a step as long as reading a batch."""
         if self._context.device.type != "cpu":
-            return lambda: time.sleep(self._batch_s)  # the device computes, and the host waits for it
+            return lambda: time.sleep(self._batch_s)  # the host waits while the device computes
         matrix = torch.rand(256, 256)
         start, times = time.monotonic(), 0
         while time.monotonic() - start < 0.05:
             times += len(torch.mm(matrix, matrix)) // 256
-        each = (time.monotonic() - start) / times
-        # A number, not a time: where readers take its core, it must take longer.
-        return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / each)))]
+        product_s = (time.monotonic() - start) / times
+        # A fixed number of products, not a time, so that it takes longer if readers use its core.
+        return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / product_s)))]
 
 
 def chosen(rates: Sequence[Sequence[float]]) -> int:
-    """The place of the first candidate that is not clearly slower than the best.
-
-    `rates`: of each candidate in each round, cheapest first.
-    """
+    """Returns the index of the first candidate, cheapest first, that is not clearly slower than the best."""
     best = max(range(len(rates)), key=lambda place: statistics.median(rates[place]))
 
     def is_clearly_slower(values: Sequence[float]) -> bool:
-        ratios = [own / most for own, most in zip(values, rates[best], strict=True) if most > 0]
+        ratios = [rate / best_rate for rate, best_rate in zip(values, rates[best], strict=True) if best_rate > 0]
         return bool(ratios) and statistics.median(ratios) < CLEARLY and max(ratios) < 1
 
     return next(place for place, values in enumerate(rates) if place == best or not is_clearly_slower(values))

@@ -1,9 +1,8 @@
-"""Samples between ranks under partial shuffling, and a reader of a rank's samples that waits for those on their way.
+"""Exchange of samples between ranks for partial shuffling, and a reader that waits for samples of other ranks.
 
-A thread of each rank sends and receives over a group of torch's Gloo of its own, slot by slot in the order in which
-all ranks draw them (`dlbench.datasets.shuffling`). Before each few slots all ranks say how many their batches have
-released, and go on to the least of these; a rank that says none has ended. Each sample is a header, (number, length,
-CRC-32) as int64, and its bytes.
+A thread of each rank sends and receives over a separate Gloo group, slot by slot in the order that all ranks draw
+(`dlbench.datasets.shuffling`). Before each few slots, all ranks compare how many slots their batches have released, and
+exchange up to the smallest number. A sample is sent as a header, (number, length, CRC-32) as int64, and its bytes.
 """
 
 from __future__ import annotations
@@ -29,25 +28,21 @@ from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError, first_line
 from dlbench.node.data.reader import Arrays, DataReader, NotArrivedError, Raw, WrappedReader
 
-SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden
-MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake
-_ENDED = -1  # in the place of a number of slots
-_LONGEST = timedelta(days=30)  # a rank may be slow; one that is gone closes its connections
+SENT_AT_ONCE = 8  # Slots exchanged together, to bound memory and hide round trips.
+MAX_SAMPLE_BYTES = 1 << 30  # A larger sample is an error.
+_ENDED = -1  # Sent by a closing rank instead of a number of slots.
+_LONGEST = timedelta(days=30)  # A rank may be slow; one that has ended closes its connections.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
 def lost_mark(store: SampleStore) -> Path:
-    """The file whose being there says to all readers that nothing more will arrive, next to the samples."""
+    """Returns the path of a file whose existence tells all readers that no more samples will arrive."""
     return store.folder / "lost"
 
 
 class AwaitingReader(WrappedReader):
-    """The same samples, each waited for until it is in the store.
-
-    A sample is there when its file is (`SampleStore`), so that readers in other processes need no message.
-    `patience_s`: how long a sample may be waited for, seconds.
-    """
+    """A reader that waits at most `patience_s` until the file of a sample is in the store."""
 
     def __init__(self, reader: DataReader, store: SampleStore, *, patience_s: float) -> None:
         super().__init__(reader)
@@ -55,7 +50,7 @@ class AwaitingReader(WrappedReader):
         self._lost = lost_mark(store)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The stored bytes of one sample, once it is there."""
+        """Reads the stored bytes of one sample after it has arrived."""
         if self._store.has(index):
             return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
@@ -72,7 +67,7 @@ class AwaitingReader(WrappedReader):
 
 @dataclass
 class Counted:
-    """What one rank sent and received in one epoch."""
+    """Samples and bytes that one rank sent and received in one epoch."""
 
     sent: int = 0
     received: int = 0
@@ -80,7 +75,7 @@ class Counted:
 
 
 class _GatheredStore(Store):
-    """Torch's keys and values over `gather`: all ranks set their own keys, and then ask for those of the others."""
+    """torch's key-value store over `gather`: all ranks set their own keys, and then get those of the others."""
 
     def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
         super().__init__()
@@ -88,7 +83,9 @@ class _GatheredStore(Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        if isinstance(value, str):
+            value = value.encode()
+        self._values[key] = bytes(value)
 
     def get(self, key: str) -> bytes:
         if key not in self._values:
@@ -102,11 +99,7 @@ class _GatheredStore(Store):
 
 
 class SampleExchange:
-    """The exchange of one rank.
-
-    `store`: holds this rank's samples of the first epoch, and nothing else. `batches_per_epoch`: batches of a rank in
-    one epoch. `first_epoch`: in which training begins, or goes on.
-    """
+    """The exchange of samples of one rank, whose `store` must have its samples of `first_epoch`."""
 
     def __init__(
         self,
@@ -121,21 +114,21 @@ class SampleExchange:
         self._ownership, self._rank, self._store = ownership, rank, store
         self._batches_per_epoch, self._address = batches_per_epoch, address
         self._first = self._current = first_epoch
-        self._dealt = (first_epoch, 0)
-        self._done = 0  # slots, since the first epoch
-        self._due: tuple[int, EpochExchange] | None = None  # of an epoch
-        self._sent: dict[int, list[int]] = {}
+        self._dealt = (first_epoch, 0)  # epoch, and its batches that were handed to readers
+        self._done = 0  # slots since the first epoch
+        self._due: tuple[int, EpochExchange] | None = None  # epoch and its exchange
+        self._sent: dict[int, list[int]] = {}  # samples sent in each epoch and not yet deleted
         self._counted: dict[int, Counted] = {}
         self._held = self._held_peak = ownership.size(rank)
         self._error: DlbenchError | None = None
         self._is_closing = False
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._group: Any = None
         lost_mark(store).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Meets the other ranks, and begins; called by all of them."""
+        """Connects to the other ranks and starts the thread; called by all ranks."""
         gloo: Any = distributed.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = _LONGEST
@@ -149,49 +142,49 @@ class SampleExchange:
 
     def dealt(self, epoch: int, batches: int) -> None:
         """Notes how many batches of an epoch were handed to readers; never waits."""
-        with self._told:
+        with self._changed:
             self._dealt = (epoch, batches)
-            self._told.notify()
+            self._changed.notify()
 
     def consumed(self, epoch: int) -> None:
-        """All batches of the epochs before this one have been trained with, or are about to be; never waits."""
-        with self._told:
+        """Notes that all batches of earlier epochs were handed out to training; never waits."""
+        with self._changed:
             self._current = epoch
-            self._told.notify()
+            self._changed.notify()
 
     def require_well(self) -> None:
-        """Proves that the exchange goes on."""
+        """Raises the error of the exchange, if it has failed."""
         if self._error is not None:
             raise self._error
 
     def missing(self, epoch: int, index: int, waited_s: float) -> DlbenchError:
-        """Why a sample did not come; `self`'s own failure, where that is why."""
+        """Returns the error for a sample that did not arrive; the exchange's own error if it has failed."""
         if self._error is not None:
             return self._error
-        due = self._ownership.exchange(epoch - 1, self._rank) if epoch else None
-        sender = next((int(due.senders[at]) for at in (due.awaited == index).nonzero()[0]), None) if due else None
-        if sender is None:
-            return RunError(f"sample {index} is not in {str(self._store.folder)!r}, though no rank is to send it")
-        return PeerLostError(
-            f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
-        )
+        if epoch:
+            due = self._ownership.exchange(epoch - 1, self._rank)
+            for sender in due.senders[due.awaited == index]:
+                return PeerLostError(
+                    f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
+                )
+        return RunError(f"sample {index} is not in {str(self._store.folder)!r}, although no rank is to send it")
 
     def summary(self) -> dict[str, Any]:
-        """Of each epoch what was sent and received, and the most samples held at one time; plain Python."""
+        """Returns counts of each epoch and the most samples held at one time, ready for JSON."""
         return {
             "held_peak": self._held_peak,
             "epochs": {str(epoch): asdict(counted) for epoch, counted in list(self._counted.items())},
         }
 
     def close(self) -> None:
-        """Ends the thread and all connections; twice does no harm. Ranks close when all have trained."""
-        with self._told:
+        """Ends the thread and all connections, after all ranks have trained; a second call does nothing."""
+        with self._changed:
             self._is_closing = True
-            self._told.notify()
+            self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(10.0)
 
-    # All below is the thread's alone.
+    # Only the thread calls the methods below.
 
     def _work(self) -> None:
         try:
@@ -199,7 +192,7 @@ class SampleExchange:
                 pass
         except DlbenchError as error:
             self._fail(error)
-        except Exception as error:  # a defect here must end the run, and not leave it waiting
+        except Exception as error:  # a defect must end the run, which would wait otherwise
             self._fail(RunError(f"the exchange of samples failed: {type(error).__name__}: {error}"))
         finally:
             self._group = None  # which closes the connections
@@ -210,51 +203,48 @@ class SampleExchange:
             lost_mark(self._store).touch()
 
     def _go_on(self) -> bool:
-        """Does the next few slots; False once the exchange is over."""
-        with self._told:
+        """Exchanges the next few slots; returns False when the exchange is over."""
+        with self._changed:
             while not self._is_closing and self._limit() <= self._done:
                 if any(epoch < self._current for epoch in self._sent):
                     break
-                self._told.wait()
-            current, mine = self._current, self._limit()
+                self._changed.wait()
+            current, own_limit = self._current, self._limit()
             if self._is_closing:
-                mine = _ENDED
-        # What was sent in epochs that are over is deleted; what comes back of it has not come yet.
-        for epoch in [each for each in self._sent if each < current]:
+                own_limit = _ENDED
+        # Samples sent in finished epochs are deleted; those that come back later have not arrived yet.
+        for epoch in [sent_epoch for sent_epoch in self._sent if sent_epoch < current]:
             for index in self._sent.pop(epoch):
                 self._store.remove(index)
                 self._held -= 1
-        if 0 <= mine <= self._done:
+        if 0 <= own_limit <= self._done:
             return True
         limits = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ownership.ranks)]
-        _wait(self._group.allgather([limits], [torch.tensor([mine])]), "a rank")
+        _wait(self._group.allgather([limits], [torch.tensor([own_limit])]), "a rank")
         everyone = [int(limit) for limit in limits]
         if _ENDED not in everyone:
             self._exchange(min(everyone))
             return True
         if not self._is_closing:
-            raise PeerLostError(f"rank {everyone.index(_ENDED)}, which exchanges samples with this one, is gone")
+            raise PeerLostError(f"rank {everyone.index(_ENDED)}, which exchanges samples with this one, has ended")
         return False
 
     def _limit(self) -> int:
-        """Slots that the batches handed out so far release, since the first epoch.
-
-        None of an epoch before the one before it is over here: what that sent still lies here, and both together would
-        not fit.
-        """
+        """Returns the number of slots since the first epoch that may be exchanged now."""
         epoch, batches = self._dealt
         slots = self._ownership.slots
         limit = (epoch - self._first) * slots + released(slots, done=batches, batches=self._batches_per_epoch)
+        # Samples received for two epochs would not fit, as those sent are deleted at an epoch's end.
         return min(limit, (self._current - self._first + 1) * slots)
 
     def _exchange(self, limit: int) -> None:
-        """Sends and receives the samples of the next slots, of one epoch and at most to a limit."""
+        """Sends and receives the samples of the next slots of one epoch, up to `limit` slots since the first."""
         past, begin = divmod(self._done, self._ownership.slots)
         epoch = self._first + past
         end = min(limit - past * self._ownership.slots, self._ownership.slots, begin + SENT_AT_ONCE)
         if self._due is None or self._due[0] != epoch:
             self._due = epoch, self._ownership.exchange(epoch, self._rank)
-            # The order of the next epoch is made of it, by the training thread, which shall not wait for it.
+            # Cached for the training thread, which needs it for the order of the next epoch.
             self._ownership.parts(epoch + 1)
         due, counted = self._due[1], self._counted.setdefault(epoch, Counted())
         places = list(range(*due.slots.searchsorted([begin, end]).tolist()))
@@ -274,7 +264,7 @@ class SampleExchange:
         for place, header, payload in zip(places, announced, incoming, strict=True):
             data = payload.numpy().tobytes()
             if zlib.crc32(data) != int(header[2]):
-                raise RunError(f"sample {due.awaited[place]} of rank {due.senders[place]} was damaged on its way")
+                raise RunError(f"sample {due.awaited[place]} of rank {due.senders[place]} was damaged in transit")
             self._take(int(due.awaited[place]), data)
         self._sent.setdefault(epoch, []).extend(map(int, sent))
         counted.sent += len(places)
@@ -285,13 +275,13 @@ class SampleExchange:
     def _swap(
         self, due: EpochExchange, places: list[int], kind: int, ours: list[torch.Tensor], theirs: list[torch.Tensor]
     ) -> None:
-        """Sends a tensor and receives one at each place of an exchange; `kind` keeps two swaps of a place apart."""
+        """Sends and receives a tensor at each place of an exchange; `kind` distinguishes two messages of a place."""
         works = []
-        for place, mine, other in zip(places, ours, theirs, strict=True):
+        for place, mine, theirs_at in zip(places, ours, theirs, strict=True):
             tag = 2 * int(due.slots[place]) + kind
             receiver, sender = int(due.receivers[place]), int(due.senders[place])
             works.append((receiver, self._group.send([mine], receiver, tag)))
-            works.append((sender, self._group.recv([other], sender, tag)))
+            works.append((sender, self._group.recv([theirs_at], sender, tag)))
         for peer, work in works:
             _wait(work, f"rank {peer}")
 
@@ -303,11 +293,11 @@ class SampleExchange:
         except OSError as error:
             raise RunError(f"{self._store.path(index)}: {error.strerror or error}") from None
         if data is None:
-            raise RunError(f"sample {index}, which this rank holds, is no longer in {str(self._store.folder)!r}")
+            raise RunError(f"sample {index} of this rank is no longer in {str(self._store.folder)!r}")
         return data
 
     def _take(self, index: int, data: bytes) -> None:
-        was_here = self._store.has(index)
+        is_new = not self._store.has(index)
         try:
             self._store.put(index, data)
         except OSError as error:
@@ -318,7 +308,8 @@ class SampleExchange:
                     f"part, here {self._held} samples"
                 ) from None
             raise RunError(text) from None
-        self._held += not was_here
+        if is_new:
+            self._held += 1
         self._held_peak = max(self._held_peak, self._held)
 
 
@@ -326,7 +317,7 @@ def _length(due: EpochExchange, place: int, header: torch.Tensor) -> int:
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
         raise RunError(
-            f"rank {due.senders[place]} sent sample {index} of {length} bytes where {due.awaited[place]} was due"
+            f"rank {due.senders[place]} sent sample {index} of {length} bytes instead of sample {due.awaited[place]}"
         )
     return int(length)
 
@@ -335,4 +326,4 @@ def _wait(work: Any, peer: str) -> None:
     try:
         work.wait()
     except RuntimeError:
-        raise PeerLostError(f"{peer}, which exchanges samples with this one, is gone") from None
+        raise PeerLostError(f"{peer}, which exchanges samples with this one, has ended") from None

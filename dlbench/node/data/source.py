@@ -1,4 +1,4 @@
-"""Readers of a plan's data where it lies, and what the record says of the data set."""
+"""Readers of a plan's data at its source, and facts about the data set for the record."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from dlbench.datasets.recognition import account_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import UserError
-from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.one_lister import ALONE, IndexBroadcast
 from dlbench.node.data.reader import DataReader
 from dlbench.specs.workload import DataSpec, DensityData, ImageData, ModelSpec, TextData
 
-_PUBLIC_VOLUME = [128, 128, 128, 4]  # Shape of a sample of cosmoUniverse
+_PUBLIC_VOLUME = [128, 128, 128, 4]  # Shape of a sample of cosmoUniverse.
 
 
 def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> DataReader:
-    """Returns a reader of the training data where it lies."""
+    """Opens the training data at its source."""
     return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
-    """Where the validation data of a plan is."""
+    """Returns the folder of the validation data of a plan."""
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
         return validation_folder(path) or path
-    found = validation_folder(Path(data_spec.source))
-    if found is None:
+    folder = validation_folder(Path(data_spec.source))
+    if folder is None:
         raise UserError(
             f"data.source {data_spec.source!r} has no validation data: put `train` and `validation` into one folder, "
             "or give data.validation"
         )
-    return found
+    return folder
 
 
 def open_reader(
@@ -46,19 +46,21 @@ def open_reader(
     seed: int,
     *,
     training: bool,
-    lister: Lister = ALONE,
+    lister: IndexBroadcast = ALONE,
     counts: bool = False,
 ) -> DataReader:
-    """The reader of one split."""
+    """Opens one split of the data."""
     if data_spec.format not in model_spec.formats:
         raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
-    # Each format's libraries are imported only where it is read.
-    network: Any = model_spec  # has the sizes that its formats of data are read in
+    # Libraries of a format are imported only if it is read.
+    network: Any = model_spec  # has the sizes of samples of its formats
     if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
-        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
+        classes = None
+        if not training:
+            classes = image_classes(train_folder(Path(data_spec.source)), lister)
         return open_images(
             folder,
             network,
@@ -79,19 +81,19 @@ def open_reader(
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
-    """The name of the training data, for the record.
+    """Identifies the training data, for the record.
 
-    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
-    there; `public_set` where the counts are those of a public one; empty where neither is so.
+    Returns `made_by` and `set_sha256` (of the manifest's list of files) if dlbench made the set and it is complete;
+    `public_set` if the counts are those of a public set; else nothing.
     """
     if spec.is_synthetic:
         return {}
     source, manifest = Path(spec.source), None
-    with suppress(UserError):  # one that cannot be read counts as none
+    with suppress(UserError):  # an unreadable manifest counts as none
         manifest = read_manifest(source)
         if manifest is None and source.name in NAMES["train"]:
             manifest = read_manifest(source.parent)
-    # A set of text is counted in documents.
+    # Manifests count documents of text.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
         return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
     num = described["num_samples"]
@@ -102,8 +104,8 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
 
 
 def files_account(spec: DataSpec) -> dict[str, object]:
-    """Returns which files of the data set are read and which are not, for the record; empty where that is not known."""
-    with suppress(UserError, OSError):  # the source may have gone since it was read
+    """Returns which files of the data set are read and which are not, for the record; empty if not known."""
+    with suppress(UserError, OSError):  # the source may have been removed since it was read
         account = account_for(spec)
         if account is not None:
             return {"account": account.as_json()}

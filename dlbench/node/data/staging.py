@@ -1,4 +1,4 @@
-"""Staging on one node, by one of its processes: a folder, room in it, and the copying, in a thread."""
+"""Staging on one node: its first rank copies data to a folder of a storage tier, in a thread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,16 @@ from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StagingTier
+from dlbench.units import first_of
 
 _SAMPLES = "samples"
 _CHOICE = "kept.npy"
-_BY_CRC = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+_BY_CRC = "CRC-32 of each sample, computed when it was read first and compared whenever it is read again"
 Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 class _Staged(WrappedReader):
-    """Another reader, with `fetch` changed."""
+    """Base of readers whose `fetch` reads staged samples."""
 
     def __init__(self, reader: DataReader, tier: StagingTier) -> None:
         super().__init__(reader)
@@ -65,7 +67,7 @@ class _Staged(WrappedReader):
 
 
 class HeldReader(_Staged):
-    """Samples that a rank holds on its node (shard); the source is not read."""
+    """Reads the samples of a rank from its node (shard), never from the source."""
 
     def __init__(self, reader: DataReader, store: SampleStore, tier: StagingTier) -> None:
         super().__init__(reader, tier)
@@ -82,11 +84,7 @@ class HeldReader(_Staged):
 
 
 class KeepingReader(_Staged):
-    """Samples kept on the node when they are first read (lazy), and never removed.
-
-    A full disk ends the keeping, not the run.
-    `kept`: (num_samples,) which samples may be kept; None: all.
-    """
+    """Keeps samples, those of `kept` (num_samples,), when they are first read (lazy), until the disk is full."""
 
     def __init__(
         self, reader: DataReader, store: SampleStore, tier: StagingTier, kept: NDArray[np.bool_] | None
@@ -97,17 +95,16 @@ class KeepingReader(_Staged):
         self._is_on = True
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """A sample of the store, or else of the source, which is kept where it may be."""
+        """Reads a sample from the store, or from the source, and then keeps it if possible."""
         may_be_kept = self._kept is None or bool(self._kept[index])
-        data = self._from(self._store, index) if may_be_kept else None
-        if data is not None:
+        if may_be_kept and (data := self._from(self._store, index)) is not None:
             return Raw(data, self._tier)
         raw = self._reader.fetch(index)
         if may_be_kept and self._is_on and raw.data:
             try:
                 self._store.put(index, raw.data)
             except OSError:
-                # A full disk or another one: the source serves in any case, and the record says that keeping ended.
+                # With a full disk or another error the source is read, and the record says that keeping ended.
                 self._is_on = False
                 self._keeping.stop()
         return raw
@@ -117,7 +114,7 @@ class KeepingReader(_Staged):
 
 
 class ReplicaReader(_Staged):
-    """A copy of the data set on the node."""
+    """Reads a copy of the data set on the node."""
 
     def __init__(self, reader: DataReader, tier: StagingTier, source: Path) -> None:
         super().__init__(reader, tier)
@@ -132,14 +129,14 @@ class ReplicaReader(_Staged):
 
 @dataclass(frozen=True, kw_only=True)
 class StagedData:
-    """What is staged on a node, for the ranks there."""
+    """The staged data of a node, for its ranks."""
 
     plan: RunPlan
     folder: Path
-    evaluates: bool  # whether the copy has validation data, too
+    evaluates: bool  # True if the copy has validation data, too.
 
     def train_source(self) -> Path:
-        """The folder, or file, that the training data is read from."""
+        """Returns the folder or file from which training data is read."""
         source = Path(self.plan.workload.data.source)
         if self.plan.workload.data.staging != "replicate":
             return train_folder(source)
@@ -147,7 +144,7 @@ class StagedData:
         return _copied(self.folder / "data", source, next(iter(parts)))
 
     def validation_source(self) -> Path | None:
-        """The folder of the copied validation data; None where the source serves."""
+        """Returns the folder of the copied validation data; None if it is read from the source."""
         if self.plan.workload.data.staging != "replicate" or not self.evaluates:
             return None
         if len(parts := replicated_parts(self.plan)) < 2:
@@ -155,25 +152,26 @@ class StagedData:
         return self.folder / "data" / list(parts)[1]
 
     def reader(self, reader: DataReader, rank: int) -> DataReader:
-        """A reader of `train_source` becomes one of what is staged, for one rank."""
+        """Converts a reader of `train_source` to one of the staged data, for one rank."""
         data = self.plan.workload.data
         if data.staging == "replicate":
             return ReplicaReader(reader, data.staging_tier, train_folder(Path(data.source)))
         if data.staging == "shard":
             return HeldReader(reader, self.store(rank), data.staging_tier)
-        path, num, kept = self.folder / _CHOICE, reader.num_samples, None
+        path, num, is_kept = self.folder / _CHOICE, reader.num_samples, None
         if path.exists():
-            kept = np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
-        return KeepingReader(reader, self.store(rank), data.staging_tier, kept)
+            is_kept = np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
+        return KeepingReader(reader, self.store(rank), data.staging_tier, is_kept)
 
     def store(self, rank: int) -> SampleStore:
-        """Where samples of a rank lie: its own under shard, that of the node under lazy."""
-        name = f"rank-{rank:04d}" if self.plan.workload.data.staging == "shard" else _SAMPLES
-        return SampleStore(self.folder / name)
+        """Returns the store of a rank's samples: its own for shard, that of the node for lazy."""
+        if self.plan.workload.data.staging == "shard":
+            return SampleStore(self.folder / f"rank-{rank:04d}")
+        return SampleStore(self.folder / _SAMPLES)
 
 
 def replicated_parts(plan: RunPlan) -> dict[str, Path]:
-    """What `replicate` copies, by the names in the copy: training data, and validation data where it is used."""
+    """Returns the folders that `replicate` copies, by their names in the copy."""
     data = plan.workload.data
     source = Path(data.source)
     train = train_folder(source)
@@ -189,14 +187,16 @@ def replicated_parts(plan: RunPlan) -> dict[str, Path]:
 def _copied(root: Path, source: Path, name: str) -> Path:
     if name:
         return root / name
-    return root / source.resolve().name if source.is_file() else root
+    if source.is_file():
+        return root / source.resolve().name
+    return root
 
 
 class NodeStaging:
-    """Stages one node, in a thread of its own.
+    """Stages one node in a thread.
 
-    `open_reader`: opens the training data at its source. `parts`: given the number of samples, those that each rank of
-    this node holds first; for `shard`.
+    `open_reader` opens the training data at its source. `parts` returns, for a number of samples, those that each rank
+    of this node holds first (shard).
     """
 
     def __init__(
@@ -228,39 +228,48 @@ class NodeStaging:
         self._worker.put(self._run)
 
     def wait(self, seconds: float) -> bool:
-        """Returns when it is done, or after that many seconds; whether it is done."""
+        """Waits at most `seconds`; returns whether staging is done."""
         return self._worker is not None and self._worker.wait(seconds)
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed."""
+        """The error of staging; None if there is none."""
         return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
-        """Ends it, because another node failed; nothing that is not kept stays."""
+        """Ends staging because another node failed, and removes its data unless it is kept."""
         self.tally.cancelled.set()
-        # Where a file system hangs, the supervisor removes the folder when this process has ended.
+        # If the file system hangs, the supervisor removes the folder when this process has ended.
         if self.wait(5.0):
             self.close()
 
     def status(self) -> dict[str, Any]:
-        """How far it is, ready for JSON."""
+        """Returns the progress, ready for JSON."""
         tally = self.tally
         is_done = self.wait(0)
+        error = node = None
+        folder = ""
+        if is_done:
+            if self.error:
+                error = str(self.error) or type(self.error).__name__
+            if self._folder is not None:
+                folder = str(self._folder.path)
+            if self._node is not None:
+                node = self._node.model_dump(mode="json")
         return {
             "done": is_done,
             "copied": tally.copied + tally.reused,
             "needed": tally.needed,
             "beats": tally.copied + tally.reused + tally.looked,
-            "error": str(self.error) or type(self.error).__name__ if is_done and self.error else None,
-            "folder": str(self._folder.path) if is_done and self._folder is not None else "",
+            "error": error,
+            "folder": folder,
             "verified": self._verified,
             "warnings": self._warnings,
-            "node": self._node.model_dump(mode="json") if is_done and self._node is not None else None,
+            "node": node,
         }
 
     def finished(self) -> tuple[StagedNode | None, list[str]]:
-        """What there is to say after training: the node, lazy's figures included, and warnings."""
+        """Returns the result of this node after training, with the counts of lazy staging, and warnings."""
         node, folder = self._node, self._folder
         if node is None or folder is None:
             return None, []
@@ -268,25 +277,25 @@ class NodeStaging:
         if self._data.staging == "lazy":
             if Keeping(folder.path).has_stopped():
                 warnings.append(
-                    f"data.staging lazy: the disk of {str(folder.path)!r} on {self._host} is full, or refused to be "
-                    "written; what did not fit was read from the source each time"
+                    f"data.staging lazy: the disk of {str(folder.path)!r} on {self._host} is full or cannot be "
+                    "written; other samples were read from the source each time"
                 )
             store = SampleStore(folder.path / _SAMPLES)
-            kept = [store.path(index).stat().st_size for index in store.indices()]
+            sizes = [store.path(index).stat().st_size for index in store.indices()]
             node = node.model_copy(
-                update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
+                update={"items": len(sizes), "copied_bytes": max(0, sum(sizes) - 4 * len(sizes) - node.reused_bytes)}
             )
         if self._data.staging == "replicate":
             changed = changed_files(self._copied, folder.path)
             if changed:
                 warnings.append(
                     f"staged files on {self._host} were changed or removed while the run read them: "
-                    f"{', '.join(changed[:3])}{' ...' if len(changed) > 3 else ''} ({len(changed)} in all)"
+                    f"{first_of(changed, 3)}"
                 )
         return node, warnings
 
     def close(self) -> None:
-        """Removes what was staged, unless it is kept; twice does no harm."""
+        """Removes staged data unless it is kept; a second call does nothing."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
@@ -298,15 +307,15 @@ class NodeStaging:
             explained, is_full = self._explained(error)
             folder, self._folder = self._folder, None
             if folder is not None:
-                # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
+                # On a full disk everything is removed; otherwise the next run continues with a kept folder.
                 folder.close(keep=not is_full)
             raise explained from None
 
     def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
-        """The error to be reported, and whether it is that of a full disk."""
+        """Returns the error to be reported, and whether it is that of a full disk."""
         if isinstance(error, OSError):
-            where = f"{str(self._folder.path if self._folder else self._tier.path)!r} on {self._host}"
-            full = disk_full_error(error, where, self.tally, self._room.free)
+            path = self._folder.path if self._folder else self._tier.path
+            full = disk_full_error(error, f"{str(path)!r} on {self._host}", self.tally, self._room.free)
             return full or error, full is not None
         if isinstance(error, BadSampleError):
             return UserError(f"{error}; repair it, or set data.on_bad_sample to skip"), False
@@ -344,11 +353,11 @@ class NodeStaging:
         self._room = folder.require(needed, files, self._tier.capacity_bytes, room_in_memory)
 
     def _require_stored(self, sizes: Collection[int]) -> None:
-        """Raises UserError: no sample of the data is read from files."""
+        """Raises UserError if no sample of the data is read from files."""
         if sizes and not any(sizes):
             raise UserError(
-                f"data.staging {self._data.staging}: samples of this data are in the memory of each rank; "
-                "set it to none"
+                f"data.staging {self._data.staging}: samples of this data are in the memory of each rank, so "
+                "that there is nothing to stage; set it to none"
             )
 
     def _replicate(self, folder: StagingFolder) -> None:
@@ -365,28 +374,30 @@ class NodeStaging:
         tally, streams = self.tally, self._data.staging_streams
         reader = self._open_reader()
         try:
-            parts = {rank: [int(i) for i in indices] for rank, indices in self._parts(reader.num_samples).items()}
+            parts = {rank: list(map(int, indices)) for rank, indices in self._parts(reader.num_samples).items()}
             stores = {rank: SampleStore(folder.path / f"rank-{rank:04d}") for rank in parts}
             _forget_changed(folder, reader, Path(self._data.source))
-            there = find_whole(stores, parts, tally)
-            flat = sorted({index for indices in parts.values() for index in indices})
-            sizes = dict(zip(flat, sample_sizes(_size_of(reader), flat, streams, tally), strict=True))
+            present = find_whole(stores, parts, tally)
+            all_samples = sorted(set().union(*parts.values()))
+            sizes = dict(zip(all_samples, sample_sizes(_size_of(reader), all_samples, streams, tally), strict=True))
             self._require_stored(sizes.values())
-            missing = {rank: [i for i in indices if i not in there[rank]] for rank, indices in parts.items()}
-            tally.needed = sum(sizes[i] for indices in parts.values() for i in indices)
-            written = [sizes[i] for indices in missing.values() for i in indices]
+            missing: dict[int, list[int]] = {}
+            for rank, indices in parts.items():
+                missing[rank] = [index for index in indices if index not in present[rank]]
+            tally.needed = sum(sizes[index] for index in chain.from_iterable(parts.values()))
+            written = [sizes[index] for index in chain.from_iterable(missing.values())]
             to_write = stored_bytes(written, folder.path)
-            # Partial shuffling: what arrives before what is sent has gone (Nguyen et al.: (1 + Q) N / M).
-            more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
-            self._require(folder, to_write + more, len(written))
+            # Partial shuffling: samples arrive before sent ones are deleted (Nguyen et al.: (1 + Q) N / M).
+            exchanged_bytes = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
+            self._require(folder, to_write + exchanged_bytes, len(written))
             copy = pickle.dumps(reader)
             readers: list[DataReader] = []
 
             def open_fetch() -> Fetch:
-                # Readers are not made for several threads. It is a copy of one of this process.
+                # A copy for each thread, because readers are not thread-safe; the pickle is of this process.
                 readers.append(pickle.loads(copy))  # noqa: S301
-                one = readers[-1]
-                return lambda index: one.fetch(index).data
+                copied_reader = readers[-1]
+                return lambda index: copied_reader.fetch(index).data
 
             try:
                 fill(
@@ -398,8 +409,8 @@ class NodeStaging:
                     on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
                 )
             finally:
-                for one in readers:
-                    one.close()
+                for copied_reader in readers:
+                    copied_reader.close()
         finally:
             reader.close()
         self._verified = _BY_CRC
@@ -418,19 +429,20 @@ class NodeStaging:
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
+        room_in_memory = memory_room() if lies_in_memory(folder.path) else None
+        self._room = folder.room(room_in_memory)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
-            kept = choose_kept(
+            is_kept = choose_kept(
                 np.asarray(sizes, dtype=np.int64),
                 capacity,
                 seed=self._plan.workload.train.seed,
                 block=block_of(folder.path),
             )
-            (folder.path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
+            (folder.path / _CHOICE).write_bytes(np.packbits(is_kept).tobytes())
             self._warnings.append(
-                f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
-                f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
+                f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes is enough for "
+                f"{int(is_kept.sum()):,} of {len(is_kept):,} samples per node; others are read from the source"
             )
         else:
             with suppress(FileNotFoundError):
@@ -441,32 +453,32 @@ class NodeStaging:
 
 
 def _forget_changed(folder: StagingFolder, reader: DataReader, source: Path) -> None:
-    """Empties a kept folder whose samples are those of another state of the source."""
+    """Empties a kept folder if the source has changed since it was filled."""
     if not folder.kept:
         return
     index = reader.describe().get("index_sha256")
     now = staging_identity(index=index, num=reader.num_samples, files=_fingerprint(source))
     note = folder.path / "source.txt"
     try:
-        known = read_bytes(note, 100, follow=False).decode(errors="replace")
+        recorded = read_bytes(note, 100, follow=False).decode(errors="replace")
     except OSError:
-        known = ""
-    if known != now:
+        recorded = ""
+    if recorded != now:
         folder.empty()
         note.write_text(now)
 
 
 def _fingerprint(source: Path) -> str:
-    """Names, sizes and times of all files below a folder, or of one file, in one number."""
+    """Returns a digest of names, sizes and times of all files below a folder, or size and time of one file."""
     digest = hashlib.sha256()
     if source.is_file():
         status = source.stat()
         return f"{status.st_size} {status.st_mtime_ns}"
-    for here, folders, files in os.walk(source):
+    for folder, folders, files in os.walk(source):
         folders.sort()
         for name in sorted(files):
             with suppress(OSError):
-                status = os.stat(os.path.join(here, name))  # noqa: PTH116, PTH118
+                status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118
                 digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
@@ -476,6 +488,6 @@ def _size_of(reader: DataReader) -> Callable[[int], int]:
         try:
             return reader.num_bytes(index)
         except BadSampleError:
-            return 0  # reported when it is read
+            return 0  # reported when the sample is read
 
     return ask

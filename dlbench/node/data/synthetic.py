@@ -1,4 +1,4 @@
-"""Batches made once in memory: what training costs when input costs nothing."""
+"""Synthetic batches, made once in memory, to measure training without the cost of input."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from dlbench.node.models.build import Batch, network_of
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec, ModelSpec
 
-POOL_BATCHES = 4  # distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps
+POOL_BATCHES = 4  # Distinct batches of a rank; several, so that the loss does not collapse within a few steps.
 
 
 class SyntheticSource(BatchSource):
-    """An endless cycle of `POOL_BATCHES` batches.
+    """An endless cycle of `POOL_BATCHES` batches of random samples with random labels.
 
-    Tensors are handed out again and again: the caller must not change them in place. Values are random and have the
-    form and statistics of prepared data; labels are random, so that there is nothing to learn but the pool itself.
-    `batch_size`: samples of a batch for each of `ranks`, of which one draws other samples than another from the same
-    seed: those of a replica read the samples of all, and count their own. `pin_memory`: keep the pool in page-locked
-    memory (needs a GPU). `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the
-    pool there instead, so that no batch is copied in a step; None: in the host's memory.
+    Tensors are handed out repeatedly: the caller must not change them in place. A batch has `batch_size` samples for
+    each of `ranks`, those of a replica, whose random samples differ.
+
+    Args:
+        pin_memory: Keep the pool in page-locked memory (needs a GPU).
+        counts: Volumes are counts, whose logarithm the device computes.
+        device: Keep the pool on this device, so that steps copy no batch; by default in the host's memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each option of the data is an argument)
         self,
         model_spec: ModelSpec,
         data_spec: DataSpec,
@@ -44,15 +45,18 @@ class SyntheticSource(BatchSource):
         generators = [torch.Generator().manual_seed(seed * 1_000_003 + rank) for rank in ranks]
         pool = []
         for _ in range(POOL_BATCHES):
-            made = [synthetic_batch(model_spec, data_spec, batch_size, one, counts=counts) for one in generators]
-            whole = {name: torch.cat([part[name] for part in made]) for name in made[0]} if made[1:] else made[0]
-            pool.append(arranged(whole, model_spec))
+            batch: Batch = {}
+            for generator in generators:
+                rank_batch = synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts)
+                for name, tensor in rank_batch.items():
+                    batch[name] = torch.cat([batch[name], tensor]) if name in batch else tensor
+            pool.append(arranged(batch, model_spec))
         if device is not None:
             pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
         elif pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.num_samples = POOL_BATCHES * batch_size
-        self._looked: deque[Batch] = deque()
+        self._ahead: deque[Batch] = deque()  # batches that `ahead` returned and that are not yet handed out
         self._device = next(iter(pool[0].values())).device
         self._lies_on = "host" if self._device.type == "cpu" else "device"
         self._batches: Iterator[Batch] = itertools.cycle(
@@ -60,11 +64,11 @@ class SyntheticSource(BatchSource):
         )
 
     def __next__(self) -> Batch:
-        return self._looked.popleft() if self._looked else dict(next(self._batches))
+        return self._ahead.popleft() if self._ahead else dict(next(self._batches))
 
     def ahead(self) -> Batch | None:
-        self._looked.append(dict(next(self._batches)))
-        return self._looked[-1]
+        self._ahead.append(dict(next(self._batches)))
+        return self._ahead[-1]
 
     def describe(self) -> dict[str, object]:
         return {
@@ -76,15 +80,15 @@ class SyntheticSource(BatchSource):
         }
 
     def settings(self, spec: DataSpec) -> list[Setting]:
-        """Where samples were to lie and lay; nothing where that is the host, as it comes."""
+        """Returns where samples were requested and are; none if on the host."""
         if spec.synthetic_on == "host":
             return []
-        evidence = f"tensors of the pool lie on {self._device}"
+        evidence = f"tensors of the pool are on {self._device}"
         return [Setting(key="data.synthetic_on", requested="device", effective=self._lies_on, evidence=evidence)]
 
 
 def synthetic_batch(
     model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, counts: bool = False
 ) -> Batch:
-    """`num` made samples of the shapes that a model takes, on the CPU; `counts`: volumes are counts."""
+    """Returns `num` random samples of a model's shapes, on the CPU; with `counts`, volumes are counts."""
     return network_of(model_spec).synthetic(model_spec, data_spec, num, generator, counts=counts)

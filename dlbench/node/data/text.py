@@ -1,15 +1,14 @@
-"""Text becomes BERT batches: raw text, masked anew in every epoch, or samples prepared in HDF5, as they were stored.
+"""Text to BERT batches: raw text, masked differently in every epoch, or samples prepared in HDF5.
 
-How pairs are drawn and tokens hidden, and the arrays of a sample: `dlbench.datasets.text.pretraining_samples`.
+`dlbench.datasets.text.pretraining_samples` explains pairs, masking and the arrays of a sample.
 
-Padding is found where batches are made: the device is never asked for it. `model.attention auto` leaves the mask away
-where a batch has no padding. `unpadded` gives index arrays next to the padded ones, for each part that a batch is
-computed in (`train.gradient_accumulation`); names end in `@` and the number of the part. With T tokens that are no
-padding in a part of n samples:
+Padding is determined on the host, so that nothing waits for the device. `model.attention auto` removes the mask from
+batches without padding. `unpadded` adds index arrays for each part of a batch (`train.gradient_accumulation`), with `@`
+and the number of the part after their names. For a part of n samples with T tokens that are no padding:
 
-- tokens (T,) int64: their places in the flattened (n, S) arrays, sample by sample;
-- starts (n + 1,) int32: where each sample begins among them, and T;
-- places (n, P) int64: where the masked positions are among them.
+- tokens (T,) int64: indices of the tokens in the flattened (n, S) arrays, sample by sample;
+- starts (n + 1,) int32: index of the first token of each sample among them, and T;
+- places (n, P) int64: indices of the masked positions among them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 )
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.errors import UserError
-from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.one_lister import ALONE, IndexBroadcast
 from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.opening import why_unreadable
@@ -47,65 +46,59 @@ _PART = "@"
 
 
 def arranged(batch: Batch, model: ModelSpec, num_parts: int = 1) -> Batch:
-    """A batch as `model.attention` wants it: itself, or without a mask, or with index arrays instead of it."""
+    """Returns a batch for `model.attention`: unchanged, without its mask, or with index arrays instead of it."""
     if model.padding == "masked" or "attention_mask" not in batch:
         return batch
     mask = batch["attention_mask"]
-    rest = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+    arrays = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
     if bool(mask.all()):
-        return rest
+        return arrays
     if model.padding == "auto":
         return batch
     size = len(mask) // num_parts
     for number in range(num_parts):
-        of_part = slice(number * size, (number + 1) * size)
-        for name, tensor in _packed(mask[of_part] != 0, batch["masked_positions"][of_part]).items():
-            rest[f"{name}{_PART}{number}"] = tensor
-    return rest
+        rows = slice(number * size, (number + 1) * size)
+        for name, tensor in _packed(mask[rows] != 0, batch["masked_positions"][rows]).items():
+            arrays[f"{name}{_PART}{number}"] = tensor
+    return arrays
 
 
 def _packed(mask: torch.Tensor, positions: torch.Tensor) -> Batch:
-    """Index arrays of one part: `mask` (n, S) bool, true for a token; `positions` (n, P) of masked tokens."""
+    """Returns the index arrays of one part, from `mask` (n, S), true for tokens, and masked `positions` (n, P)."""
     starts = torch.zeros(len(mask) + 1, dtype=torch.int32)
     starts[1:] = mask.sum(1).cumsum(0)
-    place = (mask.flatten().cumsum(0) - 1).view(mask.shape)
+    token_index = (mask.flatten().cumsum(0) - 1).view(mask.shape)
     return {
         "tokens": mask.flatten().nonzero().squeeze(1),
         "starts": starts,
-        # Unused ones point at position 0, the first token of each sample.
-        "places": place.gather(1, positions),
+        # Unused positions are 0, the first token of each sample.
+        "places": token_index.gather(1, positions),
     }
 
 
 def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    """A batch in equal parts, as views, each with the index arrays of its own."""
+    """Yields equal parts of a batch, as views, each with its own index arrays."""
     size = next(iter(batch.values())).size(0) // num_parts
     for number in range(num_parts):
-        part, own = {}, f"{_PART}{number}"
+        part, suffix = {}, f"{_PART}{number}"
         for name, tensor in batch.items():
             if _PART not in name:
                 part[name] = tensor if num_parts == 1 else tensor[number * size : (number + 1) * size]
-            elif name.endswith(own):
-                part[name.removesuffix(own)] = tensor
+            elif name.endswith(suffix):
+                part[name.removesuffix(suffix)] = tensor
         yield part
 
 
 def open_text(
-    source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: Lister = ALONE
+    source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: IndexBroadcast = ALONE
 ) -> DataReader:
-    """The reader of what is at `source`: HDF5 samples (a file or a folder), or raw text.
-
-    Raw text is tokenised here, once on each node; for a large one prepare samples.
-    `spec`: gives the shape of samples, and the vocabulary of raw text. `seed`: of pairs and masks of raw text; samples
-    in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
-    `lister`: through which the ranks of a node list the files and tokenise once.
-    """
-    found = lister.index(
+    """Opens HDF5 samples or raw text; its pairs and masks, by `seed`, differ between epochs only in `training`."""
+    content = lister.index(
         lambda: _listed(source, model, spec, training), (SamplesIndex, FileShape, TextCorpus, Vocabulary)
     )
-    if isinstance(found, SamplesIndex):
-        return PretrainingHdf5Reader(found, spec, model.vocab_size)
-    return TextReader(found, spec, seed, training=training)
+    if isinstance(content, SamplesIndex):
+        return PretrainingHdf5Reader(content, spec, model.vocab_size)
+    return TextReader(content, spec, seed, training=training)
 
 
 def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> SamplesIndex | TextCorpus:
@@ -115,13 +108,14 @@ def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> S
     vocabulary = load_vocabulary(spec.vocabulary)
     if len(vocabulary) > model.vocab_size:
         raise UserError(
-            f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, model.vocab_size is {model.vocab_size}"
+            f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, but model.vocab_size is "
+            f"{model.vocab_size}"
         )
     return read_corpus(source, vocabulary, split)
 
 
 class TextReader(DataReader):
-    """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch."""
+    """Samples of a corpus: one per epoch from each of its full-length runs of sentences (`SampleMaker.runs`)."""
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int, *, training: bool = True) -> None:
         rule = SampleRule(
@@ -134,13 +128,15 @@ class TextReader(DataReader):
         self.num_samples = len(self._runs)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
+        """Returns no bytes: every rank has the whole corpus in memory, since pairs are drawn from all of it."""
         return Raw(b"", "memory")
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """One sample; cannot fail, the corpus has been checked when it was tokenised."""
+        """Draws one sample; it cannot fail, because the corpus was checked when it was tokenised."""
         epoch, index = key
-        generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
+        if not self._training:
+            epoch = 0
+        generator = np.random.default_rng([self._seed, epoch, index])
         start, end = self._runs[index]
         document = int(self._documents[index])
         pair = self._maker.draw_pair(document, int(start), int(end), generator)
@@ -153,7 +149,7 @@ class TextReader(DataReader):
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
-        """None: the text was read whole when it was opened."""
+        """Returns no files: the text was read completely when it was opened."""
         return []
 
     def describe(self) -> dict[str, object]:
@@ -170,11 +166,7 @@ class TextReader(DataReader):
 
 
 class PretrainingHdf5Reader(DataReader):
-    """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
-
-    `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
-    ids must be below.
-    """
+    """Samples prepared in HDF5, the same in every epoch; predictions beyond P of `spec` are left out."""
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
         require_length(index.shape, spec, f"data.source {str(index.source)!r}")
@@ -188,7 +180,7 @@ class PretrainingHdf5Reader(DataReader):
         )
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The arrays of a row in the order of `_layout`, as little-endian int32."""
+        """Reads the arrays of a row in the order of `_layout`, as little-endian int32."""
         try:
             rows = self._rows.read(index)
         except (OSError, KeyError, ValueError, IndexError) as error:
@@ -198,7 +190,7 @@ class PretrainingHdf5Reader(DataReader):
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
-        """One sample; the epoch makes no difference."""
+        """Returns one sample, the same in every epoch."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
         values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0

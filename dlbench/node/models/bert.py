@@ -123,14 +123,11 @@ class EncoderLayer(nn.Module):
 
 
 def decoder_padding(vocab_size: int, device: torch.device, kind: torch.dtype | None) -> int:
-    """Returns the number of zero rows that pad the decoder's weights in its product.
-
-    Tensor cores need rows of a multiple of 16 bytes (cuBLAS, "Tensor Core Usage"), 8 numbers of 16 bits: rows of 30,522
-    logits would use slower kernels. NVIDIA's DeepLearningExamples pad the vocabulary itself to a multiple of 8; here
-    the parameters stay as published. Without autocast (`kind` None) padding would copy the weights, and is left out.
-    """
+    """Returns the number of zero rows that pad the decoder's weights; 0 without autocast (`kind` None)."""
     if device.type != "cuda" or kind is None:
         return 0
+    # Rows of a multiple of 16 bytes use tensor cores (cuBLAS, "Tensor Core Usage"); NVIDIA's DeepLearningExamples pad
+    # the vocabulary for that, here the parameters stay as published.
     return -vocab_size % _ALIGNED
 
 
@@ -191,9 +188,7 @@ class BertForPreTraining(nn.Module):
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Returns encoded tokens, (N, S) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        keep = None
-        if attention_mask is not None:
-            keep = attention_mask.to(torch.bool)[:, None, None, :]
+        keep = attention_mask.to(torch.bool)[:, None, None, :] if attention_mask is not None else None
         return self._layers(input_ids, token_type_ids, positions, keep)
 
     def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
@@ -224,9 +219,7 @@ class BertForPreTraining(nn.Module):
         else:
             tokens, starts = packed
             longest = input_ids.shape[1]
-            lengths: tuple[int, ...] = ()
-            if starts.device.type == "cpu":
-                lengths = tuple(starts.diff().tolist())
+            lengths: tuple[int, ...] = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
             encoded = self._layers(
                 input_ids.flatten()[tokens],
                 token_type_ids.flatten()[tokens],

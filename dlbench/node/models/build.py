@@ -237,10 +237,7 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
 
 
 def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:
-    """Returns the floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds.
-
-    A convolution as first layer has only 2 passes, since nobody needs the gradient of the image or volume.
-    """
+    """Returns 3 passes x 2 operations x multiply-adds; 2 passes of a first convolution, whose input needs none."""
     passes_macs = TRAINING_PASSES * sum(layer.macs for layer in layers)
     if layers and layers[0].kind in ("conv2d", "conv3d"):
         passes_macs -= layers[0].macs

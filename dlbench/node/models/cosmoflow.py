@@ -87,10 +87,7 @@ def _logarithms_on(device: torch.device) -> Tensor:
 
 
 def network_volume(volume: Tensor, *, channels_last: bool) -> Tensor:
-    """Returns log(counts + 1), (N, C, S, S, S) float32, in a memory format.
-
-    `volume` is either non-negative counts, (N, S, S, S, C) int16, or already the logarithm, (N, C, S, S, S) float32.
-    """
+    """Returns log(counts + 1), (N, C, S, S, S) float32, of counts (N, S, S, S, C) int16 or of itself."""
     if volume.dtype != torch.int16:
         memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
         return volume.contiguous(memory_format=memory_format)
@@ -120,9 +117,7 @@ class MeanAbsoluteError(Meter):
         return (outputs[0].float() - target).abs().sum(), torch.tensor(target.numel())
 
     def _targets(self) -> list[Any]:
-        if not self._evaluated:
-            return []
-        return torch.cat(self._evaluated).cpu().tolist()
+        return [] if not self._evaluated else torch.cat(self._evaluated).cpu().tolist()
 
     @classmethod
     def _predicted(cls, targets: list[list[Any]]) -> float:

@@ -36,10 +36,7 @@ def _norms_of_each(*lists: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 class SharedNorms:
-    """Computes norms of sharded tensors: squares of shards are summed over ranks.
-
-    One all-reduce per mesh dimension sums those of all tensors.
-    """
+    """Computes norms of sharded tensors: one all-reduce per mesh dimension sums the squares of all shards."""
 
     def __init__(self, shares: Sequence[Any], all_reduce: Callable[..., object]) -> None:
         """`shares` are DTensors on one mesh, in the order of the lists; `all_reduce` sums a tensor over a `group`."""
@@ -83,10 +80,7 @@ class _Foreach(torch.optim.Optimizer):
     def _run(
         self, group: dict[str, Any], tensors: tuple[list[Tensor], ...], changing: Sequence[float], **fixed: Any
     ) -> None:
-        """Updates a group, of sharded tensors (`DTensor`) this rank's shards.
-
-        A compiled program has `fixed` as constants and `changing` numbers as tensors.
-        """
+        """Updates a group or its local shards; a compiled program gets `changing` numbers as tensors."""
         shares = cast(list[Any], tensors[0])
         if hasattr(shares[0], "device_mesh"):
             tensors = tuple(_shards(sharded) for sharded in tensors)
@@ -210,10 +204,7 @@ def _lamb(  # noqa: PLR0913  (a compiled program gets every number as an argumen
     adapt: bool,
     norms: Norms = _norms_of_each,
 ) -> None:
-    """Updates parameters and both moments; `update` is r / weight_decay, or r without a decay.
-
-    `Lamb._update` explains `slope` and `offset`.
-    """
+    """Updates parameters and moments; `update` is r / weight_decay, or r without decay (see `Lamb._update`)."""
     torch._foreach_lerp_(first, grads, 1 - betas[0])
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
@@ -302,11 +293,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
 
 def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Builds the optimizer of a specification over some parameters, like `build_optimizer`; groups may be empty.
-
-    Updates do not depend on how the parameters of a model are divided among such optimizers: norms are those of single
-    tensors, and all else is element-wise.
-    """
+    """Builds an optimizer over some parameters; updates do not depend on how a model's parameters are divided."""
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}

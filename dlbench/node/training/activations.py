@@ -254,9 +254,7 @@ class ActivationMemory(TrainingPart):
 
     @property
     def _reserved_bytes(self) -> int | None:
-        if self._device.type != "cuda":
-            return None
-        return torch.cuda.max_memory_reserved(self._device)
+        return None if self._device.type != "cuda" else torch.cuda.max_memory_reserved(self._device)
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         memory_plan, train = self.memory_plan, self._train

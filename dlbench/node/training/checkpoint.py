@@ -94,10 +94,7 @@ def snapshot(
     room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     beat: Beat = lambda _what: None,
 ) -> Snapshot:
-    """Returns a copy of the state, with everything that was queued on the current stream before.
-
-    If tensors are sharded over ranks, the other ranks must call `give_shares` at the same time.
-    """
+    """Returns a copy of the state; if it is sharded, the other ranks must call `give_shares` meanwhile."""
     sources = _tensors_of(state)
     # Each is copied: tied weights share memory, which safetensors refuses.
     if room_for:
@@ -132,10 +129,7 @@ def _gathered(tensors: Mapping[str, Tensor], beat: Beat) -> Iterator[tuple[str, 
 
 
 def write_snapshot(path: Path, snapshot: Snapshot, on_piece: Callable[[], object] = lambda: None) -> None:
-    """Writes a complete checkpoint or none, and removes incomplete ones of killed jobs.
-
-    Pieces are hashed as they are written, and the digest goes into the header last. `on_piece` is called after each.
-    """
+    """Writes a complete checkpoint or none; calls `on_piece` after each piece."""
     tensors, entries, end = snapshot.tensors, dict[str, Any](), 0
     # Larger elements first, so that each lies at a multiple of its size: readers map the file.
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
@@ -272,7 +266,7 @@ class CheckpointWriter:
             raise error
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the writer at most so many seconds; returns whether it is done. `require_well` raises its error."""
+        """Waits at most `seconds` for the writer; returns whether it is done. `require_well` raises its error."""
         if self._worker is None:
             return True
         start = time.monotonic()
@@ -292,10 +286,7 @@ class CheckpointWriter:
 def follow(
     look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """Makes all ranks wait for a file of rank 0; calls `beat` whenever more pieces of it are done.
-
-    `look` returns, on rank 0, whether the file is done and how many pieces are.
-    """
+    """Makes all ranks wait for a file of rank 0, whose `look` returns whether it is done and how many pieces are."""
     pieces_before, is_done = -1, False
     while not is_done:
         is_done, pieces = gather(look())[0]
@@ -498,10 +489,7 @@ def _digest(
 
 
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
-    """Returns the settings that a resumed run must have in common with its checkpoint, by key.
-
-    Batch size, ranks, learning rates and precision may change.
-    """
+    """Returns the settings that a resumed run must have in common with its checkpoint, by key."""
     workload, data = plan.workload, plan.workload.data
     model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     identity = {
@@ -514,10 +502,7 @@ def trained_identity(plan: RunPlan) -> dict[str, Any]:
         return identity
     if data.shuffle == "global":
         return identity | {"data.shuffle": "global"}
-    if data.exchanged_share:
-        shuffle = f"partial:{data.exchanged_share:g}"
-    else:
-        shuffle = "local"
+    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
     return identity | {"data.shuffle": shuffle, "data.partition": data.partition}
 
 
@@ -530,10 +515,7 @@ def data_identity(source: BatchSource) -> dict[str, Any]:
 
 
 def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
-    """Returns the number of replicas that samples were divided among when the checkpoint was written.
-
-    If ranks hold no samples of their own, it is that of this plan.
-    """
+    """Returns the number of replicas that samples were divided among when the checkpoint was written."""
     data = plan.workload.data
     if data.is_synthetic or data.shuffle == "global":
         return plan.replicas

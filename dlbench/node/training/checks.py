@@ -104,10 +104,7 @@ def watch_warnings(
 
 
 def parameters_digest(model: nn.Module) -> str:
-    """Returns the SHA-256 over all parameters in order, as fp32; buffers (batch-norm statistics) differ by rank.
-
-    Called by all ranks, which gather sharded parameters for it.
-    """
+    """Returns the SHA-256 over all parameters in order, as fp32; called by all ranks, which gather shards."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(whole_tensor(parameter.detach()).float().flatten().cpu().numpy().data)
@@ -141,9 +138,7 @@ def check(
     detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
     finite = Check(name="finite loss", passed=not bad, detail=detail)
     idle = [rank.rank for rank in ranks if rank.initial_parameters_sha256 == rank.final_parameters_sha256]
-    detail = "the parameters changed"
-    if idle:
-        detail = f"parameters of {_ranks(idle)} never changed"
+    detail = f"parameters of {_ranks(idle)} never changed" if idle else "the parameters changed"
     trained = Check(name="trained", passed=not idle, detail=detail)
     checks = [finite, start, end, trained, _equal_work(plan, ranks, measured_steps)]
     wire = wire_check(exchange, is_scaled=is_scaled)
@@ -183,7 +178,7 @@ def inert(settings: Sequence[Setting], *, ranks: int) -> tuple[str, ...]:
     One rank exchanges nothing, so that only settings of data and training can have an effect there.
     """
     return tuple(
-        f"{s.key}: requested was {s.requested}, in effect was {s.effective} ({s.evidence})"
+        f"{s.key}: {s.requested} was requested, but {s.effective} was used ({s.evidence})"
         for s in settings
         if s.is_without_effect and (ranks > 1 or s.key.startswith(("data.", "train.")))
     )

@@ -31,11 +31,8 @@ def load_initial(source: str, model: nn.Module, spec: ModelSpec) -> Setting:
     except OSError as error:
         raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
     except SafetensorError as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    if is_own:
-        contents = _from_own(path, model)
-    else:
-        contents = _from_public(path, model, spec)
+        raise IncompleteDataError(f"{KEY} {path}: not a readable safetensors file: {why_unreadable(error)}") from None
+    contents = _from_own(path, model) if is_own else _from_public(path, model, spec)
     evidence = f"rank 0 read {contents}; SHA-256 {file_sha256(path)}"
     return Setting(key=KEY, requested=source, effective=source, evidence=evidence)
 
@@ -65,7 +62,7 @@ def _from_own(path: Path, model: nn.Module) -> str:
 
 def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
     if spec.public_shapes() is None:
-        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and of public layouts only BERT's is supported")
+        raise UserError(f"{KEY} {path}: is not a checkpoint of dlbench, and public names are only known for BERT")
     parameters = dict(model.named_parameters())
     try:
         with safe_open(path, framework="pt") as file:
@@ -80,7 +77,7 @@ def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
     except UnfitNamesError as error:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
     except (OSError, SafetensorError) as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+        raise IncompleteDataError(f"{KEY} {path}: not a readable safetensors file: {why_unreadable(error)}") from None
     for name, tied in fit.copies.items():
         if not torch.equal(read[name], read[fit.source[tied]]):
             raise UserError(

@@ -18,7 +18,7 @@ from dlbench.datasets.splits import train_folder
 from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
-from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import DataReader
@@ -165,9 +165,7 @@ def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_
 
 def steps_before(context: RankContext, progress: Progress | None) -> int:
     """Returns the steps before this run was resumed, converted to steps with the global batch of its plan."""
-    if progress is None:
-        return 0
-    return round(progress.samples / context.plan.global_batch)
+    return 0 if progress is None else round(progress.samples / context.plan.global_batch)
 
 
 def reading_of(context: RankContext) -> RankReading | None:
@@ -226,10 +224,7 @@ def open_training_data(
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
-    if reading is None:
-        readers = planned_readers(data)
-    else:
-        readers = reading.settle(reader, order, batch_size)
+    readers = planned_readers(data) if reading is None else reading.settle(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -283,7 +278,7 @@ def _require_device(context: RankContext) -> None:
 def _open(context: RankContext, model: ModelSpec, folder: Path, split: Literal["training", "evaluation"]) -> DataReader:
     """Opens one split of the data, whose files one rank of each node lists for all."""
     place, workload = context.place, context.plan.workload
-    lister = Lister(
+    lister = IndexBroadcast(
         name=f"{place.token} {place.node_rank} {split}",
         first_rank=place.rank - place.local_rank,
         local_rank=place.local_rank,
@@ -348,10 +343,7 @@ def open_validation_data(
     data, train, quality = workload.data, workload.train, workload.quality
     staged_folder = staging.data.validation_source() if staging is not None else None
     reader = _open(context, workload.model, staged_folder or validation_path(data), "evaluation")
-    if reading is None:
-        readers = planned_readers(data)
-    else:
-        readers = reading.readers
+    readers = planned_readers(data) if reading is None else reading.readers
     num_samples = reader.num_samples
     if quality is not None and quality.evaluate_samples:
         num_samples = min(num_samples, quality.evaluate_samples)

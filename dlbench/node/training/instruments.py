@@ -140,10 +140,7 @@ class RankWatch:
             self._layers.leave()
 
     def close_window(self) -> None:
-        """Collects the spans of the window; called after the engine has closed its own, with an idle device.
-
-        A second call does nothing.
-        """
+        """Collects the spans of the window, after the engine has closed its own; a second call does nothing."""
         self._close_layers()
         if not self._traces or self._spans is None:
             return

@@ -43,9 +43,7 @@ from dlbench.records.record import Evaluation, QualityResult, meets
 
 def finite_or_none(number: float) -> float | None:
     """Returns a number; None for infinities and NaN, which JSON does not have."""
-    if math.isfinite(number):
-        return number
-    return None
+    return number if math.isfinite(number) else None
 
 
 def average_statistics(model: torch.nn.Module, engine: Engine) -> None:

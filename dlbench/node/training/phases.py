@@ -84,10 +84,7 @@ class CpuTimer:
         """Switches `hold_back` on or off; called between steps, after `close`."""
 
     def hold_back(self) -> None:
-        """Begins a section of the step, the same ones in the same order in every step.
-
-        If switched on, the device sleeps until the host has queued the section; the time counts as input.
-        """
+        """Begins a section of the step; if switched on, the device sleeps until the host has queued it."""
 
     def mark(self, phase: int) -> None:
         """Adds the time since the last mark to a phase, which may occur several times in a step."""
@@ -305,6 +302,4 @@ PhaseTimer = CpuTimer | CudaTimer
 
 def timer_for(device: torch.device, *, synchronise: bool) -> PhaseTimer:
     """Returns a timer for a device."""
-    if device.type == "cuda":
-        return CudaTimer(synchronise=synchronise)
-    return CpuTimer()
+    return CudaTimer(synchronise=synchronise) if device.type == "cuda" else CpuTimer()

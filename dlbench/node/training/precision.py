@@ -109,23 +109,17 @@ class Precision(TrainingPart):
     @property
     def overflow_steps(self) -> int:
         """Steps skipped so far; waits for the device."""
-        if self._overflows is None:
-            return 0
-        return int(self._overflows.item())
+        return 0 if self._overflows is None else int(self._overflows.item())
 
     @property
     def scale_in_force(self) -> torch.Tensor | None:
         """The scale of this step's losses, a scalar on the device; None if losses are not scaled."""
-        if self._scaler is None:
-            return None
-        return self._scaler._get_scale_async()
+        return None if self._scaler is None else self._scaler._get_scale_async()
 
     @property
     def scale(self) -> float:
         """The loss scale of the next step; 1 if losses are not scaled. Waits for the device."""
-        if self._scaler is None:
-            return 1.0
-        return self._scaler.get_scale()
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -158,9 +152,7 @@ def _lacking(precision: str, device: torch.device) -> str:
     if precision == "tf32":
         return lacking_tf32(device)
     if device.type != "cuda":
-        if precision in (native_precisions() or ()):
-            return ""
-        return no_arithmetic(precision)
+        return "" if precision in (native_precisions() or ()) else no_arithmetic(precision)
     if precision == "fp16":
         # Since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").
         is_native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (5, 3)
@@ -196,9 +188,7 @@ class Kernels(TrainingPart):
 
     @property
     def _weights(self) -> str:
-        if self._is_contiguous:
-            return "contiguous"
-        return self._model.order
+        return "contiguous" if self._is_contiguous else self._model.order
 
     @property
     def _is_contiguous(self) -> bool:

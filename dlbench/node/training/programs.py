@@ -84,10 +84,7 @@ class Compilation(TrainingPart):
         self._budget_bytes = saved_bytes[0], saved_bytes[1]
 
     def after_wrap(self, passes: TrialPasses, wrapped: nn.Module) -> None:
-        """Compiles a whole network before the first step: forward and backward pass of one part of a batch.
-
-        Leaves no gradient, calls no hook of gradients, and restores random states and buffers.
-        """
+        """Compiles a whole network before the first step, by one pass without side effects."""
         if not self._train.is_in_core:
             return
         passes.stage("compiling")
@@ -362,10 +359,7 @@ def _tensors_only(eager: Forward, inputs: Sequence[Any], precision: Precision) -
 
 
 def _replaying(model: nn.Module, eager: Forward, replayed: Forward, shapes: tuple[object, ...]) -> Forward:
-    """Returns a function that replays the captured forward pass in training and runs the network in evaluations.
-
-    The function raises RunError if inputs differ from the captured ones, which a replay would silently broadcast.
-    """
+    """Returns a function that replays the captured forward pass in training; raises RunError for other shapes."""
 
     def forward(*arguments: Any) -> Any:
         if not model.training:

@@ -255,10 +255,7 @@ class NodeStatus:
             self._listener = self._listen()
 
     def say(self, status: RankStatus) -> None:
-        """Writes the status of the node on its first rank; the others send theirs to it.
-
-        If they cannot, and it is a stage that all enter together, they write their own file.
-        """
+        """Writes the status of the node on its first rank; the others send theirs, or write their own file."""
         if self._is_first:
             self._statuses[status.rank] = status
             deadline = time.monotonic() + _MEET_S.get(status.stage, 0.0)

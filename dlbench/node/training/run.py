@@ -170,10 +170,8 @@ class Rank(TrainedRank):
             part.after_wrap(self.passes, self.wrapped)
 
     def _interrupted_at(self) -> str | None:
-        """Returns the newest checkpoint of an earlier attempt at the run; called by all ranks.
-
-        Rank 0 decides: nodes may see different listings of a shared folder, and ranks that disagree would deadlock.
-        """
+        """Returns the newest checkpoint of an earlier attempt, as rank 0 sees it; called by all ranks."""
+        # Nodes may see different listings of a shared folder, and ranks that disagree would deadlock.
         folder, newest = self.context.folder, None
         if self.context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
             newest = str(find_checkpoint(folder.path))

@@ -375,10 +375,7 @@ def pinned_apart(everyone: Sequence[RankSummary], cores_per_rank: int) -> tuple[
 
 
 def layers_of(workload: Workload) -> list[LayerMacs]:
-    """Returns the multiply-adds of each layer, from a table or else counted in a pass on the meta device.
-
-    Counting may import torch's compiler (2 s).
-    """
+    """Returns the multiply-adds of each layer, from a table or counted on the meta device."""
     table = workload.model.layer_table(workload.data)
     products = [layer for layer in table if layer.macs or layer.kind == "embedding"]
     layers = [LayerMacs(name=layer.name, kind=layer.kind, macs=layer.macs) for layer in products]

@@ -58,9 +58,7 @@ def span_bytes(plan: RunPlan, rank: int) -> int:
 
 
 def _third(plan: RunPlan) -> int:
-    if plan.watch is None:
-        return 0
-    return plan.watch.max_bytes // 3
+    return 0 if plan.watch is None else plan.watch.max_bytes // 3
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
@@ -119,10 +117,7 @@ class SamplerProcess:
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
-        """Ends sampling and returns the sampler's summary; None if there is a `problem`.
-
-        On node 0 the sampler continues to answer requests for its clock until `stop`.
-        """
+        """Ends sampling and returns the sampler's summary, None if there is a `problem`."""
         process = self._process
         if process is None or self.problem:
             return None

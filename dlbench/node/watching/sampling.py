@@ -21,11 +21,11 @@ from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 GRACE_S = 5.0  # Seconds after SIGTERM until the sampler ends even if a call hangs: it must not outlive its rank.
 _TERMINATED = 128 + signal.SIGTERM
 _MAX_LINE = 1 << 20
-SLOW_EVERY = 10  # One of so many samples also reads the slow sources.
+SLOW_EVERY = 10  # Every tenth sample also reads the slow sources.
 SPARE_ROWS = 3  # Rows reserved for the begin and end of the measured steps and for the last sample.
 
 PARTS = 10
-"""The file is divided into so many parts. Each time one is full, the sampling period doubles; the last part is divided
+"""Number of parts of the file. Each time one is full, the sampling period doubles; the last part is divided
 again in the same way.
 
 Equal parts hold equal numbers of rows, so that the time covered by the file grows as 2 to their number. If each part
@@ -186,9 +186,7 @@ class Sampling:
     def _required_level(self) -> int:
         """Returns how often the period must have doubled for the used bytes, with those of buffered rows."""
         written = self._writer.bytes_written - self._header_bytes
-        bytes_per_row: float = self._row_bytes
-        if self._writer.num_rows:
-            bytes_per_row = written / self._writer.num_rows
+        bytes_per_row: float = written / self._writer.num_rows if self._writer.num_rows else self._row_bytes
         room = self._max_bytes - self._header_bytes - SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES)
         parts = PARTS * (written + self._num_buffered * bytes_per_row) / max(1, room)
         if parts < PARTS - 1:

@@ -247,7 +247,6 @@ class _Search:
         self.least = math.inf
 
     def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
-        """Rates first plans, descends from the best of them, and tries random changes."""
         keep = self._plan(["keep"] * len(self._spans))
         if self.rate(keep) < math.inf:
             return keep
@@ -347,7 +346,7 @@ class _Search:
         costs = [self._costs.of(*span, "keep") for span in self._spans]
         sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
         yield sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
-        yield sorted(range(len(costs)), key=lambda block: -sizes[block])
+        yield sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))
@@ -366,7 +365,6 @@ class _Search:
         return plan, seconds
 
     def _round(self, plan: Blocks, seconds: float, *, pairs: bool) -> tuple[Blocks, float]:
-        """Tries changes of each block once, and continues from each better plan."""
         changes = self._pairs if pairs else self._changes
         block = 0
         while block < len(plan) and self._effort_left > 0:

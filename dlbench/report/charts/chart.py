@@ -69,16 +69,9 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
 ) -> Chart:
     """Makes a `Chart` of an altair chart; its subtitle names the subject even if it is cut out of the page.
 
-    Args:
-        chart: The altair chart.
-        group: The subject.
-        name: Unique among the subject's charts.
-        title: The title.
-        alt: The finding in words.
-        table: The numbers that are drawn; as rows of text the header first.
-        size: Of the plot, pixels.
-        still_width: Width where no script fits it into the window, if less, pixels.
-        axes: Axes that a reader may switch between linear and logarithmic: all their values must be above 0.
+    `name` is unique among the subject's charts, `alt` the finding in words, `table` the drawn numbers (rows of text
+    begin with the header). `size` and `still_width` (if no script fits it into the window) are those of the plot in
+    pixels. A reader may switch `axes` between linear and logarithmic: all their values must be above 0.
     """
     from altair.utils import schemapi
 

@@ -53,7 +53,7 @@ def figure_row(figure: Estimate, scale: float = 1.0) -> dict[str, Any]:
 def lines(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     y: Axis,
-    by: Series | str,
+    series: Series | str,
     tooltip: Tooltip,
     *,
     x: str = "ranks",
@@ -66,40 +66,31 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
 ) -> Any:
     """Returns lines with points and intervals over a logarithmic axis (base 2) with a tick for each number of the rows.
 
-    Args:
-        rows: The points.
-        y: The vertical axis.
-        by: A line for each, or the one colour.
-        tooltip: As for `tooltips`.
-        x: Field of the horizontal axis.
-        title: Title of the horizontal axis.
-        room: Factor by which the axis extends beyond its ends.
-        reach: Further numbers that the axis contains, without a tick.
-        x_axis: Another axis.
-        ideal: Field of the ideal, drawn as a dashed line.
-        is_forecast: Nobody measured this: lines are dotted, points hollow.
+    `series` has a line for each name; a text is the colour of one line. The axis, unless `x_axis` replaces it,
+    contains the numbers of `reach` without a tick, and extends by the factor `room`. `ideal` is a field that is drawn
+    as a dashed line. Forecasts have dotted lines and hollow points.
     """
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
         domain = [min([*counts, *reach]) / room, max([*counts, *reach]) * room]
         scale = {"type": "log", "base": 2, "domain": domain, "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
-    base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, by))
+    base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, series))
     style: dict[str, Any] = {"strokeWidth": 2}
     if is_forecast:
         style["strokeDash"] = [2, 3]
-    layers = [base.mark_line(**style, **_constant(by)).encode(y=_channel(_alt.Y, y))]
+    layers = [base.mark_line(**style, **_constant(series)).encode(y=_channel(_alt.Y, y))]
     if ideal:
         dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.insert(0, dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q"))
     if any(row.get("low") is not None for row in rows):
-        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by))
+        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(series))
         layers.append(rule.encode(y=_alt.Y("low:Q"), y2="high:Q"))
-    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
+    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(series))
     return _layer(*layers, point.encode(y=_alt.Y(f"{y.field}:Q"), tooltip=tooltips(tooltip)))
 
 
-def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
+def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
     """Returns horizontal bars of parts, a bar for each `place`; `order` of the rows says which part comes first.
 
     `names` are those of all bars in their order; by default that of the rows.
@@ -107,13 +98,13 @@ def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequenc
     value = _channel(_alt.X, x).stack("zero")
     name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
+    return _layer(bars.encode(y=name, x=value, **_colour(rows, series), order="order:Q", tooltip=tooltips(tooltip)))
 
 
 def intervals(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     x: Axis,
-    by: Series,
+    series: Series,
     tooltip: Tooltip,
     *,
     y: str,
@@ -128,9 +119,9 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
     point = base.mark_point(filled=True, size=80, opacity=1)
     rule = base.mark_rule(strokeWidth=3, opacity=0.55)
-    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), **_colour(rows, by))]
+    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), **_colour(rows, series))]
     if any(row.get("low") != row.get("high") for row in rows):
-        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", **_colour(rows, by)))
+        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", **_colour(rows, series)))
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(line.encode(x=_alt.X(f"{x.field}:Q")))
@@ -141,7 +132,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     rows: Rows,
     x: Axis,
     y: Axis,
-    by: Series,
+    series: Series,
     tooltip: Tooltip,
     *,
     detail: str = "",
@@ -154,7 +145,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     With `line`, a width in pixels, points of one colour and one `detail`, a field, are connected.
     """
     base = _data(rows).encode(
-        x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, by), tooltip=tooltips(tooltip)
+        x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, series), tooltip=tooltips(tooltip)
     )
     if detail:
         base = base.encode(detail=f"{detail}:N")
@@ -162,7 +153,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     if line:
         layers.append(base.mark_line(strokeWidth=line))
     marks = base.mark_point(filled=True, size=size, opacity=opacity)
-    return _layer(*layers, marks.encode(shape=_legend(_alt.Shape, rows, by)))
+    return _layer(*layers, marks.encode(shape=_legend(_alt.Shape, rows, series)))
 
 
 def _layer(*layers: Any) -> Any:
@@ -194,26 +185,25 @@ def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
     return _alt.Y(f"{field}:N", sort=list(names), axis=_alt.Axis(**{"title": None, **axis}))
 
 
-def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:
-    if isinstance(by, str):
+def _colour(rows: Rows, series: Series | str) -> dict[str, Any]:
+    if isinstance(series, str):
         return {}
-    return {"color": _legend(_alt.Color, rows, by)}
+    return {"color": _legend(_alt.Color, rows, series)}
 
 
-def _constant(by: Series | str) -> dict[str, Any]:
-    if isinstance(by, str):
-        return {"color": by}
+def _constant(series: Series | str) -> dict[str, Any]:
+    if isinstance(series, str):
+        return {"color": series}
     return {}
 
 
-def _legend(kind: Any, rows: Rows, by: Series) -> Any:
-    """Returns the colour or the shape of a series; without a legend if that has no columns."""
-    present = {row[by.field] for row in rows}
-    names = [name for name in by.colours if name in present]
+def _legend(kind: Any, rows: Rows, series: Series) -> Any:
+    present = {row[series.field] for row in rows}
+    names = [name for name in series.colours if name in present]
     scale: dict[str, Any] = {"domain": names}
     if kind is _alt.Color:
-        scale["range"] = [by.colours[name] for name in names]
+        scale["range"] = [series.colours[name] for name in names]
     legend = None
-    if by.columns:
-        legend = _alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend})
-    return kind(f"{by.field}:N", title=by.title, scale=_alt.Scale(**scale), legend=legend)
+    if series.columns:
+        legend = _alt.Legend(**{"orient": "bottom", "columns": series.columns, **series.legend})
+    return kind(f"{series.field}:N", title=series.title, scale=_alt.Scale(**scale), legend=legend)

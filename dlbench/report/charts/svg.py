@@ -72,12 +72,7 @@ def vegalite_version() -> str:
 
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
-    """Returns a static SVG that can stand inside a page.
-
-    Args:
-        spec: Vega-Lite with its data inside; nothing is loaded from anywhere.
-        prefix: Put before every id, because several charts share one page.
-    """
+    """Returns a static SVG of Vega-Lite with its data inside; `prefix` makes its ids unique in a page."""
     import vl_convert
 
     require_address_space()

@@ -148,12 +148,11 @@ def to_html(document: Document) -> str:
 
 
 def _text_rows(table: TextTable) -> list[list[str]]:
-    """Returns header and rows as texts."""
-    return [list(map(str, cells)) for cells in (table.header, *(row.cells for row in table.rows))]
+    rows = (row.cells for row in table.rows)
+    return [list(table.header), *(list(map(str, cells)) for cells in rows)]
 
 
 def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:
-    """Returns the sections before the groups, each group, comparisons of groups, and appendices."""
     group_indices = [index for index, shown_section in enumerate(sections) if shown_section.section.is_group]
     before, behind = sections[: group_indices[0]], sections[group_indices[-1] + 1 :]
     panels = [Panel("overview", "Overview", tuple(before), "overview")]
@@ -169,7 +168,6 @@ def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:
 
 
 def _without_table(shown_section: Shown) -> Iterator[Drawn]:
-    """Yields charts whose numbers no table of the page has."""
     if shown_section.has_numbers:
         yield from shown_section.charts
     for inner in shown_section.inner:
@@ -177,7 +175,6 @@ def _without_table(shown_section: Shown) -> Iterator[Drawn]:
 
 
 def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
-    """Returns charts by the id of their section, and the ids of the groups whose charts are drawn."""
     charts: dict[str, tuple[Drawn, ...]] = {}
     charted_ids: set[str] = set()
     used_bytes = 0
@@ -198,7 +195,6 @@ def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[d
 
 
 def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
-    """Returns the static SVG; the heading of a group says what the subtitles of its charts would."""
     spec = dict(chart.spec)
     if chart.still_width is not None:
         spec["width"] = chart.still_width
@@ -247,7 +243,6 @@ def _shown(
 
 
 def _sheet_id(sheet: Sheet[Any], group: str, ids: Counter[str]) -> str:
-    """Returns the anchor of a table, unique in the page; counts it in `ids`."""
     sheet_id = "-".join(filter(None, ("table", sheet.name, group)))
     ids[sheet_id] += 1
     if ids[sheet_id] == 1:
@@ -295,7 +290,6 @@ def _glances(cards: Sequence[Card]) -> Glances | None:
 
 
 def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
-    """Returns the line that a folded section shows, and the words below it."""
     if section.headline or not section.words:
         return section.headline, tuple(text for text in section.words if text.rstrip(".") != section.headline)
     first = section.words[0]
@@ -305,7 +299,6 @@ def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
 
 
 def _downloads(document: Document) -> list[dict[str, str]]:
-    """Returns links that hold the data themselves, as far as they fit; others name the command that writes the file."""
     free_bytes = DOWNLOAD_BYTES
     links = []
     for name, table in document.tables().items():
@@ -342,7 +335,6 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Cleans text that is not mark-up of dlbench, and keeps a number and its unit on one line."""
     if type(value) is not str:
         return value
     return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value))

@@ -45,7 +45,10 @@ def as_plain(value: Any) -> Any:
         for field in dataclasses.fields(value):
             if field.metadata.get(HIDDEN, True):
                 plain = as_plain(getattr(value, field.name))
-                fields.update(plain if field.metadata.get(INLINE) else {field.name: plain})
+                if field.metadata.get(INLINE):
+                    fields |= plain
+                else:
+                    fields[field.name] = plain
         return fields
     if isinstance(value, BaseModel):
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}

@@ -95,7 +95,6 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 
 def _has_evidence(document: Document) -> bool:
-    """Whether the full form has more sections of a group than the brief form."""
     for group in document.sections:
         if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
             return True
@@ -126,18 +125,18 @@ def _further_tables(document: Document, width: int) -> Iterator[Block]:
 
 
 def _is_left_out(sheet: Sheet[Any]) -> bool:
-    """Whether the full form leaves a table to other formats: a page folds it, or draws it."""
+    """Returns whether the full form leaves a table to other formats: a page folds it, or draws it."""
     return (sheet.is_folded or sheet.is_drawn) and not sheet.in_terminal
 
 
 def _is_whole(section: Section, sheet: Sheet[Any]) -> bool:
-    """Whether the full form prints a whole table: CSV lacks it, or its columns are what it compares."""
+    """Returns whether the full form prints a whole table: CSV lacks it, or its columns are compared."""
     is_pivot = sheet.pivot is not None and section.level != "appendix"
     return section.level == "answer" or is_pivot or not sheet.names
 
 
 def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
-    """Whether the full form does not print all columns or rows of a table."""
+    """Returns whether the full form leaves out columns or rows of a table."""
     if _is_whole(section, sheet):
         return False
     table = sheet.to_display()
@@ -147,7 +146,6 @@ def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
 
 
 def _screen(group: Section, width: int) -> list[Block]:
-    """Returns a group in the brief form: label, conditions, finding, answers, warnings, the next step."""
     blocks: list[Block] = []
     for max_rows, max_marks in _TRIMMED:
         blocks = [Block(tuple(_wrapped(group.title, width)), "heading"), *_brief(group, width, max_rows)]
@@ -163,7 +161,6 @@ def _screen(group: Section, width: int) -> list[Block]:
 
 
 def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
-    """Yields the first marks of a group and of its answers, serious ones first, and counts the others."""
     marks = list(group.marks)
     for section in group.sections:
         if section.level == "answer":
@@ -232,7 +229,6 @@ def _missing(section: Section, width: int) -> Iterator[Block]:
 
 
 def _full(section: Section, width: int) -> Iterator[Block]:
-    """Yields all words and tables of a section without its inner ones, the finding first."""
     if section.headline:
         yield from _sentences([section.headline], width)
     yield from _sentences(section.about, width)
@@ -246,7 +242,9 @@ def _full(section: Section, width: int) -> Iterator[Block]:
     sheets = [sheet for sheet in section.sheets if not _is_left_out(sheet)]
     for sheet in sheets:
         if sheet.to_display().rows:
-            lines = [""]
+            lines = []
+            if section.about or section.words or len(sheets) > 1:  # A single table follows a headline directly.
+                lines.append("")
             if len(sheets) > 1 and sheet.title != section.title:
                 lines += _wrapped(sheet.title, width)
             lines += _full_table(section, sheet, width)
@@ -285,7 +283,6 @@ def _last_column(table: TextTable, width: int) -> int:
 
 
 def _methods(section: Section, width: int) -> Iterator[Block]:
-    """Yields the first sentences of the first definitions, and where all of them are."""
     for name, text in section.facts[:MAX_METHODS]:
         first_sentence = re.split(r"(?<=\w\w\.) (?=[A-Z])", text, maxsplit=1)[0]
         yield from _sentences([f"- {name}: {first_sentence}"], width)
@@ -365,7 +362,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the characters of the longest cell of each column."""
     return [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
 
@@ -383,8 +379,7 @@ def fitted(table: TextTable, width: int) -> list[str]:
         rows = _texts(table, num_intervals)
     short = rows
     for longest in (width, LONG_CELL):
-        short = [rows[0]]
-        short += (tuple(shorten(cell, longest) for cell in row) for row in rows[1:])
+        short = [rows[0], *(_shortened_row(row, longest) for row in rows[1:])]
         if _width(short) <= width:
             return aligned(short)
     while _width(short) > width and len(short[0]) > 1:
@@ -392,6 +387,10 @@ def fitted(table: TextTable, width: int) -> list[str]:
     if len(short[0]) == 1:
         short = [(shorten(cell, width),) for (cell,) in short]
     return aligned(short)
+
+
+def _shortened_row(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
+    return tuple(shorten(cell, longest) for cell in row)
 
 
 def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
@@ -423,7 +422,6 @@ def whole_table(table: TextTable, width: int) -> list[str]:
 
 
 def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Returns a table as several below each other, each with the first column."""
     lines: list[str] = []
     for start, end in _column_ranges(_widths(rows), width):
         if lines:
@@ -484,7 +482,6 @@ def shorten(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Returns lines; further lines of a list item are indented."""
     if text[:2] in _SIGNS.values():
         return _wrap(text, width, subsequent_indent="  ")
     return _wrap(text, width)

@@ -73,45 +73,46 @@ def _stairs(point: CausePoint, shares: Sequence[CauseShare]) -> Rows:
     level = 100.0
     for share in shares:
         lost = 100 * share.lost.value
-        ends = None
+        interval_ends = None
         if share.lost.low is not None and share.lost.high is not None:
-            ends = level - 100 * share.lost.high, level - 100 * share.lost.low
+            interval_ends = level - 100 * share.lost.high, level - 100 * share.lost.low
         sign = "-" if lost > 0 else "+"
         label = sign + lost_value(share.lost).removeprefix("-").removesuffix(" points")
         colour, texts = CAUSE_COLOURS[share.name], (label, lost_text(share.lost))
-        rows.append(_bar(CAUSE_TITLES[share.name], level, level - lost, colour, texts, ends))
+        rows.append(_bar(CAUSE_TITLES[share.name], level, level - lost, colour, texts, interval_ends))
         level -= lost
     efficiency = point.efficiency
-    ends = None
+    interval_ends = None
     if efficiency.low is not None and efficiency.high is not None:
-        ends = 100 * efficiency.low, 100 * efficiency.high
+        interval_ends = 100 * efficiency.low, 100 * efficiency.high
     texts = value_text(efficiency), figure_text(efficiency)
-    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, texts, ends)]
+    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, texts, interval_ends)]
 
 
 def _bar(
-    name: str, start: float, end: float, colour: str, texts: tuple[str, str], ends: tuple[float, float] | None
+    name: str, start: float, end: float, colour: str, texts: tuple[str, str], interval_ends: tuple[float, float] | None
 ) -> dict[str, Any]:
-    """Returns a bar; `texts` are its label and its tooltip, `ends` those of its interval."""
+    """Returns a bar; `texts` are its label and its tooltip, `interval_ends` those of its interval."""
     low, high = sorted((start, end))
-    left, right = low, high  # Of the bar with its interval.
-    if ends is not None:
-        left, right = min(low, ends[0]), max(high, ends[1])
-    label_x, side = left, "left"
+    bar_left, bar_right = low, high  # Of the bar with its interval.
+    interval: dict[str, float | None] = {"low": None, "high": None}
+    if interval_ends is not None:
+        bar_left, bar_right = min(low, interval_ends[0]), max(high, interval_ends[1])
+        interval = {"low": round(interval_ends[0], 2), "high": round(interval_ends[1], 2)}
+    label_x, side = bar_left, "left"
     if start == 0.0:
         label_x, side = 0.0, "in"
-    elif left < _ROOM_FOR_WORDS:
-        label_x, side = right, "right"
-    label, shown = texts
+    elif bar_left < _ROOM_FOR_WORDS:
+        label_x, side = bar_right, "right"
+    label, tooltip = texts
     return {
         "name": name,
         "from": round(low, 2),
         "to": round(high, 2),
-        "low": round(ends[0], 2) if ends else None,
-        "high": round(ends[1], 2) if ends else None,
+        **interval,
         "colour": colour,
         "label": label,
-        "shown": shown,
+        "shown": tooltip,
         "at": round(label_x, 2),
         "side": side,
     }

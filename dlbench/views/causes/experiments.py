@@ -75,6 +75,15 @@ class CauseShare(Part):
     """Its parts, which sum to it: of `compute` forward, backward and optimizer; of `input` fetching, preparing and the
     copy, or, if runs do not report their readers, the wait and the copy."""
 
+    @property
+    def reasons(self) -> str:
+        """Why it was not measured."""
+        return " | ".join(self.not_measured)
+
+    @property
+    def remarks(self) -> str:
+        return " | ".join(self.notes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -154,7 +163,6 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
 
 
 def _can_change(plan: RunPlan, key: str, value: object) -> bool:
-    """Returns whether a setting of the exchange can have a value here, and has another one now."""
     if plan.engine.name == "single" or getattr(plan.sync, key) == value:
         return False
     changed = plan.sync.model_copy(update={key: value})
@@ -172,16 +180,16 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
     if late is None:
         yield Experiment("look for jitter: ranks take turns at being last (other work on the cores, uneven samples)")
         return
-    who, whose, which_host = f"rank {late.rank} on {late.host}", "its", "its"
+    subject, whose, which_host = f"rank {late.rank} on {late.host}", "its", "its"
     if late.rank is None:
-        who, whose, which_host = late.host, "its ranks'", "the"
+        subject, whose, which_host = late.host, "its ranks'", "the"
     where = {
         "input": f"{whose} input (storage of that node, loader workers)",
         "compute": f"{whose} computing (clocks, temperature, other work on its cores)",
         "host": f"{which_host} host between the steps (other processes, logging)",
         "unexplained": f"its link or other work on its cores, because nothing of {whose} own work explains it",
     }
-    yield Experiment(f"look at {who}: {where[late.late_by]}")
+    yield Experiment(f"look at {subject}: {where[late.late_by]}")
 
 
 def _for_input(case: Case) -> Iterator[Experiment]:

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
@@ -68,12 +69,8 @@ class Diagnosis:
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
     """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups.
 
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %. Without values for the
-    baseline, and for causes that took no time anywhere.
-
-    Args:
-        points: The measured causes of each rank count of a group, the baseline's too.
-        num_groups: Groups of the report with several rank counts.
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points` are the measured
+    causes of each rank count of a group, the baseline's too, which gets no values; `num_groups` have several counts.
     """
     tested = []
     for index, parts in enumerate(points):
@@ -96,22 +93,22 @@ def diagnose(case: Case) -> Diagnosis:
     by_loss = sorted(case.parts, key=_lost_points, reverse=True)
     certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
-    named = certain[0] if finding == "partial" else largest
+    cause_part = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
     experiments: tuple[Experiment, ...] = ()
-    if named is not None and finding not in ("no loss", "small loss", "above ideal"):
-        cause = named.name
-        share = _share(case, named) if case.point.is_baseline else named.lost.value
+    if cause_part is not None and finding not in ("no loss", "small loss", "above ideal"):
+        cause = cause_part.name
+        share = _share(case, cause_part) if case.point.is_baseline else cause_part.lost.value
         if 0 < share < 1:
             bound = 1 / (1 - share) - 1
         if finding in ("found", "likely"):
             bound_by, make_experiments = RULES[cause]
             experiments = tuple(make_experiments(case))
-            if named.lost.value >= BOUND_SHARE * case.whole.lost.value:
+            if cause_part.lost.value >= BOUND_SHARE * case.whole.lost.value:
                 name = bound_by
     return Diagnosis(
-        line=_line(case, finding, named, certain),
-        next=_next_text(case, finding, named, experiments),
+        line=_line(case, finding, cause_part, certain),
+        next=_next_text(case, finding, cause_part, experiments),
         finding=finding,
         name=name,
         cause=cause,
@@ -181,7 +178,6 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
 
 
 def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
-    """Returns `Diagnosis.line`."""
     if finding == "baseline":
         text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
         if largest is None:
@@ -203,7 +199,6 @@ def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[
 
 
 def _undecided_text(case: Case, finding: Finding) -> str:
-    """Returns why no cause of a loss is named."""
     lost = case.whole.lost
     in_runs = units_text(lost)
     amount = f"loss of {lost_text(lost)}" if lost.value >= 0 else f"gain of {_gain(lost)}"
@@ -263,11 +258,11 @@ def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Par
     return f"{text}; the rest ({losses}) is too uncertain in {units_text(cause.lost)} to name"
 
 
-def loss_in_brief(point: CausePoint) -> str:
+def loss_in_brief(point: CausePoint | None) -> str:
     """Returns the beginning of `Diagnosis.line` for a card, with its certainty; empty if it names no part."""
-    verdict = point.verdict
-    if point.is_baseline or not verdict.cause:
+    if point is None or point.is_baseline or not point.verdict.cause:
         return ""
+    verdict = point.verdict
     lost = point.cause(verdict.cause).lost
     doubts = {
         "within noise": ", within the noise",
@@ -279,16 +274,15 @@ def loss_in_brief(point: CausePoint) -> str:
 
 
 def _late(case: Case, largest: Part) -> str:
-    """Returns for whom ranks wait, if it is mostly one rank, or the ranks of one host."""
     if largest.name != "straggler" or not case.hosts:
         return ""
     late = case.main_straggler
     if late is None:
         return ", for ranks in turns"
-    who, whose = f"rank {late.rank} on {late.host}", "its"
+    subject, whose = f"rank {late.rank} on {late.host}", "its"
     if late.rank is None:
-        who, whose = f"the ranks of {late.host}", "their"
-    return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
+        subject, whose = f"the ranks of {late.host}", "their"
+    return f", {percent(late.waited_share, 0)} for {subject}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
 def bound_text(bound: float) -> str:
@@ -371,7 +365,7 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
         return None
     history = slow_nodes(table)
     accounts = [_account(point, group.baseline, table) for point in group.points]
-    measured = [[share for share in shares if share.is_measured] for shares, *_ in accounts]
+    measured = [list(filter(attrgetter("is_measured"), shares)) for shares, *_ in accounts]
     places = {(row["group"], row["ranks"], row["nodes"]) for row in table.figures.values()}
     num_points = Counter(group_id for group_id, *_ in places)
     adjusted = adjusted_p(measured, sum(count > 1 for count in num_points.values()))

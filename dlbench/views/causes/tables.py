@@ -54,15 +54,6 @@ class AccountRow:
         return self.part if self.is_measured else None
 
     @property
-    def reasons(self) -> str:
-        """Why it was not measured."""
-        return " | ".join(self.share.not_measured) if self.share else ""
-
-    @property
-    def remarks(self) -> str:
-        return " | ".join(self.share.notes) if self.share else ""
-
-    @property
     def place(self) -> str:
         return place_of(self.point)
 
@@ -82,12 +73,13 @@ def _kind(row: AccountRow) -> RowKind:
 
 _COLUMNS: tuple[Column[AccountRow], ...] = (
     *columns_of(AccountRow, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline"),
-    *columns_of(AccountRow, "part=part.name", "part_of", "is_measured", "why_not_measured=reasons"),
+    *columns_of(AccountRow, "part=part.name", "part_of", "is_measured", "why_not_measured=share.reasons"),
     Column("seconds", "", "measured.seconds", has_interval=True),
     Column("ideal_seconds", "", "measured.ideal_seconds"),
     Column("lost_fraction", "", "measured.lost", has_interval=True),
     *columns_of(AccountRow, "adjusted_p=share.adjusted_p", "runs=part.seconds.n"),
-    *columns_of(AccountRow, "seconds_interval=part.seconds.kind", "lost_interval=part.lost.kind", "remarks"),
+    *columns_of(AccountRow, "seconds_interval=part.seconds.kind", "lost_interval=part.lost.kind"),
+    *columns_of(AccountRow, "remarks=share.remarks"),
 )
 
 
@@ -123,7 +115,6 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
 
 
 def _rows(point: CausePoint) -> Iterator[AccountRow]:
-    """Yields terms of the sum, each with its parts; exchange on the wire and waiting are below their phase."""
     for share in point.causes:
         if share.name == "exchange":
             yield AccountRow(point, point.exchange_phase, ROW_TITLES[EXCHANGE_PHASE])

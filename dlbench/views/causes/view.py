@@ -57,7 +57,6 @@ def remarks(diagnosed: Diagnosed) -> Iterator[str]:
 
 
 def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoint]) -> Iterator[str]:
-    """Yields why a cause was not measured, and how it was."""
     unmeasured = [point for point in points if not point.causes[index].is_measured]
     if unmeasured:
         where = ""

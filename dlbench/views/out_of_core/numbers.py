@@ -1,25 +1,27 @@
-"""Runs that differ in how they hold activations, and in their batch, side by side.
+"""Runs that differ only in the method for activations, and in their batch, side by side.
 
-Throughput, memory and bytes are those of the runs; what was predicted is compared with them:
+Measured throughput, memory and bytes are compared with predictions:
 
-* peak: what the simulator predicts a rank to hold, against the measured peak of the rank that held most, and against
-  the capacity that the plan was made for;
-* step: predicted pass x passes per step + what the run's own warm-up spent next to forward and backward passes (input,
-  exchange, optimiser), against the median measured step.
+* peak: the simulator's prediction for a rank, with the highest measured peak of any rank, and with the capacity of the
+  plan;
+* step: predicted pass x passes per step + the time of the run's warm-up steps outside forward and backward passes
+  (input, exchange, optimizer), with the median measured step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import Comparison, alike, compared, with_train
+from dlbench.analysis.side_by_side import Comparison, Side, alike, compared, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
@@ -28,12 +30,13 @@ from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
-from dlbench.report.wording import percent, runs_text
+from dlbench.report.wording import percent
 from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
-from dlbench.views.peak_memory import ended_without_memory
+from dlbench.views.peak_memory import ended_without_memory, runs_or_none
+from dlbench.views.view import optional_text
 
 IN_CORE = ("none", "none")
 
@@ -47,9 +50,9 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
     ("none", "planned"): "planned swap",
     ("planned", "planned"): "planned (KARMA)",
 }
-"""By `train.recompute` and `train.swap`, in the order in which they are shown."""
+"""Titles of methods by `train.recompute` and `train.swap`, in the order of tables."""
 
-COLOURS: Mapping[str, str] = {  # Of the methods, wherever they are drawn.
+COLOURS: Mapping[str, str] = {  # Colours of the methods by title.
     "in core": "#1f2328",
     "all recomputed": "#e69f00",
     "all offloaded": "#8a8f98",
@@ -62,128 +65,150 @@ COLOURS: Mapping[str, str] = {  # Of the methods, wherever they are drawn.
 OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
-"""Settings of `train` that belong to a method, as `memory` does."""
+"""Settings of `train` that belong to a method, in addition to `memory`."""
 
 
 def signed_percent(error: float) -> Cell:
-    """``+3.1 %``, ``-0.4 %``."""
-    return Cell(f"{'+' if error > 0 else ''}{percent(error)}", number=error)
+    """Returns an error with its sign, e.g. ``+3.1 %``, ``-0.4 %``."""
+    sign = "+" if error > 0 else ""
+    return Cell(f"{sign}{percent(error)}", number=error)
+
+
+def _bytes_or_no(num_bytes: int) -> int | Cell:
+    return num_bytes or Cell("no")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPoint:
-    """One method with one batch at one rank count."""
+    """The speed and memory of one method with one batch at one rank count."""
 
     ranks: int
     nodes: int
     method: str
-    label: str = field(metadata=column("Activations", is_brief=True))  # With what distinguishes methods of one title.
+    label: str = field(metadata=column("Activations", is_brief=True))  # The method's title with its settings.
     recompute: str
     swap: str
     capacity: str
     batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))  # Samples per rank and step.
     parts: int
-    throughput: Estimate | None = None  # Samples per second, all ranks; None where no run has figures.
+    throughput: Estimate | None = None  # Samples per second, all ranks; None if no run has figures.
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
-    """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
+    """Highest bytes of any rank: allocated on its GPU, or resident in its process with libraries."""
     device_peak: Estimate | None = field(default=None, metadata=column("Peak", "peak_bytes", is_brief=True))
-    """Bytes that training took of it, as `RankMemory.device_peak_bytes`; None in core."""
+    """Highest bytes of training alone, as `RankMemory.device_peak_bytes`; None in core."""
     predicted_peak_bytes: int | None = field(
         default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
     )
     in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
-    """Bytes per rank in core, by the chain."""
+    """Bytes per rank in core, by the measured chain."""
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
-        default=None, metadata=column("Over the plan", text=lambda found: found or Cell("no"), unit="bytes")
+        default=None, metadata=column("Over the plan", text=_bytes_or_no, unit="bytes")
     )
-    """By how much activations were more than the plan allowed, the most of any rank and run."""
+    """Bytes of activations above those of the plan, the most of any rank and run."""
     swapped_bytes: Estimate | None = field(default=None, metadata=column("Moved out"))
     """Bytes that left the device, per rank and step, mean over ranks."""
     recompute_share: Estimate | None = field(default=None, metadata=column("Recomputing", "recompute_fraction"))
-    """Of the mean step, recomputing, mean over ranks."""
-    room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for room"))
-    """Forward passes waited for room, seconds per step, mean over ranks."""
+    """Recomputing over the mean step (1), mean over ranks."""
+    room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for memory"))
+    """Seconds per step in which forward passes waited for free memory, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    predicted_step: Estimate | None = field(  # Seconds; None without a prediction or a warm-up of two steps.
+    """Seconds per step in which backward passes waited for swapped tensors, mean over ranks."""
+    predicted_step: Estimate | None = field(
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
-    step_error: float | None = field(  # Predicted over measured step - 1; None where one is missing.
+    """Seconds; None without a prediction or a warm-up of two steps."""
+    step_error: float | None = field(
         default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
     )
+    """Predicted over measured step - 1; None if one of them is missing."""
     peak_error: float | None = field(default=None, metadata=column("Error", "peak_error_fraction", text=signed_percent))
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
     )
     """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
-    host_update_bytes: Estimate | None = field(default=None, metadata=column("Copied for it"))
-    """Gradients and parameters copied for that, per step."""
+    host_update_bytes: Estimate | None = field(default=None, metadata=column("Copied for the host's update"))
+    """Bytes of gradients and parameters copied for the host's update, per step."""
     checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
-    """Of the swapped bytes, the least of any run; None where nothing was verified."""
-    tier: str = field(default="", metadata=column("To", text=lambda found: found or None))
+    """Verified share of the swapped bytes (1), the lowest of any run; None without verification."""
+    tier: str = field(default="", metadata=column("To", text=optional_text))  # The memory or disk of swapped tensors.
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
-    num_without_memory: int = field(  # Runs that ended because memory was used up, or that no plan fits.
-        default=0,
-        metadata=column("Did not fit", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"),
-    )
+    num_without_memory: int = field(default=0, metadata=column("Did not fit", "runs_without_memory", text=runs_or_none))
+    """Runs that ended because memory was used up, or because no plan fits."""
     run_ids: tuple[str, ...] = ()
 
     @property
+    def place(self) -> tuple[int, int]:
+        return self.ranks, self.nodes
+
+    @property
+    def key(self) -> tuple[int, int, str, int]:
+        """Ranks, nodes, label and batch: points with equal keys are one."""
+        return self.ranks, self.nodes, self.label, self.batch
+
+    @property
+    def excess_bytes(self) -> float:
+        """Bytes of the measured peak above the capacity; 0 if one of them is not known."""
+        if self.device_peak is None or self.capacity_bytes is None:
+            return 0.0
+        return self.device_peak.value - self.capacity_bytes
+
+    @property
     def is_in_core(self) -> bool:
-        """Whether nothing is recomputed or swapped."""
         return (self.recompute, self.swap) == IN_CORE
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan decides for every block."""
+        """True if a plan decides for each block."""
         return "planned" in (self.recompute, self.swap)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The largest batch in core."""
+    """The largest batch in core at one rank count."""
 
     ranks: int
     nodes: int
     capacity_bytes: int
-    batch: int  # Samples of a pass that this holds in core, by the measured chains.
+    batch: int  # Samples of a pass that fit the capacity in core, by the measured chains.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a plan gains over the methods that treat all blocks alike."""
+    """The gain of a plan over the methods that treat all blocks equally."""
 
     ranks: int
     nodes: int
     batch: int
     planned: str  # Label of the fastest planned method.
-    over: str  # Label of the fastest method that treats all blocks alike and is not in core.
+    over: str  # Label of the fastest method that treats all blocks equally and is not in core.
     ratio: Estimate  # Throughput of the plan over that method's.
-    planned_peak_bytes: float | None  # Measured; see `MethodPoint.device_peak`.
-    over_peak_bytes: float | None
+    planned_peak_bytes: float | None  # Measured peak of the plan; see `MethodPoint.device_peak`.
+    over_peak_bytes: float | None  # Measured peak of the other method.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtLimit:
-    """One way to train the same batch on so many ranks, whatever it shares or holds, under what a plan was made for."""
+    """A method, with one batch and rank count, at a memory limit for which a plan was made; it may shard its state."""
 
     ranks: int
     nodes: int
     batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
     limit: int = field(metadata=column("Limit", "limit_bytes", unit="bytes", is_brief=True))
     method: str = field(metadata=column("Method", is_brief=True))
-    peak: Estimate | None = field(metadata=column("Peak", "peak_bytes", is_brief=True))  # As `_held`.
-    fits: bool | None = field(metadata=column("Fits", is_brief=True))
+    peak: Estimate | None = field(metadata=column("Peak", "peak_bytes", is_brief=True))  # See `_tensor_bytes`.
+    fits: bool | None = field(metadata=column("Fits", is_brief=True))  # None: not known.
     throughput: Estimate = field(metadata=column("Samples/s", "throughput_per_s", is_brief=True))
-    ratio: Estimate | None = field(  # Throughput over the fastest that fits; None: none does.
+    ratio: Estimate | None = field(
         metadata=column("Over best", "over_fastest_that_fits", text=times_cell, is_brief=True)
     )
+    """Throughput over that of the fastest method that fits; None: no method fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodComparison:
-    """Methods side by side."""
+    """Methods side by side, from runs that differ only in the method and the batch."""
 
     id: str
     label: str
@@ -193,14 +218,14 @@ class MethodComparison:
     sample_unit: str
     points: tuple[MethodPoint, ...]  # By rank count, method and batch.
     limits: tuple[Limit, ...]  # At each rank count whose plans were made for one capacity in bytes.
-    at_limit: tuple[AtLimit, ...]  # By place, batch and limit, fastest first; of what shares state as well.
-    gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
-    median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
-    median_peak_error: float | None
+    at_limit: tuple[AtLimit, ...]  # By place, batch and limit, fastest first; also methods that shard state.
+    gains: tuple[Gain, ...]  # By rank count and batch with a plan and a method that treats all blocks equally.
+    median_step_error: float | None  # Median of absolute errors of predicted steps over `points`; None without one.
+    median_peak_error: float | None  # Median of absolute errors of predicted peaks over `points`; None without one.
 
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodComparison, ...]:
-    """All sets of runs that differ in nothing but method and batch, where any has a method; ordered as the groups."""
+    """Returns all sets of runs that differ only in method and batch, if one has a method; ordered as the groups."""
     sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
         _compared(digest, members, groups, table) for digest, members in sets.items() if any(map(_has_method, members))
@@ -208,7 +233,7 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodCompari
 
 
 def _without_method(run: Run) -> Run:
-    """A run as if it had no method and batches of one sample."""
+    """Returns a run as if it trained in core with batches of one sample."""
     neutral = {key: TrainSpec.model_fields[key].default for key in METHOD_KEYS}
     return with_train(run, {**neutral, "memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1})
 
@@ -220,39 +245,9 @@ def _has_method(group: Group) -> bool:
 
 def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:
     plan = groups[0].sample.plan
-    subject = planned_id(_without_method(groups[0].sample))
-    made = [
-        _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
-        for group in groups
-        for point in group.points
-    ]
-    points = {(one.ranks, one.nodes, one.label, one.batch): one for one in made}
-    for item in table.without:
-        fits_not = ended_without_memory(item.why) or "does not fit" in item.why
-        if fits_not and planned_id(_without_method(item.run)) == subject:
-            one = _empty(item.run)
-            key = one.ranks, one.nodes, one.label, one.batch
-            before = points.get(key, one)
-            points[key] = dataclasses.replace(before, num_without_memory=before.num_without_memory + 1)
-    in_core = {(one.batch, one.parts): one.in_core_bytes for one in points.values() if one.in_core_bytes is not None}
-    for key, one in points.items():
-        # What the chain of runs with a method says of those in core with the same batch.
-        if one.in_core_bytes is None and one.is_in_core:
-            held = in_core.get((one.batch, one.parts))
-            points[key] = dataclasses.replace(one, in_core_bytes=held, predicted_peak_bytes=held)
-    titles = list(TITLES.values())
-    ordered = sorted(
-        points.values(),
-        key=lambda one: (
-            one.ranks,
-            one.nodes,
-            titles.index(one.method) if one.method in titles else len(titles),
-            one.label,
-            one.batch,
-        ),
-    )
-    step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
-    peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
+    points = _with_in_core_bytes([*_measured_points(groups, table), *_failed_points(groups[0].sample, table)])
+    step_errors = [abs(point.step_error) for point in points if point.step_error is not None]
+    peak_errors = [abs(point.peak_error) for point in points if point.peak_error is not None]
     return MethodComparison(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
@@ -260,12 +255,51 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         preset=plan.workload.preset,
         engine=plan.engine.name,
         sample_unit=plan.workload.sample_unit,
-        points=tuple(ordered),
+        points=tuple(points),
         limits=tuple(_limits(groups, table)),
         at_limit=tuple(_at_limit(groups, others, table)),
-        gains=tuple(_gains(ordered, table)),
+        gains=tuple(_gains(points, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
+    )
+
+
+def _measured_points(groups: Sequence[Group], table: RunTable) -> Iterator[MethodPoint]:
+    for group in groups:
+        for point in group.points:
+            yield _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
+
+
+def _failed_points(sample: Run, table: RunTable) -> Iterator[MethodPoint]:
+    subject = planned_id(_without_method(sample))
+    for item in table.without:
+        is_too_large = ended_without_memory(item.why) or "does not fit" in item.why
+        if is_too_large and planned_id(_without_method(item.run)) == subject:
+            yield dataclasses.replace(_empty(item.run), num_without_memory=1)
+
+
+def _with_in_core_bytes(points: Iterable[MethodPoint]) -> list[MethodPoint]:
+    """Returns one point per key in the order of tables; those in core get the bytes of the chain of other methods."""
+    merged: dict[tuple[int, int, str, int], MethodPoint] = {}
+    for point in points:
+        earlier = merged.get(point.key)
+        if earlier is None or point.num_runs:
+            merged[point.key] = point
+        else:
+            num_without_memory = earlier.num_without_memory + point.num_without_memory
+            merged[point.key] = dataclasses.replace(earlier, num_without_memory=num_without_memory)
+    in_core: dict[tuple[int, int], int] = {}  # By batch and parts.
+    for point in merged.values():
+        if point.in_core_bytes is not None:
+            in_core[point.batch, point.parts] = point.in_core_bytes
+    for key, point in merged.items():
+        if point.in_core_bytes is None and point.is_in_core:
+            in_core_bytes = in_core.get((point.batch, point.parts))
+            merged[key] = dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
+    order = {title: number for number, title in enumerate(TITLES.values())}
+    return sorted(
+        merged.values(),
+        key=lambda point: (*point.place, order.get(point.method, len(order)), point.label, point.batch),
     )
 
 
@@ -277,24 +311,29 @@ def _empty(run: Run) -> MethodPoint:
     train, layout = run.plan.workload.train, run.plan.layout
     title = TITLES.get((train.recompute, train.swap), f"{train.recompute} recomputed, {train.swap} swapped")
     capacity = _capacity(train)
-    compiled = ""
+    parts = [title]
+    if capacity:
+        parts.append(f"in {capacity}")
+    if train.memory.blocks:
+        parts.append(f"blocks from {', '.join(train.memory.blocks)}")
+    if train.memory.verify:
+        parts.append("verified")
     if train.compile != "none":
-        mode = "" if train.compile == "default" else f" {train.compile}"
-        budget = "" if train.activation_budget is None else f" keeping {train.activation_budget:g}"
-        compiled = f"torch.compile{mode}{budget}"
-    more = (
-        f"in {capacity}" if capacity else "",
-        f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else "",
-        "verified" if train.memory.verify else "",
-        compiled,
-        "optimiser on the host" if train.optimizer_state == "host" else "",
-        f"{train.gradient_accumulation} parts" if train.gradient_accumulation > 1 else "",
-    )
+        compiled = "torch.compile"
+        if train.compile != "default":
+            compiled += f" {train.compile}"
+        if train.activation_budget is not None:
+            compiled += f" keeping {train.activation_budget:g}"
+        parts.append(compiled)
+    if train.optimizer_state == "host":
+        parts.append("optimizer on the host")
+    if train.gradient_accumulation > 1:
+        parts.append(f"{train.gradient_accumulation} parts")
     return MethodPoint(
         ranks=layout.ranks,
         nodes=layout.nodes,
         method=title,
-        label=", ".join(filter(None, (title, *more))),
+        label=", ".join(parts),
         recompute=train.recompute,
         swap=train.swap,
         capacity=capacity,
@@ -308,48 +347,69 @@ def _memory(run: Run) -> MemoryResult | None:
 
 
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
-    results = {key: found for key, run in runs.items() if (found := _memory(run)) is not None}
-    first = next(iter(results.values()), None)
+    results: dict[RunKey, MemoryResult] = {}
+    for key, run in runs.items():
+        result = _memory(run)
+        if result is not None:
+            results[key] = result
 
     def over_runs(figure: Callable[[Run], float | None]) -> dict[RunKey, float | None]:
         return {key: figure(run) for key, run in runs.items()}
 
     def per_step(name: str) -> dict[RunKey, float | None]:
-        """A sum over the measured steps, per step, mean over ranks; left out where a rank counted none."""
-        return {
-            key: math.fsum(getattr(one, name) / one.steps for one in result.ranks) / len(result.ranks)
-            for key, result in results.items()
-            if all(one.steps for one in result.ranks)
-        }
+        """Returns a sum over the measured steps, per step, mean over ranks; without runs whose ranks counted none."""
+        return {key: _per_step(result, name) for key, result in results.items()}
 
-    predicted = of_known(median_estimate, over_runs(_predicted_step_s), "s")
-    peak = of_known(median_estimate, {key: _device_peak(result) for key, result in results.items()}, "bytes")
-    recompute_s, whole_s = of_known(mean_estimate, per_step("recompute_s"), "s"), point.mean_step.value
-    shares = [one.checksum_share for one in results.values() if one.checksum_share is not None]
-    return dataclasses.replace(
+    method_point = dataclasses.replace(
         _empty(next(iter(runs.values()))),
         throughput=point.throughput,
         step=point.step,
         process_peak=of_known(median_estimate, over_runs(_process_peak), "bytes"),
-        device_peak=peak,
-        predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
-        in_core_bytes=None if first is None else first.in_core_bytes,
-        capacity_bytes=None if first is None else first.plan.capacity_bytes,
-        over_budget_bytes=max((r.over_budget_bytes for one in results.values() for r in one.ranks), default=None),
+        device_peak=of_known(median_estimate, {key: _device_peak(result) for key, result in results.items()}, "bytes"),
         swapped_bytes=of_known(median_estimate, per_step("swapped_out_bytes"), "bytes"),
-        recompute_share=recompute_s.scaled(1 / whole_s, "fraction") if recompute_s and whole_s > 0 else None,
         room_wait_s=of_known(mean_estimate, per_step("room_wait_s"), "s"),
         swap_wait_s=of_known(mean_estimate, per_step("swap_wait_s"), "s"),
-        predicted_step=predicted,
-        step_error=None if predicted is None else predicted.value / point.step.value - 1,
-        peak_error=None if first is None or not peak else first.plan.predicted.peak_bytes / peak.value - 1,
-        host_update_s=of_known(mean_estimate, over_runs(lambda run: _host_update(run, "wait_s")), "s"),
-        host_update_bytes=of_known(median_estimate, over_runs(lambda run: _host_update(run, "copied_bytes")), "bytes"),
-        checksum_share=min(shares, default=None),
-        tier="" if first is None or first.tier is None else first.tier,
+        predicted_step=of_known(median_estimate, over_runs(_predicted_step_s), "s"),
+        host_update_s=of_known(mean_estimate, over_runs(_host_update_wait_s), "s"),
+        host_update_bytes=of_known(median_estimate, over_runs(_host_update_bytes), "bytes"),
         num_runs=len(runs),
         run_ids=point.run_ids,
     )
+    recompute_s, step_s = of_known(mean_estimate, per_step("recompute_s"), "s"), point.mean_step.value
+    if recompute_s is not None and step_s > 0:
+        recompute_share = recompute_s.scaled(1 / step_s, "fraction")
+        method_point = dataclasses.replace(method_point, recompute_share=recompute_share)
+    if method_point.predicted_step is not None:
+        step_error = method_point.predicted_step.value / point.step.value - 1
+        method_point = dataclasses.replace(method_point, step_error=step_error)
+    if not results:
+        return method_point
+    return _with_plan(method_point, list(results.values()))
+
+
+def _with_plan(point: MethodPoint, results: Sequence[MemoryResult]) -> MethodPoint:
+    first = results[0]
+    peak_error = None
+    if point.device_peak:
+        peak_error = first.plan.predicted.peak_bytes / point.device_peak.value - 1
+    ranks = chain.from_iterable(result.ranks for result in results)
+    checksum_shares = [result.checksum_share for result in results if result.checksum_share is not None]
+    return dataclasses.replace(
+        point,
+        predicted_peak_bytes=first.plan.predicted.peak_bytes,
+        in_core_bytes=first.in_core_bytes,
+        capacity_bytes=first.plan.capacity_bytes,
+        over_budget_bytes=max((rank.over_budget_bytes for rank in ranks), default=None),
+        peak_error=peak_error,
+        checksum_share=min(checksum_shares, default=None),
+        tier=first.tier or "",
+    )
+
+
+def _per_step(result: MemoryResult, name: str) -> float | None:
+    if not all(rank.steps for rank in result.ranks):
+        return None
+    return math.fsum(getattr(rank, name) / rank.steps for rank in result.ranks) / len(result.ranks)
 
 
 def _process_peak(run: Run) -> float | None:
@@ -359,33 +419,48 @@ def _process_peak(run: Run) -> float | None:
 
 
 def _device_peak(result: MemoryResult) -> float | None:
-    """Of the rank that held most; None unless all have one."""
-    peaks = [rank.device_peak_bytes for rank in result.ranks]
-    return None if None in peaks else float(max(peak for peak in peaks if peak is not None))
+    """Returns the highest peak of any rank in bytes; None unless all ranks have one."""
+    peaks = [rank.device_peak_bytes for rank in result.ranks if rank.device_peak_bytes is not None]
+    if len(peaks) < len(result.ranks):
+        return None
+    return float(max(peaks))
 
 
-def _beside_passes_s(run: Run) -> float | None:
-    """Seconds per step that are neither forward nor backward pass, the median over the warm-up steps of rank 0 but the
-    first, in which much happens for the first time; None for fewer than two, and where the file cannot be read.
+def _outside_passes_s(run: Run) -> float | None:
+    """Returns the seconds per step outside forward and backward pass, median over the warm-up steps of rank 0.
+
+    The first step is left out, because of one-time work in it. None for fewer than two steps, or if the file cannot be
+    read.
     """
     try:
         reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
         steps: dict[str, Any] = reader.read(("warmup", "step_ns", "forward_ns", "backward_ns"))
     except IncompleteDataError:
         return None
-    others = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[steps["warmup"] != 0][1:]
-    return float(np.median(others)) / 1e9 if len(others) else None
+    outside_ns = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[steps["warmup"] != 0][1:]
+    if not len(outside_ns):
+        return None
+    return float(np.median(outside_ns)) / 1e9
 
 
 def _predicted_step_s(run: Run) -> float | None:
-    """The step as the plan and the run's own warm-up have it."""
     result = _memory(run)
-    others_s = None if result is None else _beside_passes_s(run)
-    return None if result is None or others_s is None else result.plan.predicted.pass_s * result.parts + others_s
+    if result is None:
+        return None
+    outside_s = _outside_passes_s(run)
+    return None if outside_s is None else result.plan.predicted.pass_s * result.parts + outside_s
+
+
+def _host_update_wait_s(run: Run) -> float | None:
+    return _host_update(run, "wait_s")
+
+
+def _host_update_bytes(run: Run) -> float | None:
+    return _host_update(run, "copied_bytes")
 
 
 def _host_update(run: Run, name: str) -> float | None:
-    """A sum over the measured steps of rank 0, per step."""
+    """Returns a sum over the measured steps of rank 0, per step."""
     if run.record is None or run.record.host_update is None:
         return None
     steps = max(1, run.record.ranks[0].samples // run.plan.workload.train.batch_per_rank)
@@ -393,48 +468,54 @@ def _host_update(run: Run, name: str) -> float | None:
 
 
 def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
-    """Where all plans of a rank count were made for one capacity in bytes: the largest batch that it holds in core."""
-    asked = [(group, _capacity(group.sample.plan.workload.train)) for group in groups]
-    points = [point for group, text in asked if text and not text.endswith("%") for point in group.points]
-    for (ranks, nodes), members in sorted(alike(points, lambda point: (point.ranks, point.nodes)).items()):
-        runs = [table.runs[run_id] for point in members for run_id in point.run_ids]
-        results = [result for run in runs if (result := _memory(run)) is not None]
-        capacities = {one.plan.capacity_bytes for one in results}
-        capacity = capacities.pop() if len(capacities) == 1 else None
-        if capacity is not None:
-            batch = _in_core_batch(results, capacity)
-            yield Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch)
+    """Yields the largest batch in core of each rank count whose plans were all made for one capacity in bytes."""
+    points: list[Point] = []
+    for group in groups:
+        capacity = _capacity(group.sample.plan.workload.train)
+        if capacity and not capacity.endswith("%"):
+            points += group.points
+    for (ranks, nodes), members in sorted(alike(points, attrgetter("ranks", "nodes")).items()):
+        run_ids = chain.from_iterable(point.run_ids for point in members)
+        memories = [_memory(table.runs[run_id]) for run_id in run_ids]
+        results = [result for result in memories if result is not None]
+        capacities = {result.plan.capacity_bytes for result in results}
+        capacity_bytes = capacities.pop() if len(capacities) == 1 else None
+        if capacity_bytes is not None:
+            batch = _in_core_batch(results, capacity_bytes)
+            yield Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity_bytes, batch=batch)
 
 
 def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
-    """Samples of a pass that a capacity holds in core: on the line through the two measured batches that are nearest.
+    """Returns the samples of a pass that fit a capacity in core, by the line through the two nearest measured batches.
 
-    With one batch what is no state is taken as proportional to it.
+    With one batch, all bytes but the state are assumed proportional to it.
     """
-    by_batch = alike(results, lambda one: one.chain.batch)
-    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
-    known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
-    (batch, held), chain = known[0], results[0].chain
-    other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
-    per_sample = (held - less) / (batch - other)
-    return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
+    by_batch = alike(results, lambda result: result.chain.batch)
+    sizes = {batch: median(result.in_core_bytes for result in same) for batch, same in by_batch.items()}
+    nearest = sorted(sizes, key=lambda batch: abs(sizes[batch] - capacity))
+    batch, chain_spec = nearest[0], results[0].chain
+    second, second_bytes = 0, float(chain_spec.state_bytes + chain_spec.exchange_bytes)
+    if len(nearest) > 1:
+        second, second_bytes = nearest[1], sizes[nearest[1]]
+    per_sample = (sizes[batch] - second_bytes) / (batch - second)
+    if per_sample <= 0:
+        return batch
+    return max(0, math.floor(batch + (capacity - sizes[batch]) / per_sample))
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
     with_figures = [point for point in points if point.throughput is not None and point.num_runs]
-    rates = table.rates
 
-    def speed(point: MethodPoint) -> float:
-        return 0.0 if point.throughput is None else point.throughput.value
+    def rates(point: MethodPoint) -> dict[RunKey, float]:
+        return {table.keys[run_id]: float(table.rates[run_id]) for run_id in point.run_ids}
 
-    for cell in alike(with_figures, lambda one: (one.ranks, one.nodes, one.batch, one.parts)).values():
-        planned = [one for one in cell if one.is_planned]
-        uniform = [one for one in cell if not one.is_planned and not one.is_in_core]
-        if not planned or not uniform:
+    for cell in alike(with_figures, attrgetter("ranks", "nodes", "batch", "parts")).values():
+        planned = [point for point in cell if point.is_planned]
+        fixed = [point for point in cell if not point.is_planned and not point.is_in_core]
+        if not planned or not fixed:
             continue
-        best, over = max(planned, key=speed), max(uniform, key=speed)
-        sides = [{table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (best, over)]
-        ratio, _ = compared(sides[0], sides[1])
+        best, over = max(planned, key=_throughput), max(fixed, key=_throughput)
+        ratio, _ = compared(rates(best), rates(over))
         assert ratio is not None
         yield Gain(
             ranks=best.ranks,
@@ -448,40 +529,69 @@ def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
         )
 
 
+def _throughput(point: MethodPoint) -> float:
+    return 0.0 if point.throughput is None else point.throughput.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """The runs of one method at one rank count."""
+
+    group: Group
+    throughput: Estimate
+    peak: Estimate | None  # See `_tensor_bytes`.
+    is_counted: bool  # Whether the peak is of tensors; otherwise on a CPU it includes freed pages.
+    rates: Mapping[RunKey, float]  # Samples per second of each run.
+    capacities: frozenset[int]  # Capacities of plans in bytes.
+
+    def fits(self, limit: int) -> bool | None:
+        if self.peak is None:
+            return None
+        if self.peak.value <= limit:
+            return True
+        return False if self.is_counted else None
+
+
+def _side(side: Side, table: RunTable) -> _Side:
+    runs = {table.keys[run_id]: table.runs[run_id] for run_id in side.point.run_ids}
+    memories = [_memory(run) for run in runs.values()]
+    capacities = {result.plan.capacity_bytes for result in memories if result is not None}
+    return _Side(
+        group=side.group,
+        throughput=side.point.throughput,
+        peak=of_known(median_estimate, {key: _tensor_bytes(run) for key, run in runs.items()}, "bytes"),
+        is_counted=all(run.record and run.record.held_bytes is not None for run in runs.values()),
+        rates={key: float(table.rates[run.plan.run_id]) for key, run in runs.items()},
+        capacities=frozenset(capacity for capacity in capacities if capacity),
+    )
+
+
 def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
-    """`others`: all groups, of which those take part that train as one of `groups` does, on replicas or not. Local SGD
+    """Yields the methods at each memory limit, fastest first.
+
+    Of `others`, all groups, those take part that train the same as one of `groups`, replicated or sharded. Local SGD
     makes other updates and does not.
     """
-    rates = table.rates
     comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
-    for found in comparison.of(one for one in others if one.sample.plan.strategy != "local-sgd"):
-        if not any(one in groups for one in found.groups):
+    for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):
+        if not any(group in groups for group in comparable.groups):
             continue
-        for (ranks, nodes), sides in found.places.items():
-            runs = [{table.keys[one]: table.runs[one] for one in side.point.run_ids} for side in sides]
-            peaks = [of_known(median_estimate, {key: _held(run) for key, run in of.items()}, "bytes") for of in runs]
-            # Of tensors; else what is resident, which on a CPU holds pages of freed ones as well.
-            counted = [all(run.record and run.record.held_bytes is not None for run in of.values()) for of in runs]
-            paces = [{key: float(rates[run.plan.run_id]) for key, run in of_side.items()} for of_side in runs]
-            limits = {one.plan.capacity_bytes for of in runs for run in of.values() if (one := _memory(run))} - {None}
-            for limit in sorted(filter(None, limits)):
-                fits = [
-                    None if peak is None or (peak.value > limit and not is_counted) else peak.value <= limit
-                    for peak, is_counted in zip(peaks, counted, strict=True)
-                ]
-                able = [number for number, one in enumerate(fits) if one]
-                best = max(able, key=lambda number: sides[number].point.throughput.value, default=None)
-                for number in sorted(range(len(sides)), key=lambda one: -sides[one].point.throughput.value):
+        for (ranks, nodes), sides_at_place in comparable.places.items():
+            sides = [_side(side, table) for side in sides_at_place]
+            sides.sort(key=attrgetter("throughput.value"), reverse=True)
+            for limit in sorted(frozenset().union(*(side.capacities for side in sides))):
+                best = next((side for side in sides if side.fits(limit)), None)
+                for side in sides:
                     yield AtLimit(
                         ranks=ranks,
                         nodes=nodes,
-                        batch=sides[number].group.sample.plan.workload.train.batch_per_rank,
+                        batch=side.group.sample.plan.workload.train.batch_per_rank,
                         limit=limit,
-                        method=_method(sides[number].group),
-                        peak=peaks[number],
-                        fits=fits[number],
-                        throughput=sides[number].point.throughput,
-                        ratio=None if best is None else compared(paces[number], paces[best])[0],
+                        method=_method(side.group),
+                        peak=side.peak,
+                        fits=side.fits(limit),
+                        throughput=side.throughput,
+                        ratio=None if best is None else compared(side.rates, best.rates)[0],
                     )
 
 
@@ -492,8 +602,10 @@ def _method(group: Group) -> str:
     return plan.engine_title.removeprefix("PyTorch ")
 
 
-def _held(run: Run) -> float | None:
-    """Bytes of tensors of the rank that held most: as counted, else as those that swap on a CPU have them."""
-    result = _memory(run)
+def _tensor_bytes(run: Run) -> float | None:
+    """Returns the highest bytes of tensors of any rank: as counted, else the peak of ranks that swap on a CPU."""
     assert run.record is not None
-    return run.record.held_bytes or (None if result is None else _device_peak(result))
+    if run.record.held_bytes:
+        return run.record.held_bytes
+    result = _memory(run)
+    return None if result is None else _device_peak(result)

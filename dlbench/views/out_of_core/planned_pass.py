@@ -1,4 +1,4 @@
-"""One pass of a plan: its blocks, and its operations in three lanes."""
+"""The blocks of a plan as a table, and the operations of its pass as a chart of three lanes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ KINDS = {  # Title and colour of the operations of a pass, in the order of the l
 }
 
 
+def _decision_text(decision: Decision) -> str:
+    return decision.replace("-swap", ", input swapped")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedPart:
     """A block of a plan."""
@@ -30,73 +34,81 @@ class PlannedPart:
     number: int = field(metadata=column("Block", "block", is_brief=True))
     modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
-    decision: Decision = field(
-        metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
-    )
+    decision: Decision = field(metadata=column("Decision", text=_decision_text, is_brief=True))
     own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
     """Activations that its forward pass saves, without its input."""
-    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # The block before makes it.
+    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # Output of the block before.
     moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
-    """What leaves the device after its forward pass and comes back."""
+    """Bytes that leave the device after its forward pass and come back."""
     forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
     backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
 
 
 def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, ...]:
-    """The blocks of a plan with what the chain says of them."""
+    """Returns the blocks of a plan with the bytes and seconds of the chain."""
     costs = BlockCosts(chain, blocking=swap == "offload")
-    found = []
+    parts = []
     for number, block in enumerate(plan.blocks):
         units = chain.units[block.first : block.last + 1]
-        first, last = units[0].name, units[-1].name
-        kept = costs.of(block.first, block.last, "keep")
-        found.append(
+        modules = units[0].name
+        if units[-1].name != modules:
+            modules = f"{modules} to {units[-1].name}"
+        on_device = costs.of(block.first, block.last, "keep")
+        parts.append(
             PlannedPart(
                 number=number,
-                modules=first if first == last else f"{first} to {last}",
+                modules=modules,
                 num_units=len(units),
                 decision=block.decision,
-                own_bytes=kept.own_bytes,
-                input_bytes=kept.input_bytes,
+                own_bytes=on_device.own_bytes,
+                input_bytes=on_device.input_bytes,
                 moved_bytes=costs.of(block.first, block.last, block.decision).moved_bytes,
-                forward_s=kept.forward_s,
-                backward_s=kept.backward_s,
+                forward_s=on_device.forward_s,
+                backward_s=on_device.backward_s,
             )
         )
-    return tuple(found)
+    return tuple(parts)
 
 
 def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
-    """The blocks of a plan, first to last."""
+    """Returns the table of the blocks of a plan, first to last."""
     return Sheet(
         name="out-of-core-blocks",
         title=title,
         columns=columns_of(PlannedPart),
         rows=blocks,
-        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
+        caption="Saves: bytes kept for the backward pass, without the input. Moves: bytes out of the device and back.",
         in_terminal=in_terminal,
         is_folded=not in_terminal and len(blocks) > 16,
     )
 
 
 def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], subject: Subject) -> Chart:
-    """Draws what is computed, what leaves the device and what comes back in three lanes, on one scale of time."""
+    """Draws computing, swap-outs and swap-ins in three lanes over time."""
     import altair as alt
 
     names = ["compute", "out", "in"]
-    rows: Rows = [
-        {
-            "lane": span.lane,
-            "kind": KINDS[span.kind][0] if span.kind in KINDS else span.kind,
-            "block": "" if span.block is None else str(span.block),
-            "modules": blocks[span.block].modules if span.block is not None and span.block < len(blocks) else "",
-            "start": span.start_s,
-            "end": span.end_s,
-            "shown": format_seconds(span.end_s - span.start_s),
-        }
-        for span in operations
-    ]
-    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
+    rows: Rows = []
+    for span in operations:
+        title, _ = KINDS.get(span.kind, (span.kind, ""))
+        block = modules = ""
+        if span.block is not None:
+            block = str(span.block)
+            if span.block < len(blocks):
+                modules = blocks[span.block].modules
+        rows.append(
+            {
+                "lane": span.lane,
+                "kind": title,
+                "block": block,
+                "modules": modules,
+                "start": span.start_s,
+                "end": span.end_s,
+                "shown": format_seconds(span.end_s - span.start_s),
+            }
+        )
+    titles = {row["kind"] for row in rows}
+    present = [kind for kind in KINDS.values() if kind[0] in titles]
     colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
         domain=[title for title, _ in present], range=[colour for _, colour in present]
     )
@@ -117,8 +129,8 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
         alt.layer(drawn),
         subject,
         name="lanes",
-        title="One pass in its three lanes",
-        alt=f"What is computed, what leaves the device and what comes back over one pass. {words}.",
+        title="One pass in three lanes",
+        alt=f"Computing, swap-outs and swap-ins over one pass. {words}.",
         table=blocks_sheet(blocks, "Blocks of the plan"),
         size=(WIDE + 140, 34 * len(names)),
     )

@@ -1,9 +1,9 @@
-"""The view `out-of-core`: methods to hold activations side by side; and a pass in lanes for `dlbench memory plan`."""
+"""The view `out-of-core`: methods for activations side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.side_by_side import alike
@@ -18,132 +18,164 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.out_of_core.numbers import COLOURS, OTHER_COLOUR, AtLimit, MethodComparison, MethodPoint, out_of_core
+from dlbench.views.out_of_core.numbers import (
+    COLOURS,
+    OTHER_COLOUR,
+    AtLimit,
+    Gain,
+    MethodComparison,
+    MethodPoint,
+    out_of_core,
+)
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
-MAX_GAINS = 4  # Rank counts and batches whose gain is said in words, the largest first; the tables have all.
+MAX_GAINS = 4  # Rank counts and batches with a sentence on the gain, the largest ones; the tables have all.
 
-_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
-
-
-def _place_columns(found: MethodComparison) -> tuple[Column[MethodPoint], ...]:
-    are_several = len({(one.ranks, one.nodes) for one in found.points}) > 1
-    at: Column[MethodPoint] = Column("", "At" if are_several else "", place_of, is_brief=True)
-    return columns_of(MethodPoint, "ranks", "nodes", at)
+_MORE_COLOURS = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Colours of further methods with one title.
 
 
-def methods_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
-    """Speed and memory of every method and batch."""
+def _place_columns(comparison: MethodComparison) -> tuple[Column[MethodPoint], ...]:
+    title = "At" if len({point.place for point in comparison.points}) > 1 else ""
+    return columns_of(MethodPoint, "ranks", "nodes", Column("", title, place_of, is_brief=True))
 
-    def rate(one: MethodPoint) -> Estimate | Cell:
-        return one.throughput or Cell("does not fit" if one.num_without_memory else DASH)
 
-    title = f"{found.sample_unit}/s"
+def methods_sheet(comparison: MethodComparison) -> Sheet[MethodPoint]:
+    """Returns the table of speed and memory of every method and batch."""
     throughput: Column[MethodPoint] = Column(
-        "throughput_per_s", title, "throughput", rate, has_interval=True, is_brief=True
+        "throughput_per_s",
+        f"{comparison.sample_unit}/s",
+        "throughput",
+        _throughput_cell,
+        has_interval=True,
+        is_brief=True,
     )
-    said = ("method", "label", "recompute", "swap", "capacity", "batch", "parts", throughput)
-    memory = ("device_peak", "predicted_peak_bytes", "peak_error", "capacity_bytes", "in_core_bytes", "process_peak")
-    rest = ("over_budget_bytes", "num_runs", "num_without_memory")
     return Sheet(
         name="out-of-core",
         title="Methods: speed and memory",
-        columns=(*_place_columns(found), *columns_of(MethodPoint, *said, *memory, *rest)),
-        rows=found.points,
-        caption="Peak: of the rank that held most, beyond the process itself; on a CPU live tensors in the first step, "
-        "with which what is resident (whole process) need not fall. Predicted: by the simulator, of pass and update. "
-        "In core is predicted by the chain that runs of the other methods measured.",
+        columns=(
+            *_place_columns(comparison),
+            *columns_of(
+                MethodPoint,
+                *("method", "label", "recompute", "swap", "capacity", "batch", "parts", throughput),
+                *("device_peak", "predicted_peak_bytes", "peak_error", "capacity_bytes", "in_core_bytes"),
+                *("process_peak", "over_budget_bytes", "num_runs", "num_without_memory"),
+            ),
+        ),
+        rows=comparison.points,
+        caption="Peak: highest peak of any rank, without the process itself; on a CPU live tensors in the first step, "
+        "while resident memory (whole process) need not fall. Predicted: by the simulator, of pass and update. In core "
+        "is predicted by the chain that runs of the other methods measured.",
         in_terminal=True,
     )
 
 
-def limit_sheet(found: MethodComparison) -> Sheet[AtLimit]:
-    """Recomputing, swapping, sharding and offloading at one memory limit."""
-    are_several = len({_limit_text(one) for one in found.at_limit}) > 1
-    titles = {} if are_several else {"limit_bytes": "", "batch_per_rank": ""}
-    at: Column[AtLimit] = Column("", "At" if are_several else "", place_of)
+def _throughput_cell(point: MethodPoint) -> Estimate | Cell:
+    if point.throughput is not None:
+        return point.throughput
+    return Cell("does not fit" if point.num_without_memory else DASH)
+
+
+def limit_sheet(comparison: MethodComparison) -> Sheet[AtLimit]:
+    """Returns the table of recomputing, swapping, sharding and offloading at one memory limit."""
+    places = {_limit_text(row) for row in comparison.at_limit}
+    title, at_title, titles = "At one memory limit", "At", {}
+    if len(places) == 1:
+        title, at_title = f"{title}: {places.pop()}", ""
+        titles = {"limit_bytes": "", "batch_per_rank": ""}
+    at: Column[AtLimit] = Column("", at_title, place_of)
     return Sheet(
         name="memory-limit",
-        title="At one memory limit" if are_several else f"At one memory limit: {_limit_text(found.at_limit[0])}",
+        title=title,
         columns=(at, *columns_of(AtLimit, "ranks", "nodes"), *columns_of(AtLimit, titles=titles)),
-        rows=found.at_limit,
-        caption="Limit: train.memory.capacity of the plans. Peak: tensors of the rank that held most; of one that "
-        "swaps on a CPU what was resident, pages of freed ones too: above the limit nothing is known. Over best: "
-        "throughput over that of the fastest that fits.",
+        rows=comparison.at_limit,
+        caption="Limit: train.memory.capacity of the plans. Peak: highest bytes of tensors of any rank; for ranks that "
+        "swap on a CPU resident memory, which includes freed pages: above the limit it is not known whether they fit. "
+        "Over best: throughput over that of the fastest that fits.",
         in_terminal=True,
     )
 
 
-def _limit_text(one: AtLimit) -> str:
-    return f"{format_bytes(one.limit)} a rank, {place_of(one)}, batch {one.batch}"
+def _limit_text(row: AtLimit) -> str:
+    return f"{format_bytes(row.limit)} a rank, {place_of(row)}, batch {row.batch}"
 
 
 def _choice(rows: Sequence[AtLimit]) -> str:
-    """Which one to take at a limit; `rows`: fastest first."""
-    where, able = _limit_text(rows[0]), [one for one in rows if one.fits]
-    if not able:
-        return f"Within {where}: nothing that was run is known to fit."
-    near = [one.method for one in able[1:] if one.ratio is None or one.ratio.high is None or one.ratio.high >= 1]
-    beyond = [one for one in rows if one.fits is False]
-    words = f"Within {where}: take {able[0].method}, the fastest of the {len(able)} that fit"
-    words += f" (not for certain faster than {' and '.join(near)})" if near else ""
-    return words + (f"; {', '.join(one.method for one in beyond)} would not fit." if beyond else ".")
+    """Returns a sentence on the method to choose at a limit; `rows` are sorted, the fastest first."""
+    limit, fitting = _limit_text(rows[0]), [row for row in rows if row.fits]
+    if not fitting:
+        return f"Within {limit}: no method that ran is known to fit."
+    words = f"Within {limit}: use {fitting[0].method}, the fastest of the {len(fitting)} that fit"
+    similar = [row.method for row in fitting[1:] if row.ratio is None or row.ratio.high is None or row.ratio.high >= 1]
+    if similar:
+        words += f" (not certainly faster than {' and '.join(similar)})"
+    too_large = [row.method for row in rows if row.fits is False]
+    if too_large:
+        words += f"; {', '.join(too_large)} would not fit"
+    return f"{words}."
 
 
-def steps_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
-    """Where the steps of every method go, predicted and measured."""
+def steps_sheet(comparison: MethodComparison) -> Sheet[MethodPoint]:
+    """Returns the table of the steps of every method, predicted and measured."""
     titles: dict[str, str] = {}
-    if all(one.host_update_s is None for one in found.points):
+    if all(point.host_update_s is None for point in comparison.points):
         titles |= {"host_update_wait_s": "", "host_update_bytes": ""}
-    if all(one.checksum_share is None for one in found.points):
+    if all(point.checksum_share is None for point in comparison.points):
         titles["checksum_fraction"] = ""
-    steps = ("label", "batch", "step", "predicted_step", "step_error", "recompute_share", "swap_wait_s", "room_wait_s")
-    moved = ("swapped_bytes", "tier", "checksum_share", "host_update_s", "host_update_bytes")
+    columns = columns_of(
+        MethodPoint,
+        *("label", "batch", "step", "predicted_step", "step_error", "recompute_share", "swap_wait_s", "room_wait_s"),
+        *("swapped_bytes", "tier", "checksum_share", "host_update_s", "host_update_bytes"),
+        titles=titles,
+    )
     return Sheet(
         name="out-of-core-steps",
         title="Steps: predicted and measured",
-        columns=(*_place_columns(found), *columns_of(MethodPoint, *steps, *moved, titles=titles)),
-        rows=[one for one in found.points if one.num_runs],
-        caption="Predicted: the simulated passes plus what warm-up steps spent next to them.",
+        columns=(*_place_columns(comparison), *columns),
+        rows=[point for point in comparison.points if point.num_runs],
+        caption="Predicted: the simulated passes plus the time of warm-up steps outside forward and backward passes.",
     )
 
 
-def method_charts(found: MethodComparison, number: int) -> list[Chart]:
-    """Throughput over the batch, at the largest rank count."""
-    place = found.points[-1].ranks, found.points[-1].nodes
-    points = [one for one in found.points if (one.ranks, one.nodes) == place]
-    subject = ReportSubject(id=f"out-of-core-{number}", label=f"{found.label}, {place_text(*place)}")
-    return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
+def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
+    """Returns the chart of throughput over the batch, at the largest rank count."""
+    place = comparison.points[-1].place
+    points = [point for point in comparison.points if point.place == place and point.throughput is not None]
+    if not points:
+        return []
+    subject = ReportSubject(id=f"out-of-core-{number}", label=f"{comparison.label}, {place_text(*place)}")
+    return [_throughput_chart(comparison, points, subject)]
 
 
-def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
+def _throughput_chart(comparison: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
-    rows: Rows = [
-        {"method": one.label, "batch": one.batch, **figure_row(one.throughput)}
-        for one in points
-        if one.throughput is not None
-    ]
-    # The colour of its title, and others where several labels share one.
+    rows: Rows = []
+    # The colour of its title; further colours if several labels share a title.
     colours: dict[str, str] = {}
-    further = iter(_FURTHER)
-    for one in points:
-        if one.throughput is not None and one.label not in colours:
-            colour = COLOURS.get(one.method, OTHER_COLOUR)
-            colours[one.label] = colour if colour not in colours.values() else next(further, OTHER_COLOUR)
-    place = points[0].ranks, points[0].nodes
-    limit = next((one for one in found.limits if (one.ranks, one.nodes) == place and one.batch > 0), None)
-    in_core: list[Any] = []
-    if limit:
+    more_colours = iter(_MORE_COLOURS)
+    for point in points:
+        if point.throughput is not None:
+            rows.append({"method": point.label, "batch": point.batch, **figure_row(point.throughput)})
+        if point.label not in colours:
+            colour = COLOURS.get(point.method, OTHER_COLOUR)
+            if colour in colours.values():
+                colour = next(more_colours, OTHER_COLOUR)
+            colours[point.label] = colour
+    limits = [limit for limit in comparison.limits if (limit.ranks, limit.nodes) == points[0].place and limit.batch > 0]
+    layers: list[Any] = []
+    mark = ""
+    for limit in limits:
         row = {"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}
         base, x, y = alt.Chart(alt.InlineData(values=[row])), alt.X("batch:Q"), alt.Y("foot:Q")
         text = base.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12)
-        in_core = [
+        layers += [
             base.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
             text.encode(x=x, y=y, text=alt.Text("text:N")),
         ]
-    unit = f"{found.sample_unit}/s"
+        capacity = format_bytes(limit.capacity_bytes)
+        mark = f" Dashed: the {limit.batch} samples for which {capacity} are enough in core."
+    unit = f"{comparison.sample_unit}/s"
     drawn = lines(
         rows,
         Axis(unit, format=",.4~r"),
@@ -152,27 +184,22 @@ def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], su
         x="batch",
         title="batch per rank",
         room=1.15,
-        reach=[limit.batch] if limit else [],
-    )
-    mark = (
-        f" Dashed: the {limit.batch} samples for which {format_bytes(limit.capacity_bytes)} are enough in core."
-        if limit
-        else ""
+        reach=[limit.batch for limit in limits],
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*drawn.layer, *in_core),
+        alt.layer(*drawn.layer, *layers),
         subject,
         name="throughput",
         title="Throughput by batch and method",
         alt=f"Throughput over the batch per rank, a line for each method.{mark} {words}.",
-        table=methods_sheet(found),
+        table=methods_sheet(comparison),
         size=(WIDE - 40, HEIGHT + 30),
     )
 
 
 class OutOfCoreView(ReportView):
-    """What recomputing and swapping cost, and which batches they make possible."""
+    """The cost of recomputing and swapping, and the batches that they make possible."""
 
     id = "out-of-core"
     title = TITLE
@@ -180,112 +207,123 @@ class OutOfCoreView(ReportView):
     after = "large-batch"
 
     def numbers(self, source: ReportSource) -> tuple[MethodComparison, ...]:
-        """Sets of runs that differ in nothing but method and batch."""
         return out_of_core(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One for each set."""
-        return tuple(_section(one, number) for number, one in enumerate(report.all_of(MethodComparison), 1))
+        comparisons = report.all_of(MethodComparison)
+        return tuple(_section(comparison, number) for number, comparison in enumerate(comparisons, 1))
 
     def remedy(self, report: Report) -> str:
-        """A sweep over batches with a plan."""
         if not report.groups:
             return ""
         group = report.groups[0]
         batch = group.baseline.batch_per_rank
-        wanted = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%"
-        command = rerun(group, f"{wanted} --sweep train.batch_per_rank={batch},{2 * batch}")
+        settings = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%"
+        command = rerun(group, f"{settings} --sweep train.batch_per_rank={batch},{2 * batch}")
         return f"no run recomputes or swaps activations; {command} does."
 
 
-def _section(found: MethodComparison, number: int) -> Section:
-    words = tuple(_words(found))
+def _section(comparison: MethodComparison, number: int) -> Section:
+    points = comparison.points
+    words = tuple(_words(comparison))
     notes = []
-    if not any(one.is_in_core and one.num_runs for one in found.points):
-        notes.append("No run of this set trained in core: what a method costs against that is not measured.")
-    tiers = sorted({one.tier for one in found.points if one.tier})
+    if not any(point.is_in_core and point.num_runs for point in points):
+        notes.append("No run of this set trained in core, so the cost of a method against that is not measured.")
+    tiers = sorted({point.tier for point in points if point.tier})
     if tiers:
         notes.append(f"Swapped to: {'; '.join(tiers)}.")
-    if any(one.host_update_s is not None for one in found.points):
+    if any(point.host_update_s is not None for point in points):
         notes.append("Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute.")
+    sheets: list[Sheet[Any]] = [methods_sheet(comparison), steps_sheet(comparison)]
+    if comparison.at_limit:
+        sheets.insert(0, limit_sheet(comparison))
     return Section(
         id=f"out-of-core-{number}",
         title=TITLE if number == 1 else f"{TITLE} ({number})",
-        caption=f"{found.label}.",
-        headline=_headline(found),
+        caption=f"{comparison.label}.",
+        headline=_headline(comparison),
         words=words,
         brief=words,
-        charts=lambda: method_charts(found, number),
-        sheets=(*((limit_sheet(found),) if found.at_limit else ()), methods_sheet(found), steps_sheet(found)),
+        charts=lambda: method_charts(comparison, number),
+        sheets=tuple(sheets),
         notes=tuple(notes),
-        where={"comparison": found.id, "of": found.label},
+        where={"comparison": comparison.id, "of": comparison.label},
     )
 
 
-def _headline(found: MethodComparison) -> str:
-    """The gain of a plan at the largest rank count and batch, or how well steps were predicted."""
-    gain = max(found.gains, key=lambda one: (one.ranks, one.batch), default=None)
+def _headline(comparison: MethodComparison) -> str:
+    gain = max(comparison.gains, key=attrgetter("ranks", "batch"), default=None)
     if gain is not None:
         return f"{gain.planned}: {times_value(gain.ratio)} the throughput of {gain.over}, batch {gain.batch}"
-    if found.median_step_error is not None:
-        peaks = f", peaks by {percent(found.median_peak_error)}" if found.median_peak_error is not None else ""
-        return f"predicted steps are off by {percent(found.median_step_error)}{peaks} (median)"
-    if len(found.points) == 1:
-        return "only one method and batch was run; nothing to compare"
-    return f"{len(found.points)} methods and batches, none of which differ in the method alone"
-
-
-def _words(found: MethodComparison) -> Iterator[str]:
-    yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
-    for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
+    if comparison.median_step_error is not None:
         peaks = ""
-        if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
-            peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
-        yield (
-            f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
-            f"{gain.over}, the fastest that treats all blocks alike{peaks}."
-        )
-    for limit in found.limits:
-        where = place_text(limit.ranks, limit.nodes)
+        if comparison.median_peak_error is not None:
+            peaks = f", peaks by {percent(comparison.median_peak_error)}"
+        return f"predicted steps are off by {percent(comparison.median_step_error)}{peaks} (median)"
+    if len(comparison.points) == 1:
+        return "only one method and batch was run; nothing to compare"
+    return f"{len(comparison.points)} methods and batches; no two of them differ only in the method"
+
+
+def _words(comparison: MethodComparison) -> Iterator[str]:
+    yield from map(_choice, list(alike(comparison.at_limit, _limit_text).values())[-MAX_GAINS:])
+    for gain in sorted(comparison.gains, key=attrgetter("ranks", "batch"), reverse=True)[:MAX_GAINS]:
+        yield _gain_text(gain)
+    for limit in comparison.limits:
+        place = place_text(limit.ranks, limit.nodes)
         capacity = f"Without recomputing or swapping, {format_bytes(limit.capacity_bytes)} are enough for a pass of"
-        yield f"{capacity} {limit.batch} samples at {where}, by the chains as measured."
-    for one in found.points:
-        if one.num_without_memory:
-            others = f", {one.num_runs} did not" if one.num_runs else ""
-            failed = f"{runs_text(one.num_without_memory)} did not fit{others}"
-            yield f"{_upper(one.label)} with batch {one.batch} at {place_of(one)}: {failed}."
-    for what, middle, name in (
-        ("steps", found.median_step_error, "step_error"),
-        ("peaks", found.median_peak_error, "peak_error"),
+        yield f"{capacity} {limit.batch} samples at {place}, by the measured chains."
+    for point in comparison.points:
+        if point.num_without_memory:
+            others = f", {point.num_runs} did not" if point.num_runs else ""
+            failed = f"{runs_text(point.num_without_memory)} did not fit{others}"
+            yield f"{_upper(point.label)} with batch {point.batch} at {place_of(point)}: {failed}."
+    yield from _error_words(comparison)
+    yield from _memory_words(comparison.points)
+
+
+def _gain_text(gain: Gain) -> str:
+    peaks = ""
+    if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
+        peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
+    return (
+        f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
+        f"{gain.over}, the fastest that treats all blocks equally{peaks}."
+    )
+
+
+def _error_words(comparison: MethodComparison) -> Iterator[str]:
+    for title, median_error, name in (
+        ("steps", comparison.median_step_error, "step_error"),
+        ("peaks", comparison.median_peak_error, "peak_error"),
     ):
-        if middle is not None:
-            error, worst = max(((abs(getattr(one, name) or 0.0), one) for one in found.points), key=itemgetter(0))
+        if median_error is not None:
+            errors = [abs(getattr(point, name) or 0.0) for point in comparison.points]
+            worst = comparison.points[errors.index(max(errors))]
             yield (
-                f"Predicted {what} are off by {percent(middle)} (median of absolute errors), at most by "
-                f"{percent(error)} ({worst.label}, batch {worst.batch})."
+                f"Predicted {title} are off by {percent(median_error)} (median of absolute errors), at most by "
+                f"{percent(max(errors))} ({worst.label}, batch {worst.batch})."
             )
-    for one in found.points:
-        in_core, peak = one.in_core_bytes, one.predicted_peak_bytes
-        if in_core and peak is not None and not one.is_in_core and saves_nothing(peak, in_core):
+
+
+def _memory_words(points: Sequence[MethodPoint]) -> Iterator[str]:
+    for point in points:
+        in_core, peak = point.in_core_bytes, point.predicted_peak_bytes
+        if in_core and peak is not None and not point.is_in_core and saves_nothing(peak, in_core):
             yield (
-                f"{_upper(one.label)} saves no memory with batch {one.batch} at {place_of(one)}: "
+                f"{_upper(point.label)} saves no memory with batch {point.batch} at {place_of(point)}: "
                 f"{format_bytes(peak)} predicted, {format_bytes(in_core)} in core."
             )
-    # Of the point whose measured peak exceeds most what was planned for.
-    beyond = {
-        one.device_peak.value - one.capacity_bytes: one
-        for one in found.points
-        if one.device_peak is not None and one.capacity_bytes is not None
-    }
-    if (most := max(beyond, default=0.0)) > 0:
+    worst = max(points, key=attrgetter("excess_bytes"))
+    if worst.excess_bytes > 0:
         yield (
-            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({beyond[most].label}, batch "
-            f"{beyond[most].batch}): the device needs that much more than the plan knows of."
+            f"The measured peak exceeds the capacity by up to {format_bytes(worst.excess_bytes)} ({worst.label}, batch "
+            f"{worst.batch}): the device needs more memory than the plan accounts for."
         )
-    over = max(found.points, key=lambda one: one.over_budget_bytes or 0)
+    over = max(points, key=lambda point: point.over_budget_bytes or 0)
     if over.over_budget_bytes:
         yield (
-            f"Activations were more than the plan allowed, by up to {format_bytes(over.over_budget_bytes)} "
+            f"Activations exceeded the plan by up to {format_bytes(over.over_budget_bytes)} "
             f"({over.label}, batch {over.batch})."
         )
 

@@ -33,7 +33,7 @@ from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
 from dlbench.report.table import column, times_cell
-from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
+from dlbench.report.wording import DASH, basis_text, number_text, place_text, reached_text, times_value, value_text
 from dlbench.specs.training import OptimizerSpec
 from dlbench.stats.estimates import (
     Estimate,
@@ -202,8 +202,12 @@ class QualityPoint:
 
     @property
     def all_reached(self) -> bool:
-        """Whether every run that ended met the target."""
+        """True if every run that ended met the target."""
         return self.num_reached == self.num_runs > 0
+
+    @property
+    def reached_text(self) -> str:
+        return reached_text(self.num_reached, self.num_runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +301,6 @@ def _unit(result: QualityResult) -> str:
 
 
 def _headline(quality: GroupQuality) -> tuple[str, str]:
-    """Returns the number of the summary's card and its meaning; a failure has precedence over every speed-up."""
     base, last = quality.points[0], quality.points[-1]
     if quality.num_reached < quality.num_runs:
         big = f"{quality.num_reached} of {quality.num_runs}"
@@ -414,13 +417,13 @@ def _point(
         training=_mean(seconds["training"], "s"),
         evaluation=_mean(seconds["evaluation"], "s"),
         other=_mean(seconds["other"], "s"),
-        factors=_factors(cell, base, keys, rates) if base else None,
+        factors=_factors(cell, base, keys, rates),
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
 
-def _factors(cell: RunsAtPlace, baseline: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
-    if not (cell.all_reached and baseline.all_reached):
+def _factors(cell: RunsAtPlace, baseline: RunsAtPlace | None, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
+    if baseline is None or not (cell.all_reached and baseline.all_reached):
         return None
     if cell is baseline:
         unity = by_definition(1.0, len(cell.valid))
@@ -437,7 +440,9 @@ def _factors(cell: RunsAtPlace, baseline: RunsAtPlace, keys: Keys, rates: Mappin
 
 
 def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
-    """Returns time, throughput, samples, and time over samples/throughput by run; None if a record lacks one."""
+    """Returns time, throughput, samples, and time over samples/throughput by run; None if a run lacks one."""
+    if not cell.all_reached:
+        return None
     figures: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
     for run in cell.valid:
         key, result, rate = keys[run.plan.run_id], quality_of(run), rates[run.plan.run_id]
@@ -528,31 +533,41 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
                 keys[run_id] = pair_key(run, table.sessions[run_id], different)
             else:
                 cell.invalid.append(run)
-        figures = _by_run(cell, keys, table.rates) if cell.all_reached else None
+        figures = _by_run(cell, keys, table.rates)
         if figures:
             logs[recipe] = {key: math.log(samples) for key, samples in figures["samples"].items()}
     by_batch = list(alike(logs, _without_rate).values())
     best = [min(recipes, key=lambda recipe: fmean(logs[recipe].values())) for recipes in by_batch]
     larger = list(itertools.chain.from_iterable(by_batch[1:]))
-    pairs = list(itertools.product(larger, by_batch[0] if by_batch else []))
+    pairs = list(itertools.product(larger, *by_batch[:1]))
     p_values = [difference_p(logs[recipe], logs[base]) for recipe, base in pairs]
     adjusted = dict(zip(pairs, holm(p_values), strict=True))
     plan, unit = runs[0].plan, _unit(quality_of(runs[0]))
     share = model_noise_share(plan.workload, table)
     points = []
     for recipe, cell in cells.items():
-        base = best[0] if recipe in logs and recipe != best[0] else None
-        point = _point(recipe[2:4], cell, cells[base] if base else None, keys, table.rates, unit)
-        records = [run.record for run in cell.valid + cell.invalid if run.record]
+        base_cell = adjusted_p = expected = ratio = None
+        if recipe in logs and recipe != best[0]:
+            base_cell = cells[best[0]]
+            adjusted_p = adjusted.get((recipe, best[0]))
+            if share:
+                expected = samples_over(share, recipe[0], best[0][0])
+        point = _point(recipe[2:4], cell, base_cell, keys, table.rates, unit)
+        if point.factors:
+            ratio = point.factors.samples.inverted("ratio")
+        num_diverged = 0
+        for run in cell.valid + cell.invalid:
+            if run.record and not all(rank.losses_finite for rank in run.record.ranks):
+                num_diverged += 1
         batch_point = BatchPoint(
             **vars(point),
             optimizer=recipe[1],
             learning_rate=recipe[-1],
-            num_diverged=sum(not all(rank.losses_finite for rank in record.ranks) for record in records),
+            num_diverged=num_diverged,
             is_best=recipe in best,
-            ratio=point.factors.samples.inverted("ratio") if point.factors else None,
-            adjusted_p=adjusted.get((recipe, base)) if base else None,
-            expected=samples_over(share, recipe[0], base[0]) if share and base else None,
+            ratio=ratio,
+            adjusted_p=adjusted_p,
+            expected=expected,
         )
         points.append(batch_point)
     critical = None

@@ -55,7 +55,7 @@ def quality_verdict(subject: str, quality: GroupQuality) -> str:
     base, last = quality.points[0], quality.points[-1]
     if quality.num_reached < quality.num_runs:
         return f"{subject}: {_not_reached(quality)}"
-    reached = reached_text(last.num_reached, last.num_runs)
+    reached = last.reached_text
     if last.best is not None:
         reached += f", best value {number_text(last.best.value, quality.unit)}"
     time = f"{_time_at(last)} ({reached})"
@@ -63,13 +63,11 @@ def quality_verdict(subject: str, quality: GroupQuality) -> str:
         basis = f"; {basis_text(last.time)}" if last.num_reached > 1 and last.time is not None else ""
         return f"{subject}: target {quality.goal} met in {time}{basis}."
     factor = last.factors.speedup
-    # The verb agrees with the number of ranks.
+    ending = "s" if last.ranks == 1 else ""  # The verb agrees with the number of ranks.
     if factor.value >= 1:
-        verb = "gets" if last.ranks == 1 else "get"
-        comparison = f"{verb} there {times_text(factor)} sooner than"
+        comparison = f"get{ending} there {times_text(factor)} sooner than"
     else:
-        verb = "needs" if last.ranks == 1 else "need"
-        comparison = f"{verb} {times_text(factor.inverted('ratio'))} as long as"
+        comparison = f"need{ending} {times_text(factor.inverted('ratio'))} as long as"
     return (
         f"{subject}: all {runs_text(quality.num_runs)} met the target {quality.goal}. {place_of(last)} {comparison} "
         f"{place_of(base)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {time}."
@@ -123,7 +121,6 @@ def _time_at(point: QualityPoint) -> str:
 
 
 def _why(factors: Factors) -> str:
-    """Returns the factors of a speed-up in words."""
     is_faster, needs_more = factors.throughput.value >= 1, factors.samples.value < 1
     text = f"throughput is {times_text(factors.throughput)}"
     if not is_faster:
@@ -135,11 +132,11 @@ def _why(factors: Factors) -> str:
     else:
         only = "" if needs_more else "only "
         text += f"{only}{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
-    rest = factors.rest
-    if abs(rest.value - 1) >= WORTH_SAYING:
-        verb = "cost" if rest.value < 1 else "gain"
-        factor = times_text(rest).replace("x", "")
-        text += f"; evaluation, checkpoints and waits {verb} a factor of {factor}{_noise(rest)}"
+    rest_factor = factors.rest
+    if abs(rest_factor.value - 1) >= WORTH_SAYING:
+        verb = "cost" if rest_factor.value < 1 else "gain"
+        factor = times_text(rest_factor).replace("x", "")
+        text += f"; evaluation, checkpoints and waits {verb} a factor of {factor}{_noise(rest_factor)}"
     return text
 
 
@@ -242,7 +239,7 @@ def _rules(quality: GroupQuality) -> list[Any]:
 def _words(quality: GroupQuality, axis: str) -> str:
     points = []
     for point in quality.points:
-        text = f"{place_of(point)}: {reached_text(point.num_reached, point.num_runs)} reached it"
+        text = f"{place_of(point)}: {point.reached_text} reached it"
         if axis == "samples" and point.samples:
             text += f" after {value_text(point.samples)} samples"
         elif axis != "samples" and point.time:
@@ -285,7 +282,7 @@ def reached_sheet(group: ReportGroup, quality: GroupQuality) -> Sheet[QualityPoi
     """Returns how many runs at each rank count met the target, and how soon; for programs all figures of the points."""
 
     def reached(point: QualityPoint) -> Cell:
-        text = reached_text(point.num_reached, point.num_runs)
+        text = point.reached_text
         if point.num_invalid:
             text += f", {point.num_invalid} invalid"
         return Cell(text, number=point.num_reached)

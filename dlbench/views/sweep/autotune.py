@@ -35,12 +35,7 @@ def autotuned(
 ) -> Autotune | None:
     """Returns the search of Horovod's autotuner in the runs of a setting; None if it was off or nothing is recorded.
 
-    Args:
-        runs: The runs with figures.
-        table: All runs.
-        ratio: The setting's throughput over the baseline's.
-        rate_base: Throughput of the baseline, samples per second.
-        is_faster: Whether the setting is faster for certain.
+    `ratio` is the setting's throughput over the baseline's (`rate_base`, samples per second).
     """
     by_run = {}
     for run in runs:

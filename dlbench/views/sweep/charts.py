@@ -119,7 +119,6 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, widt
 
 
 def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[Any], int]:
-    """Returns the panels next to the ratios, and the width with them, in pixels."""
     panels = []
     shares = {setting.label: figure_row(setting.efficiency) for setting in cell.settings if setting.efficiency}
     if shares:

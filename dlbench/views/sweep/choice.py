@@ -16,7 +16,7 @@ from dlbench.stats.multiplicity import pooled_freedom, repeats_for
 from dlbench.stats.verdict import judge, ratio_of_logs
 from dlbench.stats.verdict_words import SETTING_MARGIN, SETTING_MARGIN_TEXT
 from dlbench.units import first_of
-from dlbench.views.sweep.drafts import Draft
+from dlbench.views.sweep.drafts import Draft, Rates
 from dlbench.views.sweep.settings import SweptSetting
 
 OVER = {False: "the throughput of", True: "as fast to the target as"}  # By whether runs train to a target.
@@ -46,7 +46,6 @@ class SettingChoice:
         self.needed_repeats = self._needed_repeats(family_size)
 
     def _is_tie(self, setting: SweptSetting) -> bool:
-        """Returns whether a setting cannot be distinguished from the best one."""
         if self.best is None or setting is self.best or setting.inert:
             return False
         best_runs = self.draft.settings[self.settings.index(self.best)]
@@ -60,8 +59,7 @@ class SettingChoice:
         samples = []  # Means by session of the log ratios of undecided settings.
         for setting, draft in zip(self.settings, self.draft.settings, strict=True):
             if setting.outcome in ("undecided", "insufficient"):
-                logs = draft.gain_logs if self.draft.is_ladder else draft.logs
-                means = means_of(logs) if logs else []
+                means = _means(draft.gain_logs if self.draft.is_ladder else draft.logs)
                 if len(means) >= MIN_RUNS:
                     samples.append(means)
         if not samples:
@@ -75,10 +73,7 @@ class SettingChoice:
         if best is None:
             return None
         others = [index for index in range(len(self.settings)) if index != self.draft.base]
-        samples = []
-        for index in others:
-            logs = self.draft.settings[index].logs
-            samples.append(means_of(logs) if logs else [])
+        samples = [_means(self.draft.settings[index].logs) for index in others]
         gain, ratio = gain_of_best(samples, others.index(self.settings.index(best))), best.decides
         if ratio is None:
             return gain
@@ -148,6 +143,10 @@ class SettingChoice:
         if self.best_exact is not None:
             otherwise = f"run with {self.best_exact.options}"
         return f"{text} if the changed arithmetic is acceptable; otherwise {otherwise}."
+
+
+def _means(logs: Rates) -> list[float]:
+    return means_of(logs) if logs else []
 
 
 def _gain(setting: SweptSetting) -> float:

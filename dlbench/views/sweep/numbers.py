@@ -132,10 +132,11 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
         for draft in drafts:
             comparisons += draft.comparisons
     family = family_of(comparisons)
-    return tuple(
-        _sweep(runs, [cell_of(draft, family, table) for draft in drafts], idle, table, f"sweep-{number}")
-        for number, (runs, drafts, idle) in enumerate(drafted, 1)
-    )
+    swept_series = []
+    for number, (runs, drafts, idle) in enumerate(drafted, 1):
+        cells = [cell_of(draft, family, table) for draft in drafts]
+        swept_series.append(_sweep(runs, cells, idle, table, f"sweep-{number}"))
+    return tuple(swept_series)
 
 
 def _series(run: Run) -> tuple[str, str]:
@@ -143,7 +144,6 @@ def _series(run: Run) -> tuple[str, str]:
 
 
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
-    """Returns rank counts with two settings and a run with figures, and sentences on those where no swept key acts."""
     drafts: list[Draft] = []
     idle: list[str] = []
     for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _conditions).items()):
@@ -151,8 +151,8 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if len(_by_setting(group)) < 2 or not measured:
             continue
         if any(acting_keys(run.plan) for run in group):
-            smallest = drafts[0] if drafts else None
-            drafts.append(_draft(group, table, smallest))
+            first = drafts[0].settings if drafts else ()
+            drafts.append(_draft(group, table, first))
         else:
             rates = [geometric_mean_estimate(_rates(runs, table)).value for runs in _by_setting(measured)]
             idle.append(
@@ -165,8 +165,9 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
 def _sweep(
     runs: Sequence[Run], cells: Sequence[SweepCell], idle: Sequence[str], table: RunTable, sweep_id: str
 ) -> Sweep:
-    plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
-    keys = tuple(sorted(set().union(*(run.plan.series.named for run in runs))))
+    plans = [run.plan for run in runs]
+    plan = next((plan for plan in plans if plan.run_id in table.runs), plans[0])
+    keys = tuple(sorted(set().union(*(plan.series.named for plan in plans))))
     name, batch = " x ".join(keys), batch_text(plan)
     if plan.series.step:
         name, batch = "ladder", "each step on top of those before it"
@@ -189,7 +190,7 @@ def _sweep(
         headline=headline,
         verdict=verdict,
         cells=tuple(cells),
-        idle=(*idle, *(f"{text}." for text in idle_steps([run.plan for run in runs]))),
+        idle=(*idle, *(f"{text}." for text in idle_steps(plans))),
         caption=caption,
     )
 
@@ -237,8 +238,8 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {table.repeat_key(run): table.rates[run.plan.run_id] for run in runs if run.plan.run_id in table.runs}
 
 
-def _draft(runs: Sequence[Run], table: RunTable, smallest: Draft | None) -> Draft:
-    """Returns the settings at a rank count; `smallest` are those at the smallest one, None there."""
+def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[SettingRuns]) -> Draft:
+    """Returns the settings at a rank count; `first` are those at the smallest one, empty there."""
     groups = _by_setting(runs)
     order = [step.name for step in runs[0].plan.series.ladder]
     if order:  # a ladder, whose steps keep their order even if the first run of one is missing
@@ -289,14 +290,13 @@ def _draft(runs: Sequence[Run], table: RunTable, smallest: Draft | None) -> Draf
         has_default=bool(defaults),
         is_ladder=bool(order),
         to_target=to_target,
-        first=smallest.first if smallest else settings,
+        first=first or settings,
         levels=levels,
         contrasts=contrasts(combinations, levels),
     )
 
 
 def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    """Returns the seconds to the target of the runs that met it."""
     times_s = {}
     for run in runs:
         quality = run.record and run.record.quality
@@ -324,11 +324,13 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     doubts = list(load_doubts(loads_of(runs)))
     for run in runs:
         doubts += run_doubts(run)
-    plan, baseline = runs[0].plan, choice.baseline.label
-    if draft.has_default:
-        baseline = f"the default ({baseline})"
-    elif not draft.is_ladder:
-        baseline += ", the first setting with figures: the default is not in the sweep, or has none"
+    plan, baseline = runs[0].plan, choice.base_name
+    if draft.is_ladder:
+        verdict = step_words(plan, settings)
+    else:
+        verdict = _verdict(choice, effects, place_text(ranks, nodes))
+        if not draft.has_default:
+            baseline += ", the first setting with figures: the default is not in the sweep, or has none"
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
@@ -342,7 +344,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         updates=updates_of([setting.runs for setting in draft.settings], table),
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
-        verdict=step_words(plan, settings) if draft.is_ladder else _verdict(choice, effects, place_text(ranks, nodes)),
+        verdict=verdict,
         advice=remedy_of(doubts) or choice.advice(),
         needed_repeats=choice.needed_repeats,
         notes=tuple(_notes(draft, settings, table)),
@@ -408,7 +410,7 @@ def _setting(index: int, draft: Draft, family: Family, table: RunTable) -> Swept
         sooner = ratio
     else:
         outcome = _outcome(runs, judged, draft, num_ended=_num_ended(runs.runs, table))
-        adjusted_p = family.adjusted_p(deciding_logs) if by_speed is not None else None
+        adjusted_p = family.adjusted_p(deciding_logs) if by_speed else None
         ratio, sooner = _estimate(by_rate), _estimate(by_speed)
     times_s: dict[RunKey, float] = {}
     setting_losses = None
@@ -438,7 +440,7 @@ def _setting(index: int, draft: Draft, family: Family, table: RunTable) -> Swept
         outcome=outcome,
         num_runs=len(runs.measured),
         num_planned=max(len(runs.runs), plan.series.repeats),
-        why=missing[0] if missing else "",
+        why=next(iter(missing), ""),
         changes=changed_arithmetic(plan),
         inert=runs.inert,
         autotune=autotuned(runs.measured, table, ratio, rate_base, is_faster=is_faster_per_step),

@@ -35,15 +35,15 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
     if len(drawn) < 2:
         return []
     # One network and the same gradients: if any of them left less than the model allows, it gives no bound.
-    least = min((point.least.value for _, point in points if point.least), default=None)
+    least_exposed_s = min((point.least.value for _, point in points if point.least), default=None)
     bound = NO_BOUND
-    if least is not None:
-        bound = f"least exposed {format_seconds(least)}"
-        if any(point.exposed and point.exposed.value < least for _, point in points):
-            bound, least = CONTRADICTED, None
+    if least_exposed_s is not None:
+        bound = f"least exposed {format_seconds(least_exposed_s)}"
+        if any(point.exposed and point.exposed.value < least_exposed_s for _, point in points):
+            bound, least_exposed_s = CONTRADICTED, None
     rows: Rows = []
     for name, point in drawn:
-        rows += _overlap_bars(name, point, least)
+        rows += _overlap_bars(name, point, least_exposed_s)
     exposed = [f"{name}: {figure_text(point.exposed)} exposed" for name, point in points if point.exposed]
     names = {point.run_ids: name for name, point in points}
 
@@ -94,7 +94,7 @@ def _fusions(cell: SweepCell, report: Report) -> dict[int, list[tuple[str, Excha
     return by_method
 
 
-def _overlap_bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
+def _overlap_bars(name: str, point: ExchangePoint, least_exposed_s: float | None) -> Rows:
     """Returns bars of the run in the middle: the backward pass, messages split at its end, the least possible end."""
     end = point.timeline_backward_s or 0.0
     backward, hidden, exposed, _ = _OVERLAP_KINDS
@@ -109,7 +109,7 @@ def _overlap_bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
             rows.append(span(line, hidden, start, min(message_end, end), text))
         if message_end > end:
             rows.append(span(line, exposed, max(start, end), message_end, text))
-    if least is not None:
-        mark = span(line, _LEAST, end + least, end + least + last_end / 300)
-        rows.append({**mark, "shown": f"{format_seconds(least)} after the backward pass"})
+    if least_exposed_s is not None:
+        mark = span(line, _LEAST, end + least_exposed_s, end + least_exposed_s + last_end / 300)
+        rows.append({**mark, "shown": f"{format_seconds(least_exposed_s)} after the backward pass"})
     return rows

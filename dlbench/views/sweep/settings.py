@@ -244,22 +244,24 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
         for name, value in run_costs.items():
             if value is not None:
                 values[name].append(value)
-    return {name: median(values[name]) if values[name] else None for name in COSTS}
+    medians = {name: median(numbers) for name, numbers in values.items() if numbers}
+    return {name: medians.get(name) for name in COSTS}
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
     """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a reference.
 
-    Args:
-        runs: The setting's runs with figures.
-        all_runs: The runs of the cell, by setting, this one and the baseline among them.
-        table: All runs.
+    `all_runs` are the runs of all settings at the rank count.
     """
     if not runs or _is_plain(runs[0].plan):
         return None
-    own = {table.repeat_key(run): last_loss(run) for run in runs}
+    losses_by_key = {table.repeat_key(run): last_loss(run) for run in runs}
     without_reference = Losses(
-        own=_median(own), reference=None, reference_label="", difference=None, why="no run of replicas with fp32"
+        own=_median(losses_by_key),
+        reference=None,
+        reference_label="",
+        difference=None,
+        why="no run of replicas with fp32",
     )
     # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
     in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
@@ -277,7 +279,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     if len(samples) > 1:
         return replace(without_reference, why=f"unequal samples: {', '.join(map(str, sorted(samples)))}")
     differences: dict[RunKey, float | None] = {}
-    for key, loss in own.items():
+    for key, loss in losses_by_key.items():
         if key in base:
             base_loss = base[key]
             differences[key] = None if loss is None or base_loss is None else loss - base_loss
@@ -295,7 +297,6 @@ def _is_plain(plan: RunPlan) -> bool:
 
 
 def _other_axes(runs: Sequence[Run]) -> dict[str, AxisValue]:
-    """Returns the swept values of keys that do not change the loss."""
     return {key: value for key, value in runs[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
 
 

@@ -66,7 +66,9 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         if not state_bytes:
             state_bytes = [rank.held.optimizer for rank in ranks if rank.held is not None]
     state = _SHARED_BY.get(plan.strategy, "replicated")
-    for setting in runs[0].record.settings if runs[0].record is not None else ():
+    record = runs[0].record
+    assert record is not None
+    for setting in record.settings:
         # A requested sharding that was not in force.
         if setting.key == "engine.ddp.shard_optimizer" and setting.effective is False:
             state = "replicated"

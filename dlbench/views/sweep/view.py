@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dlbench.report.charts.chart import Chart
-from dlbench.report.document import Card, Mark, Section
+from dlbench.report.document import Card, Level, Mark, Section
 from dlbench.report.table import Cell, Column, Sheet, always, columns_of, never, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
@@ -79,26 +79,28 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
         "label",
         *value_columns,
         *("options", "is_baseline", *of_steps("gain"), "throughput", "ratio", *of_steps("efficiency")),
-        Column("reached", "Reached" if cell.to_target else "", "num_reached", reached),
+        Column("reached", "Reached", "num_reached", reached),
         *("time", "sooner", *COSTS),
-        Column("verdict", "Pays" if cell.steps else "Verdict", "verdict", verdict, is_brief=not cell.to_target),
+        Column("verdict", "Verdict", "verdict", verdict, is_brief=not cell.to_target),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
         Column("", "Remarks" if has_remarks else "", remarks),
         titles=_titles(sweep, cell),
     )
     if cell.steps:
         brief = ("gain", "verdict", "throughput_per_s", "ratio", "published")
-        columns = tuple(replace(made, is_brief=made.name in brief or made.title == "step") for made in columns)
+        columns = tuple(
+            replace(table_column, is_brief=table_column.name in brief or table_column.title == "step")
+            for table_column in columns
+        )
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
 def _titles(sweep: Sweep, cell: SweepCell) -> dict[str, str]:
-    """Returns the titles that depend on the sweep, by column; empty for columns that are for programs alone."""
     titles = {"throughput_per_s": f"Throughput, {sweep.sample_unit}/s"}
     if cell.steps:
-        titles = {"throughput_per_s": f"{sweep.sample_unit}/s", "ratio": "In all"}
+        titles = {"throughput_per_s": f"{sweep.sample_unit}/s", "ratio": "In all", "verdict": "Pays"}
     if not cell.to_target:
-        titles |= {"time_to_quality_s": "", "time_speedup": ""}
+        titles |= {"time_to_quality_s": "", "time_speedup": "", "reached": ""}
     if any(setting.efficiency for setting in cell.settings):
         titles["efficiency"] = f"Efficiency, of {ranks_text(sweep.cells[0].ranks)}"
     for name in COSTS:
@@ -177,19 +179,25 @@ class SweepView(ReportView):
         return tuple(self._section(sweep, report) for sweep in report.all_of(Sweep))
 
     def _section(self, sweep: Sweep, report: Report) -> Section:
-        last = sweep.cells[-1] if sweep.cells else None
+        level: Level = "evidence"
+        headline, advice = "no figures", ""
+        if sweep.cells:
+            last = sweep.cells[-1]
+            headline, advice = _headline(sweep, last), last.advice
+            if last.steps:
+                level = "answer"
         card = Card(
             title=sweep.label,
             big=sweep.headline[0],
             small=(sweep.headline[1],),
             words=(sweep.verdict,),
-            next_step=last.advice if last else "",
+            next_step=advice,
         )
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
-            level="answer" if last and last.steps else "evidence",
-            headline=_headline(sweep, last) if last else "no figures",
+            level=level,
+            headline=headline,
             cards=(card,),
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
@@ -231,8 +239,13 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
     sheets: tuple[Sheet[Any], ...] = (settings, axes, updates_sheet(cell.updates))
     advice = f"Next: {cell.advice}"
     brief = [cell.verdict, *goal_lines(cell), *remark_lines(cell), advice]
+    notes: tuple[str, ...] = ()
     if not cell.steps:
         brief.insert(0, f"Baseline: {cell.baseline}.")
+        notes = (MARKS,)
+    words: tuple[str, ...] = ()
+    if cell is not sweep.cells[-1]:  # The card of the series has the words of the largest rank count.
+        words = (cell.verdict, advice)
 
     def charts() -> list[Chart]:
         return [*settings_charts(sweep, cell, settings), *overlap_charts(sweep, cell, report)]
@@ -242,12 +255,11 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         title=place_text(cell.ranks, cell.nodes),
         marks=tuple(Mark(severity="note", text=text) for text in cell.notes),
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
-        # The card of the series says it of the largest rank count.
-        words=(cell.verdict, advice) if cell is not sweep.cells[-1] else (),
+        words=words,
         charts=charts,
         charts_per_row=1,
         sheets=tuple(sheet for sheet in sheets if sheet.rows),
-        notes=() if cell.steps else (MARKS,),
+        notes=notes,
         brief=tuple(brief),
         where={"ranks": cell.ranks, "nodes": cell.nodes},
     )

@@ -21,7 +21,7 @@ from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
-from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
+from dlbench.node.data.loader import BatchSource, LoadedSource, LoaderCores
 from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.synthetic import POOL_BATCHES
@@ -109,7 +109,7 @@ def test_epochs_differ_and_a_start_is_reached_directly() -> None:
 def test_too_few_samples_name_the_counts() -> None:
     with pytest.raises(UserError) as raised:
         ShardedOrder(11, batch_size=3, rank=0, world_size=4, seed=0)
-    assert "11 samples, one step needs 12 (train.batch_per_rank 3 x 4 ranks)" in str(raised.value)
+    assert "11 samples, but a step needs 12 (train.batch_per_rank 3 x 4 ranks)" in str(raised.value)
 
 
 # JPEG
@@ -431,13 +431,13 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     bound: list[list[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: bound.append(sorted(cores)))
-    cores = RankCores()
+    cores = LoaderCores()
     assert [cores.of_worker(worker, spares_first=True) for worker in range(len(own))] == own
     assert [cores.of_worker(worker, spares_first=False) for worker in range(5)] == [3, 2, 1, 0, 3]
-    cores.keep_to_rest(workers)
+    cores.bind_training(workers)
     assert bound == ([] if training is None else [training])
-    assert RankCores().all == [0, 1, 2, 3]  # of loaders that start later, too
-    RankCores.release()
+    assert LoaderCores().all == [0, 1, 2, 3]  # of loaders that start later, too
+    LoaderCores.release()
     assert bound == ([] if training is None else [training, [0, 1, 2, 3]])
 
 

@@ -129,7 +129,7 @@ def test_a_batch_is_copied_beside_the_step_before_it_and_waited_for_on_the_devic
     assert (told.requested, told.effective, told.evidence) == (
         1,
         1,
-        "2 of 3 batches were copied on a stream of their own",
+        "2 of 3 batches were copied on a separate stream",
     )
 
 

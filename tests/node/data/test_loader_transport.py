@@ -13,7 +13,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, Slots
+from dlbench.node.data.loader_transport import LoaderContext, Slots, WorkerSlots
 from dlbench.node.data.reader import BatchReader, Fetched, PreparedSample, Raw
 from dlbench.node.data.sharding import Key, ShardedOrder
 from tests.support.sample_readers import NumberReader
@@ -112,7 +112,7 @@ def test_batches_stay_as_they_are_while_anybody_has_a_part_of_them_and_slots_are
 
 
 def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_gone() -> None:
-    made, slots = MadeSlots(), Slots(1, pin_memory=False)
+    made, slots = WorkerSlots(), Slots(1, pin_memory=False)
     turns = slots.turns()
 
     def read(value: int, slot: int) -> Fetched:
@@ -172,7 +172,7 @@ def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(page_locked, "_last_error", lambda: lambda: 0)
-    made, slots = MadeSlots(), Slots(1, pin_memory=True)
+    made, slots = WorkerSlots(), Slots(1, pin_memory=True)
     turns = slots.turns()
     for _ in range(5):
         slot = next(turns)

@@ -31,7 +31,7 @@ from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
-from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.local_sockets import socket_address
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data, open_validation_data
@@ -47,10 +47,11 @@ COSMOFLOW = CosmoFlowModel(family="cosmoflow", input_size=32, conv_channels=(4, 
 NAMES = itertools.count()
 
 
-def listers(size: int, timeout_s: float = 60.0) -> list[Lister]:
+def listers(size: int, timeout_s: float = 60.0) -> list[IndexBroadcast]:
     name = f"test {os.getpid()} {next(NAMES)}"
     return [
-        Lister(name=name, first_rank=4, local_rank=rank, local_size=size, timeout_s=timeout_s) for rank in range(size)
+        IndexBroadcast(name=name, first_rank=4, local_rank=rank, local_size=size, timeout_s=timeout_s)
+        for rank in range(size)
     ]
 
 
@@ -168,19 +169,19 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
     name = f"dying {os.getpid()}"
     about = f"name={name!r}, first_rank=4, local_size=2, timeout_s=60"
     code = (
-        "import os, time\nfrom dlbench.node.data.one_lister import Lister\n"
+        "import os, time\nfrom dlbench.node.data.one_lister import IndexBroadcast\n"
         "from dlbench.node.local_sockets import socket_address\n"
         f"mark = socket_address('index ' + {name!r} + ' 1').decode().replace(chr(0), '@')\n"
         "def dies():\n"
         # One socket that listens, and one more for the other rank that has come.
         "    while open('/proc/net/unix').read().count(mark) < 2:\n        time.sleep(0.01)\n"
         "    os._exit(9)\n"
-        f"Lister({about}, local_rank=0).index(dies, ())"
+        f"IndexBroadcast({about}, local_rank=0).index(dies, ())"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT):
         began = time.monotonic()
         with pytest.raises(PeerLostError, match="rank 4 ended while it opened the data set for this node"):
-            Lister(name=name, first_rank=4, local_rank=1, local_size=2, timeout_s=60).index(lambda: 1, ())
+            IndexBroadcast(name=name, first_rank=4, local_rank=1, local_size=2, timeout_s=60).index(lambda: 1, ())
         assert time.monotonic() - began < 50
 
 
@@ -256,7 +257,7 @@ def test_only_what_is_expected_is_built() -> None:
     data = memoryview(b"".join(packed(Inner("a", np.arange(2)))))
     with pytest.raises(KeyError, match="Inner"):
         unpacked(data, (JpegTree,))
-    with pytest.raises(TypeError, match="object is not of an index"):
+    with pytest.raises(TypeError, match="object cannot be packed into an index"):
         list(packed(object()))
-    with pytest.raises(TypeError, match="is not of an index"):
+    with pytest.raises(TypeError, match="cannot be packed into an index"):
         list(packed(np.array([object()])))

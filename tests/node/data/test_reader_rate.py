@@ -244,7 +244,7 @@ def test_a_number_of_readers_that_is_given_is_used_and_doubted_where_training_la
     result = reading.result([[]], [])
     assert (result.loader_workers, result.training_cores, result.limited_by_cores) == (7, 1, False)
     (text,) = reading.warnings()
-    assert text.startswith("data.loader_workers 7 leaves training 1 of a rank's 8 cores, and its threads keep 4 busy")
+    assert text.startswith("data.loader_workers 7 leaves training 1 of a rank's 8 cores, but its threads need 4")
     assert text.endswith("give each rank 11 (layout.cores_per_rank), or lower data.loader_workers")
     for workers in (0, 4):
         assert tried(8, 2, "cuda", workers, tmp_path)[1].warnings() == []
@@ -354,7 +354,7 @@ def test_the_node_that_is_farthest_decides(tmp_path: Path) -> None:
     node = NodeCache([path], "warm", acts=True, ranks=Alone(answer), beat=lambda _what: None)
     state = node.settle()
     assert (state.share, state.in_force) == (0.75, False)
-    assert state.summary == "filled; 75.0 % of its pages were cached (there), the farthest of 2 nodes"
+    assert state.summary == "filled; 75.0 % of its pages were cached (there), the worst of 2 nodes"
 
 
 # Rates

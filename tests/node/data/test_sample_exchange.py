@@ -175,7 +175,7 @@ def test_a_rank_that_is_gone_is_named_by_those_who_wait_for_it(tmp_path: Path) -
         with pytest.raises(NotArrivedError):
             reader.fetch(awaited)
         assert time.monotonic() - begun < LIMIT_S / 2
-        with pytest.raises(PeerLostError, match="rank 1, which exchanges samples with this one, is gone"):
+        with pytest.raises(PeerLostError, match="rank 1, which exchanges samples with this one, has ended"):
             raise group.all[0].missing(1, awaited, 0.0)
 
 
@@ -198,7 +198,7 @@ def test_a_sample_that_does_not_come_in_time_is_told_with_its_rank(tmp_path: Pat
     [
         ("full", EnvironmentLacksError, "No space left on device: no room for a sample"),
         ("denied", RunError, "Permission denied"),
-        ("damaged", IncompleteDataError, "changed or cut off since it was staged"),
+        ("damaged", IncompleteDataError, "changed or truncated since it was staged"),
         ("removed", RunError, "is no longer in"),
         ("defect", RunError, "the exchange of samples failed: ZeroDivisionError"),
     ],

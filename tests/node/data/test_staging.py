@@ -370,18 +370,21 @@ def test_a_folder_that_somebody_else_made_is_not_used(data: Path, place: Path) -
     work, held = staged(plan)
     work.close()
     held.folder.chmod(0o755)
-    assert "not a folder of this user alone" in str(refused(plan))
+    assert "not a private folder of this user" in str(refused(plan))
     moved = held.folder.rename(place / "aside")
     held.folder.symlink_to(moved)
-    assert "not a folder of this user alone" in str(refused(plan))
+    assert "not a private folder of this user" in str(refused(plan))
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda train: (train / "class 0" / "x.jpg").symlink_to("/etc/hostname"), "leads out of the data set"),
-        (lambda train: (train / "class 0" / "x.jpg").symlink_to("../../../secret.jpg"), "leads out of the data set"),
-        (lambda train: (train / "class 0" / "x.jpg").symlink_to("nowhere"), "link to nothing"),
+        (lambda train: (train / "class 0" / "x.jpg").symlink_to("/etc/hostname"), "is a link out of the data set"),
+        (
+            lambda train: (train / "class 0" / "x.jpg").symlink_to("../../../secret.jpg"),
+            "is a link out of the data set",
+        ),
+        (lambda train: (train / "class 0" / "x.jpg").symlink_to("nowhere"), "is a broken link"),
         (lambda train: (train / "class 9").symlink_to("class 0"), "link to a folder"),
         (lambda train: os.mkfifo(train / "class 0" / "x.jpg"), "a named pipe"),
     ],

@@ -37,19 +37,19 @@ def plan_of(*words: str, out: Path = Path("runs")) -> RunPlan:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (["train.compile=default"], "train.compile does not go with it"),
-        (["train.recompute=blocks"], "train.recompute and train.swap do"),
+        (["train.compile=default"], "cannot be combined with train.compile"),
+        (["train.recompute=blocks"], "with train.recompute and train.swap: "),
         (["train.optimizer_state=host"], "try engine.fsdp.offload"),
         (["measure.noise_scale=true"], "measure.noise_scale"),
         (["sync.exchange=hierarchical", "sync.group_size=2"], "sync.exchange hierarchical"),
-        (["sync.exchange=none"], "sync.exchange none does not go with it: a pass cannot begin without"),
+        (["sync.exchange=none"], "cannot be combined with sync.exchange none: a pass cannot begin without"),
         (["sync.fusion=64MiB"], "sync.fusion 64MiB"),
         (["sync.average_every=2"], "sync.average_every"),
         (["sync.wire=topk"], "sync.wire topk"),
         (["sync.wire=powersgd"], "sync.wire powersgd"),
         (["sync.wire=fp16"], "sums fp32 or bf16"),
         (["sync.wire=bf16", "train.gradient_accumulation=2"], "sums the parts of a batch in bf16"),
-        (["train.optimizer.implementation=fused"], "fused of lamb .*: norms of whole tensors"),
+        (["train.optimizer.implementation=fused"], "fused of lamb: norms of whole tensors"),
         (["train.precision=fp16", "engine.fsdp.offload=true"], "agree on overflows"),
         (["engine.fsdp.shard_ranks=node"], "engine.fsdp.shard_ranks: has no effect .*: the ranks of one node"),
         (["engine.fsdp.wrap=network", "engine.fsdp.prefetch=2"], "engine.fsdp.prefetch: has no effect"),
@@ -68,7 +68,7 @@ def test_a_fused_update_is_refused_where_torch_has_none_for_shares(optimizer: st
     """If torch learns to share out what it cannot, this says so."""
     words = ("--engine", "fsdp", "--ranks", "2", "--set", "train.optimizer.implementation=fused")
     if fails:
-        with pytest.raises(UserError, match="fused of sgd does not go with it: torch has no rule for its kernel"):
+        with pytest.raises(UserError, match="fused of sgd: torch supports this kernel"):
             plan_of("cosmoflow", *words)
     else:
         plan_of("cosmoflow", *words, "--set", "train.optimizer.name=adamw")

@@ -139,7 +139,7 @@ def test_a_library_that_is_not_found_is_named_with_exit_code_5(
     failure = failure_of(error(said))
     assert int(failure.exit_code) == 5
     assert failure.reason == (
-        "libnccl.so.2 is not found at run time: load the module that brings it, or install it again"
+        "libnccl.so.2 is not found at run time: load the module that provides it, or install it again"
     )
     refused = report.require_import(ImportError(said))
     assert int(failure_of(refused).exit_code) == 5

@@ -25,15 +25,15 @@ SHARED = ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2")
         ("cosmoflow", (), "cosmoflow has no layers that tensor parallelism divides; .* filter, channel or spatial"),
         ("bert", ("--ranks", "3"), "a node has 3; set it to a divisor"),
         ("bert", ("--ranks", "1"), "a node has 1; set it to a divisor"),
-        ("bert", ("--set", "model.num_heads=1"), "layers.0.attention.scores has 1 heads, which 2 ranks cannot share"),
+        ("bert", ("--set", "model.num_heads=1"), "layers.0.attention.scores has 1 heads, which 2 ranks cannot divide"),
         ("bert", ("--set", "model.intermediate_size=511"), "layers.0.expand has 511 outputs"),
         (
             "bert",
             ("--set", "train.precision=fp16"),
-            "train.precision fp16 does not go with it.*; leave one of them out",
+            "cannot be combined with train.precision fp16.*; leave one of them out",
         ),
-        ("bert", ("--set", "sync.wire=bf16"), "sync.wire bf16 does not go with it: all ranks are one replica"),
-        ("bert", ("--set", "engine.fsdp.wrap=network"), "engine.fsdp.wrap does not go with it"),
+        ("bert", ("--set", "sync.wire=bf16"), "cannot be combined with sync.wire bf16: all ranks are one replica"),
+        ("bert", ("--set", "engine.fsdp.wrap=network"), "cannot be combined with engine.fsdp.wrap"),
     ],
 )
 def test_what_cannot_share_layers_is_refused_by_name(workload: str, words: tuple[str, ...], why: str) -> None:
@@ -47,7 +47,7 @@ def test_shards_within_nodes_need_two_replicas_a_node(per_node: int, is_refused:
     engine = plan.engine.model_copy(update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})})
     parts = (plan.workload, engine, plan.sync, plan.measure)
     problem = strategy_problem(*parts, ranks=2 * per_node, ranks_per_node=per_node)
-    assert ("engine.fsdp.shard_ranks node does not go with it" in (problem or "")) == is_refused
+    assert ("cannot be combined with engine.fsdp.shard_ranks node" in (problem or "")) == is_refused
 
 
 def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:

@@ -183,11 +183,11 @@ def test_planning_finds_by_the_header_what_a_rank_would(tmp_path: Path) -> None:
     require_weights(tmp_path, spec())  # a run's folder
     with pytest.raises(UserError, match=r"does not fit: bert\.embeddings\.word.*\[96, 16\].*\(and 1 more\)"):
         require_weights(path, spec(vocabulary=200))
-    with pytest.raises(UserError, match="public names are known of BERT alone"):
+    with pytest.raises(UserError, match="public names are only known for BERT"):
         require_weights(path, ResNetModel(family="resnet"))
     for content in (b"", b"PK\3\4 a pickle with another name", b"\2" + bytes(7) + b"[]", b"\2" + bytes(7) + b"{"):
         path.write_bytes(content)
-        with pytest.raises(IncompleteDataError, match="no readable safetensors file"):
+        with pytest.raises(IncompleteDataError, match="not a readable safetensors file"):
             require_weights(path, spec())
 
 
@@ -210,14 +210,14 @@ def wrong(change: Callable[[Tensors], Any]) -> Tensors:
             wrong(lambda t: [t.pop(n) for n in list(t) if "cls" in n]),
             r"mlm_bias of this network is missing \(and 6 more\)",
         ),
-        (wrong(lambda t: t.update({"qa_outputs.weight": torch.ones(2)})), "qa_outputs.weight is no tensor of this"),
+        (wrong(lambda t: t.update({"qa_outputs.weight": torch.ones(2)})), "qa_outputs.weight is not a tensor of this"),
         (wrong(lambda t: t.update({"embeddings.LayerNorm.gamma": torch.ones(16)})), "are the same tensor"),
         (
             wrong(lambda t: t.update({"bert.pooler.dense.bias": torch.ones(8)})),
             r"has shape \[8\], this network's pooler",
         ),
         (wrong(lambda t: t["cls.predictions.decoder.weight"].add_(1)), "differs from .*, but this network ties them"),
-        (wrong(lambda t: t.update({"cls.predictions.bias": torch.ones(96)})), "of different vocabularies"),
+        (wrong(lambda t: t.update({"cls.predictions.bias": torch.ones(96)})), "have different vocabularies"),
         (wrong(lambda t: t.update({"cls.predictions.bias": torch.ones(90).int()})), "holds I32, not floating-point"),
         (published(rows=400), r"bias has shape \[400\], this network's mlm_bias \[90\] \(and 1 more\)"),
         (published(positions=8), "position_embeddings.weight has shape .8, 16."),

@@ -167,8 +167,8 @@ def test_the_refusal_names_the_largest_items() -> None:
     with pytest.raises(DoesNotFitError) as caught:
         plan_blocks(chain, link(10), 1000, recompute=True, swap=True)
     assert str(caught.value) == (
-        "training does not fit into 1000 B with any plan: it needs at least 5127 B (5.007 KiB): 2.93 KiB parameters and "
-        "optimizer state, 1.953 KiB buffers of the exchange, 120 B activations, their gradients and workspace (the "
+        "training does not fit into 1000 B with any plan: it needs at least 5127 B (5.007 KiB): 2.93 KiB parameters "
+        "and optimizer state, 1.953 KiB buffers of the exchange, 120 B activations, their gradients and workspace (the "
         "largest: layers.1)"
     )
 

@@ -278,7 +278,7 @@ def test_doubts_of_training_are_told(
 
 AT_20 = "resumed after interruption (attempt 2) at step 20"
 ADDED = "times add up over the attempts, from checkpoint to checkpoint, without the time between them"
-ANEW = "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures"
+ANEW = "started again after interruption (attempt 2): nothing of earlier attempts is in its figures"
 BEFORE = {"attempt": 1, "step": 23, "checkpoint": "step-20", "at": "2026-03-01T11:50:00Z"}
 
 
