@@ -380,7 +380,12 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs."""
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs.
+
+    \b
+    Example:
+      dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
+    """
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
 
     points, points_are = shared.parse_points(nodes, ranks)

@@ -75,6 +75,10 @@ def demo(folder: Path, seed: int) -> None:
 
     Images are crops of photographs of scikit-image and scikit-learn, text is Python's documentation, and volumes are
     random universes. Existing data is kept. Prints the three paths, for --data.
+
+    \b
+    Example:
+      dlbench data demo data/demo
     """
     from dlbench.datasets.making.catalogue import prepare_demo_data
 

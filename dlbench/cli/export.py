@@ -31,6 +31,10 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
     Prometheus' textfile collector and OpenMetrics parsers read them: throughput, efficiency, step time and energy of
     each point with intervals, and the number of valid and failed runs. Control runs and pairs belong to no point.
     Exits with 4 if data is damaged (the rest is written) or if there is no run (nothing is written).
+
+    \b
+    Example:
+      dlbench export metrics runs -o /var/lib/node_exporter/dlbench.prom
     """
     check_writable(output)
     require_modules("export metrics", "numpy")
@@ -93,6 +97,10 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     """Write a description of the machine of the run in folder RUN, as an MLPerf system description (JSON).
 
     Fields that dlbench does not record say "not recorded"; fill them in by hand.
+
+    \b
+    Example:
+      dlbench export system runs/RUN --org "My lab" -o system.json
     """
     from dlbench.exports.system_description import to_system_description
 

@@ -64,6 +64,10 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     project runs --record`) are imported too. An empty or missing folder becomes a history.
 
     Exits with 2 if a run was refused, with 4 if one is damaged; all other runs are imported.
+
+    \b
+    Example:
+      dlbench history import runs --store /shared/history
     """
     from dlbench.history import importing as history_import
     from dlbench.history.store import is_there
@@ -130,7 +134,12 @@ def _folders(path: Path) -> list[RunFolder]:
     type=click.Choice(["text", "csv", "json"]),
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
-    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit."""
+    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
+
+    \b
+    Example:
+      dlbench history list --where workload=resnet50 --where host=n17
+    """
     from dlbench.history.entry import parse_where
     from dlbench.history.listing import list_document, to_json
 
@@ -339,7 +348,12 @@ def slow_nodes(
 @store_option
 @where_option
 def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
-    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes."""
+    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes.
+
+    \b
+    Example:
+      dlbench history export -o march.tar.gz --where system=cluster
+    """
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
 

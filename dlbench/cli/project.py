@@ -181,6 +181,10 @@ def project_ingredients(file: Path, write: Write, **question_options: Any) -> No
 
     FILE is written by `project runs --ingredients`, or by hand from figures of another tool or a publication (`dlbench
     show --schema ingredients`).
+
+    \b
+    Example:
+      dlbench project ingredients ingredients.json --to 64,256
     """
     from dlbench.cli import projecting
     from dlbench.projection.ingredients import Ingredients
@@ -270,6 +274,10 @@ def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) 
     """Compare the projections recorded in RUNS (`project runs --record`) with runs that were planned after them.
 
     Exits with 4 if no recorded projection was measured since, or if a record was changed.
+
+    \b
+    Example:
+      dlbench project score my-runs
     """
     from dlbench.cli.projecting import read_groups
     from dlbench.projection.ledger import against, read_ledger

@@ -156,24 +156,18 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
-    """Returns the training at every rank count of a group, and the answers to the question. Raises `UserError`: an
-    option needs what the runs do not have.
-    """
+    """Returns the training at every rank count of a group. Raises `UserError`: an option needs what the runs lack."""
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
     unit = question.held or _default_unit(firsts[0])
-    quality = None
-    if question.samples is None and question.epochs is None:
-        quality = source.of(GroupQuality)
+    has_length = question.samples is not None or question.epochs is not None
+    quality = None if has_length else source.of(GroupQuality)
     lengths = [_length(run, firsts[0], question) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
     if not is_whole and (question.deadline_s or question.budget):
         option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
-    missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
-    if quality is not None:
-        points_missed = [point for point in quality.points if not point.all_reached]
-        missed = {(point.ranks, point.nodes): point.reached_text for point in points_missed}
+    missed = _missed_points(quality)
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -192,28 +186,27 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
             if quality is not None:
                 run_s = quality_of(run).time_to_quality_s or math.nan
             else:
-                run_s = samples / table.rates[run_id]
-                if is_whole:
-                    run_s += _start_s(run)
+                run_s = samples / table.rates[run_id] + (_start_s(run) if is_whole else 0.0)
             seconds[table.keys[run_id]] = run_s
         time = geometric_mean_estimate(seconds, "s")
         hours = time.scaled(count / HOUR_S, f"{unit}-hours")
-        training_point = TrainingPoint(
-            ranks=point.ranks,
-            nodes=point.nodes,
-            held=count,
-            place=place,
-            global_batch=first.plan.global_batch,
-            throughput=point.throughput,
-            efficiency=point.efficiency,
-            is_baseline=point.is_baseline,
-            samples=samples if quality is None else None,
-            time=time,
-            hours=hours,
-            price=hours.scaled(question.price, question.currency) if question.price else None,
-            seconds=seconds,
+        points.append(
+            TrainingPoint(
+                ranks=point.ranks,
+                nodes=point.nodes,
+                held=count,
+                place=place,
+                global_batch=first.plan.global_batch,
+                throughput=point.throughput,
+                efficiency=point.efficiency,
+                is_baseline=point.is_baseline,
+                samples=samples if quality is None else None,
+                time=time,
+                hours=hours,
+                price=hours.scaled(question.price, question.currency) if question.price else None,
+                seconds=seconds,
+            )
         )
-        points.append(training_point)
     return TimeToTrain(
         held=unit,
         currency=question.currency,
@@ -222,6 +215,13 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
         answers=answers(points, question, unit),
         notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
+
+
+def _missed_points(quality: GroupQuality | None) -> dict[tuple[int, int], str]:
+    """Returns how many runs met the target, by ranks and nodes of the points where some missed it."""
+    if quality is None:
+        return {}
+    return {(point.ranks, point.nodes): point.reached_text for point in quality.points if not point.all_reached}
 
 
 def _default_unit(run: Run) -> BilledUnit:

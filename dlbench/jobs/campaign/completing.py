@@ -97,13 +97,7 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
         is_new = not series_path(root, series_id, "json").exists()
         if not is_new:
             existing = read_series(root, series_id)
-            existing_runs = {run_id for job in existing.jobs for run_id in job.runs}
-            for run_id in run_ids:
-                if run_id in existing_runs:
-                    command = shlex.join(["dlbench", "submit", "--resume", existing.id, "--out", str(root)])
-                    raise UserError(
-                        f"{run_id}: is in series {existing.id} already: continue it with {command}, or {OTHER_NAME}"
-                    )
+            _require_new(existing, run_ids, root)
             created = existing.created
             requests += existing.requests
             entries += existing.jobs
@@ -129,6 +123,16 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
                 forget(root, series_id)
             raise
     return series_id
+
+
+def _require_new(existing: SeriesFile, run_ids: Sequence[str], root: Path) -> None:
+    existing_runs = {run_id for job in existing.jobs for run_id in job.runs}
+    for run_id in run_ids:
+        if run_id in existing_runs:
+            command = shlex.join(["dlbench", "submit", "--resume", existing.id, "--out", str(root)])
+            raise UserError(
+                f"{run_id}: is in series {existing.id} already: continue it with {command}, or {OTHER_NAME}"
+            )
 
 
 def entry_of(job: Job) -> SeriesJob:

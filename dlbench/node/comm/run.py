@@ -75,9 +75,6 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
     deadline.stop()
     if place.rank != 0:
         return None
-    device_text = "cpu"
-    if device.type == "cuda":
-        device_text = f"{device} ({torch.cuda.get_device_name(device)})"
     problems: list[str] = []
     facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
@@ -85,7 +82,7 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=started_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=device_text,
+        device=_device_text(device),
         group_size=plan.group_size,
         points=points,
         not_measured=tuple(lineup.not_measured),
@@ -93,6 +90,10 @@ def measure(  # noqa: PLR0913  (everything that a rank is started with, used her
         environment=facts,
         **gathered,
     )
+
+
+def _device_text(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
 
 
 def _points(

@@ -190,18 +190,7 @@ def open_training_data(
     if train.cuda_graphs != "none":
         model = model.captured(data)
     if data.is_synthetic:
-        device = context.device if data.synthetic_on == "device" else None
-        return SyntheticSource(
-            model,
-            data,
-            batch_size=train.batch_per_rank,
-            ranks=replica.ranks,
-            seed=train.seed,
-            start_batch=steps_before(context, progress),
-            pin_memory=context.on_gpu,
-            counts=data.keeps_counts(on_gpu=context.on_gpu),
-            device=device,
-        )
+        return _synthetic_source(context, progress, model)
     staged = None
     if staging is None:
         reader = _open(context, model, train_folder(Path(data.source)), "training")
@@ -240,6 +229,21 @@ def open_training_data(
         if exchange is not None:
             exchange.close()
         raise
+
+
+def _synthetic_source(context: RankContext, progress: Progress | None, model: ModelSpec) -> SyntheticSource:
+    data, train = context.plan.workload.data, context.plan.workload.train
+    return SyntheticSource(
+        model,
+        data,
+        batch_size=train.batch_per_rank,
+        ranks=context.replica.ranks,
+        seed=train.seed,
+        start_batch=steps_before(context, progress),
+        pin_memory=context.on_gpu,
+        counts=data.keeps_counts(on_gpu=context.on_gpu),
+        device=context.device if data.synthetic_on == "device" else None,
+    )
 
 
 def _require_device(context: RankContext) -> None:

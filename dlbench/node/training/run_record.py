@@ -258,6 +258,12 @@ class TrainedRank(TrainState):
         settings += self.pacing.settings(plan.measure, self.steps.step_s)
         return settings + interface_settings(plan.system.launch.interface, context.place)
 
+    def _num_measured(self) -> int:
+        if self.context.plan.measure.until == "steps":
+            return self.schedule.measured
+        # Training to a target ends when it is met, on all ranks after the same step.
+        return self.steps.steps - self.schedule.warmup
+
     def make_record(
         self,
         everyone: Sequence[RankSummary],
@@ -274,16 +280,12 @@ class TrainedRank(TrainState):
             from dlbench.node.sync.horovod.report import with_tuning_cost
 
             exchange = with_tuning_cost(exchange, steps.step_s)
-        measured = self.schedule.measured
-        if plan.measure.until != "steps":  # training to a target ends when it is met, on all ranks after the same step
-            measured = steps.steps - self.schedule.warmup
-        checks = check(plan, ranks, measured_steps=measured, exchange=exchange, is_scaled=self.precision.is_scaled)
+        checks = check(
+            plan, ranks, measured_steps=self._num_measured(), exchange=exchange, is_scaled=self.precision.is_scaled
+        )
         checks += shuffle.checks
-        state, resumed_from = "valid", None
-        if not all(check.passed for check in checks):
-            state = "invalid"
-        if self.resumed is not None:
-            resumed_from = str(self.resumed.path)
+        state = "valid" if all(check.passed for check in checks) else "invalid"
+        resumed_from = str(self.resumed.path) if self.resumed is not None else None
         parameters = list(self.model.parameters())
         layers, described = layers_of(plan.workload), self.source.describe()
         fields: dict[str, Any] = {

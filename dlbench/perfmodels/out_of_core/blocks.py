@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.out_of_core import Chain, Decision, PlannedBlock, Prediction
+from dlbench.specs.out_of_core import Chain, Decision, PlannedBlock, Prediction, Unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +96,7 @@ class BlockCosts:
                 saved += unit.saved_bytes
                 count += unit.saved_count
             saved_up_to.append(saved)
-        backward = piecemeal = gradients = 0
-        for unit, unit_saved in zip(reversed(units), reversed(saved_up_to), strict=True):
-            backward = max(backward, unit_saved + unit.backward_working_bytes + gradients)
-            piecemeal = max(piecemeal, unit.piecemeal_bytes + gradients)
-            gradients += unit.gradient_bytes
+        backward, piecemeal, gradients = _backward_bytes(units, saved_up_to)
 
         moved = {"swap": saved + moving, "recompute-swap": moving}.get(decision, 0)
         if recomputes or not any(unit.saved_count for unit in units):
@@ -128,6 +124,16 @@ class BlockCosts:
             gradient_bytes=gradients,
             gradients_before_bytes=self._gradients_behind[last],
         )
+
+
+def _backward_bytes(units: Sequence[Unit], saved_up_to: Sequence[int]) -> tuple[int, int, int]:
+    """Returns the peaks of a backward pass, of one whose storages come back one by one, and its gradients, in bytes."""
+    backward = piecemeal = gradients = 0
+    for unit, unit_saved in zip(reversed(units), reversed(saved_up_to), strict=True):
+        backward = max(backward, unit_saved + unit.backward_working_bytes + gradients)
+        piecemeal = max(piecemeal, unit.piecemeal_bytes + gradients)
+        gradients += unit.gradient_bytes
+    return backward, piecemeal, gradients
 
 
 def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from typing import Any
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
@@ -62,7 +63,6 @@ def case_of(
     if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs times of forward, backward and update, which these runs did not record")
     gathered_s = parts.pop("gather")
-    per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held_share, held_from = gamma(layers, plan, record)
     limit_bytes, most_from = limit(memory_limit, system or plan.system)
@@ -76,7 +76,7 @@ def case_of(
             watched=watched,
         ),
         network=scaled(network, cost_scale),
-        layout=Layout(ranks=anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node),
+        layout=_layout(ingredients),
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
@@ -98,6 +98,11 @@ def case_of(
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
+
+
+def _layout(ingredients: Ingredients) -> Layout:
+    per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
+    return Layout(ranks=ingredients.anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node)
 
 
 def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
@@ -192,7 +197,6 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
     verdicts += tuple(
         _measured_text(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    shown_rows = list(_best_groupings(rows))
     kind, notes = "model only", (*basis, _CONSEQUENCE)
     if all(row.is_ideal for row in rows):
         kind, notes = "ideal", tuple(basis)
@@ -208,30 +212,34 @@ def section(rows: Sequence[StrategyRow], basis: Sequence[str], *, anchor: str = 
         headline=headline,
         words=verdicts,
         brief=verdicts,
-        sheets=(
-            Sheet(
-                name="strategies-by-ranks",
-                title="Step by strategy",
-                columns=(),
-                rows=[
-                    (row.strategy, ranks_text(row.ranks), _step_text(row))
-                    for row in shown_rows
-                    if row.measured_s is None and not row.refused
-                ],
-                caption="No fit: more memory than the limit of a rank.",
-                pivot=Pivot(corner=f"Step, {kind}", down=itemgetter(0), across=itemgetter(1), cell=itemgetter(2)),
-                in_terminal=True,
-            ),
-            Sheet(
-                name="strategies",
-                title="Strategies",
-                columns=COLUMNS,
-                rows=rows,
-                is_shown=lambda row: any(row is shown_row for shown_row in shown_rows),
-            ),
-        ),
+        sheets=_sheets(rows, kind),
         notes=notes,
     )
+
+
+def _sheets(rows: Sequence[StrategyRow], kind: str) -> tuple[Sheet[Any], Sheet[Any]]:
+    shown_rows = list(_best_groupings(rows))
+    steps = Sheet(
+        name="strategies-by-ranks",
+        title="Step by strategy",
+        columns=(),
+        rows=[
+            (row.strategy, ranks_text(row.ranks), _step_text(row))
+            for row in shown_rows
+            if row.measured_s is None and not row.refused
+        ],
+        caption="No fit: more memory than the limit of a rank.",
+        pivot=Pivot(corner=f"Step, {kind}", down=itemgetter(0), across=itemgetter(1), cell=itemgetter(2)),
+        in_terminal=True,
+    )
+    strategies = Sheet(
+        name="strategies",
+        title="Strategies",
+        columns=COLUMNS,
+        rows=rows,
+        is_shown=lambda row: any(row is shown_row for shown_row in shown_rows),
+    )
+    return steps, strategies
 
 
 def _step_text(row: StrategyRow) -> str:
