@@ -197,7 +197,7 @@ def named(count: int, correlation: float, kind: str) -> Figure:
     for seed in range(NEWEST):
         found = newest(list(nights([seed, 5], count, correlation, 0.03, kind)))
         assert found is not None
-        beyond += found.num_beyond > 0
+        beyond += found.num_outside > 0
     # The range is made for independent nights.
     most = 100 * NAMED * (3 if correlation else 1.5)
     return share_figure(

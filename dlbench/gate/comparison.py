@@ -64,14 +64,14 @@ def compare_sides(  # noqa: PLR0913 - the options of `dlbench compare`
             f"compare; give two folders, choose each side with {options[0]} and {options[1]}, or give --paired for "
             "runs of run --ab"
         )
-    matches, only_b = _matches(a, b, allowed)
+    matches, points_only_in_b = _matches(a, b, allowed)
     sessions = sessions_at((*a.points, *b.points, *history.points))
     at_least = floors_at(b.points, floors, b.name)
     drafts = [
         _Draft(match, metrics, sessions, at_least, earlier=_earlier_runs(match, history, sessions)) for match in matches
     ]
-    floor_drafts, only_b = _floor_drafts(only_b, at_least, sessions)
-    return _judged_report(a, b, [*drafts, *floor_drafts], rule, only_b=only_b, history=history.name)
+    floor_drafts, points_only_in_b = _floor_drafts(points_only_in_b, at_least, sessions)
+    return _judged_report(a, b, [*drafts, *floor_drafts], rule, points_only_in_b=points_only_in_b, history=history.name)
 
 
 def _identities(side: GateSide) -> set[tuple[object, ...]]:
@@ -83,7 +83,7 @@ def compare_floors(b: GateSide, *, rule: Rule, floors: Sequence[Floor]) -> Compa
     """Compares runs with floors alone."""
     drafts, without_floor = _floor_drafts(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
     a = GateSide(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
-    return _judged_report(a, b, drafts, rule, only_b=without_floor)
+    return _judged_report(a, b, drafts, rule, points_only_in_b=without_floor)
 
 
 def compare_pairs(
@@ -104,13 +104,15 @@ def _judged_report(
     rule: Rule,
     *,
     paired: bool = False,
-    only_b: Sequence[SidePoint] = (),
+    points_only_in_b: Sequence[SidePoint] = (),
     history: str = "",
 ) -> ComparisonReport:
     judged = iter(judge([sample for draft in drafts for _, sample, counts in draft.samples if counts], rule))
     points = [draft.finished(judged, rule, paired=paired) for draft in drafts]
     notices = {draft.match.a.notice for draft in drafts}
-    return report_of(a, b, points, rule, paired=paired, only_b=only_b, notices=notices, history=history)
+    return report_of(
+        a, b, points, rule, paired=paired, points_only_in_b=points_only_in_b, notices=notices, history=history
+    )
 
 
 def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
@@ -125,26 +127,26 @@ def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[M
         )
 
     matches: list[Match] = []
-    only_b: list[SidePoint] = []
+    points_only_in_b: list[SidePoint] = []
     for point_a, point_b in matched((a.points, b.points), same, refuse):
         if point_a is not None and point_b is not None:
             matches.append(Match(a=point_a, b=point_b, allowed=tuple(differences(point_a.content, point_b.content))))
         elif point_a is not None:
             matches.append(Match(a=point_a, b=None))
         elif point_b is not None:
-            only_b.append(point_b)
-    _refuse_unmatched(a, b, matches, only_b, allowed)
-    return matches, only_b
+            points_only_in_b.append(point_b)
+    _refuse_unmatched(a, b, matches, points_only_in_b, allowed)
+    return matches, points_only_in_b
 
 
 def _refuse_unmatched(
-    a: GateSide, b: GateSide, matches: Sequence[Match], only_b: Sequence[SidePoint], allowed: Collection[str]
+    a: GateSide, b: GateSide, matches: Sequence[Match], points_only_in_b: Sequence[SidePoint], allowed: Collection[str]
 ) -> None:
     """Raises an error if a point of each side is alone that the other should have: all points, if nothing matched."""
     any_match = any(match.b is not None for match in matches)
     pairs = [
         (_all_differences(match.a, point, allowed), match.a)
-        for match, point in itertools.product(matches, only_b)
+        for match, point in itertools.product(matches, points_only_in_b)
         if match.b is None and (not any_match or (match.a.place == point.place and match.a.workload == point.workload))
     ]
     if not pairs:
@@ -227,8 +229,8 @@ def _paired_matches(sides: Mapping[str, Mapping[str, object]], table: RunTable, 
     points_b = [point for point in points if point.content.plan.get("side") == "b"]
     rows = matched((points_a, points_b), lambda point: (digest(without(point.content, allowed)), point.place), refuse)
     only_a = [a for a, b in rows if a is not None and b is None]
-    only_b = [b for a, b in rows if b is not None and a is None]
-    for a, b in itertools.product(only_a, only_b):
+    points_only_in_b = [b for a, b in rows if b is not None and a is None]
+    for a, b in itertools.product(only_a, points_only_in_b):
         if a.place == b.place and a.workload == b.workload:
             text = named(differences(without(a.content, allowed), without(b.content, allowed)))
             raise UserError(f"the sides at {ranks_text(a.ranks)} differ in more than the settings of --ab: {text}")
@@ -334,7 +336,7 @@ class _Draft:
                     gated=gated,
                     verdict=verdict,
                     reason=reason,
-                    awaits_reference=gated and judgement.awaits_reference,
+                    reference_incomplete=gated and judgement.reference_incomplete,
                     a=a,
                     b=b,
                     ratio=judgement.estimate,

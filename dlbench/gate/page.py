@@ -94,7 +94,7 @@ def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
         tag, attributes, lines = "system-out", {}, [message, metric.reason]
     elif tone == "bad":
         tag, lines = "failure", [metric.reason]
-    elif metric.awaits_reference:
+    elif metric.reference_incomplete:
         tag, attributes, lines = "skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}"]
     else:
         tag, lines = "error", [metric.reason]
@@ -326,8 +326,8 @@ def _metric(section_id: str, metric: MetricResult, report: ComparisonReport) -> 
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:
     yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
     yield from (Mark(severity="note", text=text) for text in remarks(report))
-    only_b = "No floor applies to" if report.is_of_floors else "Only in B, not compared"
-    for head, names in ((only_b, report.only_b), ("Left out", report.left_out)):
+    points_only_in_b = "No floor applies to" if report.is_of_floors else "Only in B, not compared"
+    for head, names in ((points_only_in_b, report.points_only_in_b), ("Left out", report.left_out)):
         if names:
             yield Mark(severity="note", text=f"{head}: {first_of(names, MAX_LEFT_OUT, '; ')}.")
 

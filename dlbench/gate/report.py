@@ -215,7 +215,7 @@ class MetricResult:
     gated: bool  # Whether it counts for the verdict; other metrics are information.
     verdict: str  # A word of `GATE`, of a floor of `FLOOR`; `information` for metrics that do not count.
     reason: str
-    awaits_reference: bool  # Whether B has runs enough and the reference lacks runs or sessions.
+    reference_incomplete: bool  # Whether B has runs enough and the reference lacks runs or sessions.
     a: Estimate | None  # Geometric mean of A over the units of the test, else runs; None if not measured.
     b: Estimate | None
     ratio: Estimate | None
@@ -295,7 +295,7 @@ class ComparisonReport:
     points: tuple[PointResult, ...]
     environment: tuple[KeyDifference, ...]  # Differences of the environments that all points have.
     cautions: tuple[str, ...]  # Warnings about all verdicts, in sentences.
-    only_b: tuple[str, ...]  # Points of B that A does not have, or that no floor applies to.
+    points_only_in_b: tuple[str, ...]  # Points of B that A does not have, or that no floor applies to.
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     notices: tuple[str, ...]
@@ -323,7 +323,7 @@ def report_of(  # noqa: PLR0913 - the parts of a report that are not in its poin
     rule: Rule,
     *,
     paired: bool,
-    only_b: Sequence[SidePoint],
+    points_only_in_b: Sequence[SidePoint],
     notices: Iterable[str],
     history: str,
 ) -> ComparisonReport:
@@ -357,7 +357,7 @@ def report_of(  # noqa: PLR0913 - the parts of a report that are not in its poin
         points=points,
         environment=environment,
         cautions=cautions,
-        only_b=tuple(map(point_label, only_b)),
+        points_only_in_b=tuple(map(point_label, points_only_in_b)),
         left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
         damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
         notices=tuple(sorted({*notices} - {""})),

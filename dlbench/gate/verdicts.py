@@ -283,7 +283,7 @@ class Judgement(Verdict):
     question: Question
     reason: str  # Reason for the outcome, a sentence without full stop.
     tested: TTest | None
-    awaits_reference: bool = False  # Whether B has runs enough and only the reference lacks runs or sessions.
+    reference_incomplete: bool = False  # Whether B has runs enough and only the reference lacks runs or sessions.
 
     @property
     def verdict(self) -> str:
@@ -387,7 +387,7 @@ def _untested(sample: MetricSample, rule: Rule) -> Judgement:
         estimate=ratio,
         margin=0.0 if is_floor else rule.tolerance,
         tested=None,
-        awaits_reference=not is_floor and not sample.paired and len(sample.b) >= MIN_RUNS,
+        reference_incomplete=not is_floor and not sample.paired and len(sample.b) >= MIN_RUNS,
     )
 
 

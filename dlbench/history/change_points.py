@@ -110,7 +110,7 @@ class ChangePoint(DetectedChange):
 class Newest:
     """The newest nights, if they are too few for a change point."""
 
-    num_beyond: int  # Newest nights, in a row, outside the usual range on one side; 0: the newest is ordinary.
+    num_outside: int  # Newest nights, in a row, outside the usual range on one side; 0: the newest is ordinary.
     ratio: float  # Median of these nights (of the newest one, if none is outside) over the level before them (1).
     low: float  # Usual range of the nights before, without a share `NAMED`; at least `MIN_EFFECT` to each side.
     high: float
@@ -251,9 +251,9 @@ def newest(values: Sequence[float], last: Segment | None = None, *, histories: i
         if (tail > high).all() or (tail < low).all():
             ratio = math.exp(float(np.median(distances)))
             wait = _nights_to_wait(logs, count, MIN_EVIDENCE * histories)
-            return Newest(num_beyond=count, ratio=ratio, low=math.exp(low), high=math.exp(high), wait_for=wait)
+            return Newest(num_outside=count, ratio=ratio, low=math.exp(low), high=math.exp(high), wait_for=wait)
     ratio = math.exp(float(logs[-1] - np.median(logs[:-1])))
-    return Newest(num_beyond=0, ratio=ratio, low=math.exp(usual_low), high=math.exp(usual_high), wait_for=0)
+    return Newest(num_outside=0, ratio=ratio, low=math.exp(usual_low), high=math.exp(usual_high), wait_for=0)
 
 
 def _nights_to_wait(logs: Array, count: int, evidence: float) -> int:

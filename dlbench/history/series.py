@@ -113,7 +113,7 @@ class Change:
     """Differences between all runs of the levels before and after, without the nights that may belong to either side;
     keys with a new value nearly every night are left out."""
     new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))  # Hosts used after it only.
-    gone_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))  # Hosts used before it only.
+    removed_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))  # Hosts used before it only.
 
     @property
     def is_drift(self) -> bool:
@@ -173,8 +173,8 @@ class Change:
         lines = [str(difference) for difference in self.differences]
         if self.new_hosts:
             lines.append(f"hosts used only since: {first_of(self.new_hosts, MAX_HOSTS)}")
-        if self.gone_hosts:
-            lines.append(f"hosts used only before: {first_of(self.gone_hosts, MAX_HOSTS)}")
+        if self.removed_hosts:
+            lines.append(f"hosts used only before: {first_of(self.removed_hosts, MAX_HOSTS)}")
         return tuple(lines) or (NO_DIFFERENCE,)
 
 
@@ -251,7 +251,7 @@ class Trend:
 
     @property
     def num_newest_outside(self) -> int:
-        return self.newest.num_beyond if self.newest else 0
+        return self.newest.num_outside if self.newest else 0
 
     @property
     def level(self) -> LevelStretch:
@@ -275,8 +275,8 @@ class Trend:
         newest = self.newest
         if newest is None:
             return ""
-        nights = f"The newest {newest.num_beyond} nights are"
-        if newest.num_beyond == 1:
+        nights = f"The newest {newest.num_outside} nights are"
+        if newest.num_outside == 1:
             nights = "The newest night is"
         usual = f"{amount_text(newest.low, self.unit)} to {amount_text(newest.high, self.unit)}"
         word = "worse" if newest.is_worse else "better"

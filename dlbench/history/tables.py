@@ -84,7 +84,7 @@ def changes_sheet(report: TrendsReport) -> Sheet[Any]:
                 of=attrgetter("change"),
             ),
             Column("", "Also differs", _environment),
-            *columns_of(Change, "new_hosts", "gone_hosts", "acknowledged", of=attrgetter("change")),
+            *columns_of(Change, "new_hosts", "removed_hosts", "acknowledged", of=attrgetter("change")),
             Column("", "Acknowledged", _acknowledgement),
             Column("", "Series", attrgetter("series.point")),
         ),

@@ -175,7 +175,7 @@ def _trend(
     newest_nights = None
     if len(values) >= MIN_NIGHTS:
         outside = newest(values, pieces[-1], histories=max(1, num_followed))
-        if outside is not None and outside.num_beyond:
+        if outside is not None and outside.num_outside:
             is_worse = (outside.ratio > 1) == metric.higher_is_worse
             newest_nights = NewestNights(**vars(outside), is_worse=is_worse)
     nights: list[Night] = []
@@ -283,7 +283,7 @@ def _change(
         runs_after=first_after.run_ids,
         differences=tuple(_differences(before, after)),
         new_hosts=tuple(sorted(hosts_after - hosts_before)),
-        gone_hosts=tuple(sorted(hosts_before - hosts_after)),
+        removed_hosts=tuple(sorted(hosts_before - hosts_after)),
     )
 
 

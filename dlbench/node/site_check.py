@@ -130,9 +130,9 @@ def check_rank(plan: CommPlan, place: RankPlace) -> SeenRank:
     places: tuple[SeenScratch, ...] = ()
     if place.local_rank == 0:
         places = tuple(scratch(plan.system.storage, key, os.environ, place.host) for key in ("local", "memory"))
-    beside_gpu = None
+    near_gpu = None
     if binding.gpu is not None and binding.gpu.cores:
-        beside_gpu = set(binding.cores) <= set(binding.gpu.cores)
+        near_gpu = set(binding.cores) <= set(binding.gpu.cores)
     return SeenRank(
         rank=place.rank,
         local_rank=place.local_rank,
@@ -144,7 +144,7 @@ def check_rank(plan: CommPlan, place: RankPlace) -> SeenRank:
         pinned=binding.pinned,
         node_gpus=node_gpus,
         gpu=gpu,
-        beside_gpu=beside_gpu,
+        near_gpu=near_gpu,
         compiler=compiler,
         problems=tuple(problem for problem in problems if problem),
         scratch=places,

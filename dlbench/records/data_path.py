@@ -174,7 +174,7 @@ class ReadingRate(_Answer):
     loader_workers: CountOrZero = Field(description="Reader processes of each.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead.")
     cache: Literal["any", "cold", "warm"] = Field(description="Requested page cache.")
-    cache_told: str = Field(description="Result in words.")
+    cache_state: str = Field(description="Result in words.")
     cache_in_force: Flag = Field(description="Whether it was as requested in every repeat.")
     warnings: tuple[str, ...] = Field(description="Warnings.")
     repeats: tuple[RateRepeat, ...] = Field(min_length=1, description="Rates by repeat.")

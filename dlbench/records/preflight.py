@@ -55,7 +55,7 @@ class SeenRank(Spec):
     pinned: Flag = Field(description="Whether it was bound, by dlbench or its launcher.")
     node_gpus: tuple[str, ...] = Field((), description="UUIDs of the GPUs that the driver shows this rank.")
     gpu: str | None = Field(None, description="UUID of its GPU; null: the CPU.")
-    beside_gpu: Flag | None = Field(
+    near_gpu: Flag | None = Field(
         None, description="Whether all its cores are on its GPU's NUMA node; null: unknown, or no GPU."
     )
     compiler: str = Field("", description="Missing parts for torch.compile on its GPU; empty: none, or no GPU.")

@@ -128,9 +128,11 @@ class CampaignCost:
     """The cost of all runs of the report whose jobs have ended."""
 
     jobs: int
-    untold: int  # Runs of Slurm jobs that Slurm reports nothing of; they are in no figure.
+    unaccounted_runs: int  # Runs of Slurm jobs that Slurm reports nothing of; they are in no figure.
     results: int
-    asked_node_hours: float | None  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
+    requested_node_hours: (
+        float | None
+    )  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
     node_hours: float  # Nodes times elapsed time.
     parts: tuple[CostPart, ...]
     median_wait_s: float | None
@@ -141,7 +143,7 @@ class CampaignCost:
     runs: tuple[RunCost, ...]
     partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
     recorded: tuple[CostPart, ...]  # By the records of runs with figures: start, measured, rest.
-    why_not_apart: str  # Why Slurm does not separate some runs from their job; empty if it separates all.
+    why_not_separate: str  # Why Slurm does not separate some runs from their job; empty if it separates all.
 
     @property
     def share_measured(self) -> float | None:
@@ -198,12 +200,12 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     waits = [job.accounting.waited_s for job in jobs if job.accounting.waited_s is not None]
     # Of all attempts: a job that is requeued asks for its nodes again.
     attempts = chain.from_iterable(job.accounting.attempts for job in jobs)
-    asked_node_hours = None if num_partial else _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
+    requested_node_hours = None if num_partial else _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
     return CampaignCost(
         jobs=len(jobs),
-        untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
+        unaccounted_runs=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
         results=sum(job_run.is_result for job_run in job_runs),
-        asked_node_hours=asked_node_hours,
+        requested_node_hours=requested_node_hours,
         node_hours=sum(parts.values()) / 3600,
         parts=tuple(CostPart(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
         median_wait_s=_median(waits),
@@ -214,7 +216,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         runs=tuple(map(_run_cost, job_runs)),
         partial_jobs=num_partial,
         recorded=recorded_parts(job_run.run for job_run in job_runs),
-        why_not_apart=next((reasons.get("run_s", "") for reasons in not_separate), ""),
+        why_not_separate=next((reasons.get("run_s", "") for reasons in not_separate), ""),
     )
 
 
@@ -381,7 +383,7 @@ def cost_section(cost: CampaignCost) -> Section:
         wait = f"{number_text(round(cost.median_wait_s), 's')} (median)"  # Slurm reports whole seconds.
     steps = ""
     if cost.share_measured is not None:
-        basis = " of what Slurm reports separately" if cost.why_not_apart else ""
+        basis = " of what Slurm reports separately" if cost.why_not_separate else ""
         steps = f", {percent(cost.share_measured, 0)}{basis} in measured steps"
     elif cost.node_hours:
         steps = ", share of measured steps not measured"
@@ -409,16 +411,16 @@ def cost_section(cost: CampaignCost) -> Section:
 
 def _words(cost: CampaignCost) -> Iterator[str]:
     yield f"{_asked_text(cost)} {_results_text(cost)}"
-    if cost.why_not_apart:
-        energy = " and their energy are" if cost.why_no_energy == cost.why_not_apart else " is"
-        yield f"The use of the node-hours of some runs{energy} not measured: {cost.why_not_apart}."
+    if cost.why_not_separate:
+        energy = " and their energy are" if cost.why_no_energy == cost.why_not_separate else " is"
+        yield f"The use of the node-hours of some runs{energy} not measured: {cost.why_not_separate}."
         if cost.recorded:
             yield recorded_text(cost.recorded)
     if cost.longest_wait_s is not None and cost.jobs > 1:
         yield f"Longest queue wait: {number_text(cost.longest_wait_s, 's')}."
     if cost.energy_j is not None:
         yield f"Energy of the nodes, reported by Slurm: {_energy_text(cost.energy_j)}."
-    elif cost.why_no_energy not in ("", cost.why_not_apart):
+    elif cost.why_no_energy not in ("", cost.why_not_separate):
         yield f"Energy: not measured: {cost.why_no_energy}."
     most_node_sets = max(point.node_sets for point in cost.points)
     has_repeats = max(point.results for point in cost.points) > 1
@@ -427,17 +429,17 @@ def _words(cost: CampaignCost) -> Iterator[str]:
     elif has_repeats:
         sets = f"{most_node_sets} sets of nodes"
         yield f"Runs of a point used up to {sets}: differences between nodes are part of their scatter."
-    if cost.untold:
-        yield f"{runs_text(cost.untold)} left out: not ended, or Slurm reports nothing of their jobs."
+    if cost.unaccounted_runs:
+        yield f"{runs_text(cost.unaccounted_runs)} left out: not ended, or Slurm reports nothing of their jobs."
 
 
 def _asked_text(cost: CampaignCost) -> str:
-    if cost.asked_node_hours is None:
+    if cost.requested_node_hours is None:
         return "Requested: not reported."
-    asked = f"Requested: {_hours(cost.asked_node_hours)} node-hours (nodes x time limit)"
-    if not cost.asked_node_hours:
+    asked = f"Requested: {_hours(cost.requested_node_hours)} node-hours (nodes x time limit)"
+    if not cost.requested_node_hours:
         return f"{asked}."
-    share = cost.node_hours / cost.asked_node_hours
+    share = cost.node_hours / cost.requested_node_hours
     if share > 1:
         return f"{asked}; jobs exceeded their time limit and used {_hours(cost.node_hours)}."
     return f"{asked}, {percent(share, 0)} of them used."
@@ -460,7 +462,7 @@ def _notes(cost: CampaignCost) -> Iterator[str]:
             f"Not all runs of {counted(cost.partial_jobs, 'job')} are in this report: these jobs count with what the "
             "runs in the report took."
         )
-    stated = {cost.why_not_apart}
+    stated = {cost.why_not_separate}
     if cost.energy_j is None:
         stated.add(cost.why_no_energy)
     reasons = chain.from_iterable(run.not_measured for run in cost.runs)

@@ -114,7 +114,7 @@ class ReadingPoint:
 class GroupReading:
     """Reading of a group of runs."""
 
-    asked_cache: str  # The value of data.cache.
+    requested_cache: str  # The value of data.cache.
     points: tuple[ReadingPoint, ...]
     epochs: tuple[EpochReading, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
 
@@ -139,7 +139,9 @@ def reading(group: scaling.Group, table: RunTable) -> GroupReading | None:
         epochs += [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
     if not points:
         return None
-    return GroupReading(asked_cache=group.sample.plan.workload.data.cache, points=tuple(points), epochs=tuple(epochs))
+    return GroupReading(
+        requested_cache=group.sample.plan.workload.data.cache, points=tuple(points), epochs=tuple(epochs)
+    )
 
 
 def fetch_share(results: Mapping[RunKey, ReadingResult]) -> Estimate | None:
@@ -272,9 +274,9 @@ def _headline(point: ReadingPoint) -> str:
 def _notes(reading: GroupReading) -> Iterator[str]:
     cache_texts: list[str] = []
     for point in reading.points:
-        if reading.asked_cache != "any" and not point.cache_in_force:
+        if reading.requested_cache != "any" and not point.cache_in_force:
             place, reasons = place_text(point.ranks, point.nodes), " | ".join(point.cache)
-            yield f"Warning: data.cache {reading.asked_cache} was not in force at {place}: {reasons}."
+            yield f"Warning: data.cache {reading.requested_cache} was not in force at {place}: {reasons}."
         elif point.cache_in_force and point.cached_share is None:
             cache_texts += point.cache
     yield from (f"Page cache: {text}." for text in dict.fromkeys(cache_texts) if text)
@@ -285,7 +287,7 @@ def _readers_sheet(reading: GroupReading) -> Sheet[ReadingPoint]:
     caption, titles = READERS_CAPTION, {}
     if any(point.storage_share is not None for point in points):
         caption += STORAGE_CAPTION
-    if reading.asked_cache == "any":
+    if reading.requested_cache == "any":
         titles["cache_in_force"] = ""
     if all(point.loader_workers == (0,) for point in points):
         titles["prefetch_batches"] = ""

@@ -55,7 +55,7 @@ class Supply:
     ranks: int = field(metadata=column("Ranks", is_brief=True))  # Processes that read at the same time, as ranks do.
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
     in_force: bool  # Whether the page cache was in that state; otherwise there are no figures.
-    told: str = field(metadata=column(name="cache_told"))  # State of the page cache, in words.
+    told: str = field(metadata=column(name="cache_state"))  # State of the page cache, in words.
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
@@ -144,7 +144,7 @@ def supply_of(answer: ReadingRate) -> Supply:
         ranks=answer.processes,
         cache=answer.cache,
         in_force=bool(repeats),
-        told=answer.cache_told,
+        told=answer.cache_state,
         loader_workers=answer.loader_workers,
         prefetch_batches=answer.prefetch_batches,
         samples_per_s=_estimate([rates.samples_per_s for rates in repeats], "samples/s"),

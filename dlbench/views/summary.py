@@ -96,7 +96,7 @@ def _usual(trend: Trend) -> Rating:
         text = f"slower: step {percent_change(change.ratio.value)} {change.since}, not acknowledged"
         return Rating(tone="low", text=text)
     if trend.standing == "odd" and newest is not None:
-        nights = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
+        nights = "newest night" if newest.num_outside == 1 else f"newest {newest.num_outside} nights"
         text = f"unknown: {nights} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
         return Rating(tone="unknown", text=text)
     speed = "faster than" if newest else "as"

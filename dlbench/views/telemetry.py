@@ -114,7 +114,7 @@ class Telemetry:
     """The samples of the nodes of a group of runs."""
 
     nodes: tuple[NodeMeans, ...]  # Nodes of the runs that were read, by rank count, run and node.
-    middle_run_ids: tuple[str, ...]  # The run with the median throughput of each rank count, which people see.
+    median_run_ids: tuple[str, ...]  # The run with the median throughput of each rank count, which people see.
     unavailable: tuple[Unavailable, ...]
     num_runs: int  # Runs of the group.
     num_read: int  # Runs whose samples were read.
@@ -158,7 +158,7 @@ def _telemetry(group: RunGroup, table: RunTable) -> Telemetry:
             partly_read.append(f"{reading.run_id}: {len(reading.nodes)} of {total} nodes were read")
     return Telemetry(
         nodes=tuple(nodes),
-        middle_run_ids=tuple(table.points[group.id, point.ranks, point.nodes][0].plan.run_id for point in group.points),
+        median_run_ids=tuple(table.points[group.id, point.ranks, point.nodes][0].plan.run_id for point in group.points),
         unavailable=_unavailable(readings),
         num_runs=len(group.runs),
         num_read=sum(bool(reading.nodes) for reading in readings),
@@ -306,7 +306,7 @@ def _shown(telemetry: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     left_out: list[str] = []
     for place, of_place in alike(telemetry.nodes, attrgetter("place")).items():
         by_run = alike(of_place, attrgetter("run_id"))
-        run_id = next((run_id for run_id in telemetry.middle_run_ids if run_id in by_run), of_place[0].run_id)
+        run_id = next((run_id for run_id in telemetry.median_run_ids if run_id in by_run), of_place[0].run_id)
         nodes = sorted(by_run[run_id], key=lambda node: (-(node.throttled or 0.0), node.node_rank))
         shown_nodes += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]
         if len(nodes) > MAX_SHOWN:

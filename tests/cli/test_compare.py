@@ -576,7 +576,7 @@ def test_a_floor_stands_beside_a_baseline_in_one_family(tmp_path: Path, old: Pat
         ["equivalent", "equivalent", "missed"],
         ["met"],
     ]
-    assert found["only_b"] == []
+    assert found["points_only_in_b"] == []
     code, found = checked(*asked, "--at-least", "39 images/s")
     assert (code, found["verdict"]) == (0, "equivalent")
     assert found["headline"].startswith("2 of 2 comparisons equivalent; ")

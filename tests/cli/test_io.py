@@ -35,7 +35,7 @@ def repeat(factor):
 print(json.dumps({"format": "dlbench.reading-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
     "processes": order["processes"], "cores_per_process": 1, "batch": order["batch"], "seconds": order["seconds"],
     "loader_workers": 1, "prefetch_batches": 2, "trials": [], "cache": order["data"]["cache"],
-    "cache_told": "by the book" if IN_FORCE else "no right to drop it", "cache_in_force": IN_FORCE, "warnings": [],
+    "cache_state": "by the book" if IN_FORCE else "no right to drop it", "cache_in_force": IN_FORCE, "warnings": [],
     "repeats": [repeat(1 + k / 100) for k in range(order["repeats"])]}))
 """
 

@@ -25,7 +25,7 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
     ratio = Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="Student t")
     made = MetricResult(
         name="step_median_s", title="Step time", about="median", gated=verdict != "information", verdict=verdict,
-        reason="why", awaits_reference=False, a=side, b=side, ratio=ratio, tested=TESTED, values_a=(0.1,) * 5,
+        reason="why", reference_incomplete=False, a=side, b=side, ratio=ratio, tested=TESTED, values_a=(0.1,) * 5,
         values_b=(0.105,) * 5,
     )  # fmt: skip
     return replace(made, **changes)
@@ -42,8 +42,8 @@ def report(
     )  # fmt: skip
     return ComparisonReport(
         dlbench_version="0", a=text, b=text, paired=False, history="", verdict="regressed", headline=text,
-        tolerance=0.02, level=0.01, num_compared=len(metrics), points=(point,), environment=(), cautions=(), only_b=(),
-        left_out=(), damaged=damaged, notices=(), methods=(),
+        tolerance=0.02, level=0.01, num_compared=len(metrics), points=(point,), environment=(), cautions=(),
+        points_only_in_b=(), left_out=(), damaged=damaged, notices=(), methods=(),
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def assert_shaped(element: ElementTree.Element) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "awaits_reference", "kind"),
+    ("verdict", "reference_incomplete", "kind"),
     [
         ("regressed", False, Failure),
         ("missed", False, Failure),
@@ -92,9 +92,9 @@ def assert_shaped(element: ElementTree.Element) -> None:
     ],
 )
 def test_a_verdict_is_a_pass_a_failure_an_error_or_skipped(
-    verdict: str, awaits_reference: bool, kind: type | None
+    verdict: str, reference_incomplete: bool, kind: type | None
 ) -> None:
-    (case,) = cases(report(metric(verdict, awaits_reference=awaits_reference)))
+    (case,) = cases(report(metric(verdict, reference_incomplete=reference_incomplete)))
     assert case.name == "Step time (step_median_s)"
     assert case.classname == "net, ci preset, 2 ranks"
     assert [type(result) for result in case.result] == ([] if kind is None else [kind])
@@ -103,10 +103,10 @@ def test_a_verdict_is_a_pass_a_failure_an_error_or_skipped(
 
 
 @pytest.mark.parametrize("verdict", ["regressed", "inconclusive", "equivalent"])
-@pytest.mark.parametrize("awaits_reference", [False, True])
-def test_what_a_server_shows_says_all_once(verdict: str, awaits_reference: bool) -> None:
+@pytest.mark.parametrize("reference_incomplete", [False, True])
+def test_what_a_server_shows_says_all_once(verdict: str, reference_incomplete: bool) -> None:
     """GitLab shows the text alone, Jenkins the message above it, and of a skipped case what is there."""
-    text = to_junit(report(metric(verdict, reason="because", awaits_reference=awaits_reference)))
+    text = to_junit(report(metric(verdict, reason="because", reference_incomplete=reference_incomplete)))
     assert_shaped(ElementTree.fromstring(text))
     (case,) = ElementTree.fromstring(text).iter("testcase")
     (shown,) = list(case)
@@ -120,7 +120,7 @@ def test_counts_times_and_damage() -> None:
     found = report(
         metric("regressed"),
         metric("inconclusive"),
-        metric("insufficient", awaits_reference=True),
+        metric("insufficient", reference_incomplete=True),
         metric("information"),
         damaged=("file: torn",),
     )

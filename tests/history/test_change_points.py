@@ -280,7 +280,7 @@ def test_of_many_histories_each_must_be_clearer() -> None:
 def test_a_single_newest_night_asks_to_wait() -> None:
     values = [*nights(11, 40), 0.125]
     told = newest(values)
-    assert told.num_beyond == 1
+    assert told.num_outside == 1
     assert told.ratio == pytest.approx(1.25, rel=0.02)
     assert told.low < 0.1 < told.high < 0.125
     assert told.wait_for == MIN_SEGMENT - 1
@@ -288,7 +288,7 @@ def test_a_single_newest_night_asks_to_wait() -> None:
 
 def test_an_ordinary_newest_night_is_ordinary() -> None:
     told = newest([*nights(11, 40), 0.1])
-    assert (told.num_beyond, told.wait_for) == (0, 0)
+    assert (told.num_outside, told.wait_for) == (0, 0)
 
 
 @pytest.mark.parametrize("freedom", [2, 100])
@@ -299,7 +299,7 @@ def test_ordinary_nights_are_named_no_more_often_than_is_said(count: int, freedo
     named = 0
     for _ in range(150):
         told = newest(list(0.1 * np.exp(0.02 * generator.standard_t(freedom, count))))
-        named += told.num_beyond > 0
+        named += told.num_outside > 0
     assert named / 150 <= 2.7 * NAMED
 
 
@@ -308,14 +308,14 @@ def test_the_usual_range_of_a_drift_goes_on_with_it() -> None:
     (found,) = detect(values)
     last = segments(values, [found])[-1]
     told = newest(values, last)
-    assert told.num_beyond == 0
+    assert told.num_outside == 0
     assert told.low > newest(values, Segment(start=0, end=140, level=last.level)).low
 
 
 def test_an_odd_night_of_old_does_not_hide_a_new_one() -> None:
     values = [*nights(12, 40), 0.13]
     values[11] *= 3
-    assert newest(values).num_beyond == 1
+    assert newest(values).num_outside == 1
 
 
 def test_too_few_nights_before_the_newest_say_nothing() -> None:

@@ -177,7 +177,7 @@ def test_a_change_names_what_differs_on_both_sides() -> None:
         "variable.NCCL_DEBUG": ("not set", "INFO"),
         "tag.queue": ("x", "y"),
     }
-    assert (change.new_hosts, change.gone_hosts) == (("c",), ("a",))
+    assert (change.new_hosts, change.removed_hosts) == (("c",), ("a",))
     assert (change.commits_before, change.commits_after) == (("c0009",), ("c0010",))
 
 

@@ -218,7 +218,7 @@ def test_energy_is_that_of_all_attempts_or_none(
     )
     found = campaign_cost([run])
     # Nodes are asked for anew each time; what the first attempt took is lost.
-    assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)
+    assert found.requested_node_hours == pytest.approx(2 * 2 * 600 / 3600)
     assert {part.name: part.node_hours * 3600 for part in found.parts}["lost"] == pytest.approx(10)
 
 

@@ -223,7 +223,7 @@ def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
         uuids = [f"GPU-{rank // 4}-{local}" for local in range(4 if rank < 4 else 3)]
         own = uuids[rank % 4] if rank < 4 else uuids[min(rank % 4, 2)]
         content = seen(rank, f"n{rank // 4 + 1}", local_rank=rank % 4, node_gpus=uuids, gpu=own, cores=(rank % 4,))
-        content["beside_gpu"] = rank != 2
+        content["near_gpu"] = rank != 2
         content["compiler"] = "" if rank < 4 else "there is no gcc; install it"
         write_json(folder.rank(rank), content)
     first, second = judge(one, folder, [])

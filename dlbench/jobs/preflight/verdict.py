@@ -116,7 +116,7 @@ def _doubts(plan: CommPlan, ranks: Sequence[SeenRank]) -> Iterator[str]:
         yield f"ranks share {counted(num_shared, 'core')}"
     elif least_cores < num_needed:
         yield f"{counted(least_cores, 'core')} of the {num_needed} that each rank should have"
-    if remote := [str(rank.local_rank) for rank in ranks if rank.beside_gpu is False]:
+    if remote := [str(rank.local_rank) for rank in ranks if rank.near_gpu is False]:
         local_ranks = f"{plural('local rank', len(remote))} {', '.join(remote)}"
         yield f"cores of {local_ranks} are not on the NUMA node of the GPU: see slurm.cpu_bind"
     for rank in ranks:

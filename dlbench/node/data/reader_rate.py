@@ -187,7 +187,7 @@ class ReadingProcess:
             "prefetch_batches": readers.prefetch_batches,
             "trials": [trial.model_dump(mode="json") for trial in choice.trials],
             "cache": data.cache,
-            "cache_told": (bad or states)[0].summary,
+            "cache_state": (bad or states)[0].summary,
             "cache_in_force": not bad,
             "warnings": _warnings(data.cache, bad, repeats),
             "repeats": repeats,
