@@ -20,22 +20,22 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
-    """Groups items by the result of `same`, in the order of first appearance."""
-    items_by_kind: dict[K, list[T]] = {}
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Groups items by their `key`, in the order of first appearance."""
+    items_by_key: dict[K, list[T]] = {}
     for item in items:
-        items_by_kind.setdefault(same(item), []).append(item)
-    return items_by_kind
+        items_by_key.setdefault(key(item), []).append(item)
+    return items_by_key
 
 
-def matched(
-    sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
+def match_by(
+    sides: Sequence[Iterable[T]], key: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
 ) -> list[tuple[T | None, ...]]:
-    """Returns rows of items with equal `same`, one of each side or None; `refuse` raises if a side has two."""
+    """Returns rows of items with equal `key`, one of each side or None; `refuse` raises if a side has two."""
     rows: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
         for item in side:
-            row = rows.setdefault(same(item), [None] * len(sides))
+            row = rows.setdefault(key(item), [None] * len(sides))
             earlier = row[number]
             if earlier is not None:
                 refuse(number, earlier, item)
@@ -52,7 +52,7 @@ def compared(values: Mapping[RunKey, float], base: Mapping[RunKey, float]) -> tu
 
 
 def pair_key(run: Run, session: str, compared_keys: Collection[str]) -> RunKey:
-    """Returns block and repeat of a run, without the compared keys: runs with equal keys ran interleaved."""
+    """Returns block (the series with its values of other swept keys) and repeat: equal ones ran interleaved."""
     series = run.plan.series
     axes = (f"{key}={value}" for key, value in sorted(series.axes.items()) if key not in compared_keys)
     return KnownKey.of(" ".join([series.id, run.plan.created, *axes]), series.repeat, session)
@@ -66,7 +66,7 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
     return replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
-def trains_apart(plan: RunPlan) -> str:
+def local_sgd_settings(plan: RunPlan) -> str:
     """Returns the settings of local SGD, whose ranks train separately between averages; empty for other strategies."""
     if plan.strategy != "local-sgd":
         return ""
@@ -161,7 +161,7 @@ class ComparedSet:
 
     id: str
     groups: tuple[Group, ...]
-    places: Mapping[tuple[int, int], tuple[Side, ...]]  # By ranks and nodes, ascending, with two kinds or more each.
+    places: Mapping[tuple[int, int], tuple[Side, ...]]  # By ranks and nodes, ascending; in each some sides differ.
     references: Mapping[tuple[int, int], Side]  # The reference of each rank and node count, if it ran.
     figures: Mapping[str, ComparedFigure]
 
@@ -178,16 +178,16 @@ class ComparedSet:
 class Comparison:
     """The definition of a comparison of groups."""
 
-    differ_in: Callable[[Run], str]  # Digest of a run without the compared settings.
+    common_digest: Callable[[Run], str]  # Digest of a run without the compared settings.
     kind: Callable[[Group], Hashable]  # The compared settings of a group.
     reference: Callable[[Group], bool] = lambda group: True  # The first such group of a rank count is the reference.
     order: Callable[[Group], tuple[float | str, ...]] = lambda group: ()  # Sort key of the groups of a set.
     figures: Mapping[str, ComparedFigure] = field(default_factory=dict)  # Compared figures by name.
 
     def of(self, groups: Iterable[Group]) -> list[ComparedSet]:
-        """Returns all sets of groups with two kinds or more at one rank and node count, in the order of the groups."""
+        """Returns all sets of groups that differ in `kind` at some rank and node count, in the order of the groups."""
         sets = []
-        for digest, members in alike(groups, lambda group: self.differ_in(group.sample)).items():
+        for digest, members in group_by(groups, lambda group: self.common_digest(group.sample)).items():
             ordered = sorted(members, key=self.order)
             by_place: dict[tuple[int, int], list[Side]] = {}
             for group in ordered:
@@ -232,10 +232,10 @@ class Twins:
 def twins(
     runs: Iterable[Run], variants: Collection[Variant], is_wanted: Callable[[Collection[Variant]], bool]
 ) -> list[Twins]:
-    """Returns the points of all series with wanted variants, in order of series, ranks and nodes, without copies."""
+    """Returns `Twins` of each series, rank and node count with wanted variants, in this order, without copies."""
     runs = list(runs)
     sessions = allocations_of(runs)
-    points = alike(
+    points = group_by(
         runs, lambda run: (run.plan.created, run.plan.series.id, run.plan.layout.ranks, run.plan.layout.nodes)
     )
     result = []

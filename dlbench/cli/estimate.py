@@ -161,9 +161,9 @@ def _time_to_train(
     verdict = consistency(total, per_epoch, passes, stated)
     _row("stated time", f"{_time(stated)}: needs {_count(verdict.needed_throughput)} {unit}/s")
     _row("verdict", _words(verdict))
-    if verdict.group is not None and verdict.group_s is not None:
+    if verdict.group_size is not None and verdict.group_s is not None:
         assumption = "--ranks counts nodes" if ranks else "the throughput is that of a node"
-        _row("perhaps", f"{assumption} of {verdict.group}: then it takes")
+        _row("perhaps", f"{assumption} of {verdict.group_size}: then it takes")
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))

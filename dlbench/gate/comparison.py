@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from typing import NoReturn
 
 from dlbench.analysis.metrics import METRICS, Metric
-from dlbench.analysis.side_by_side import alike, matched
+from dlbench.analysis.side_by_side import group_by, match_by
 from dlbench.analysis.table import RunTable
 from dlbench.errors import UserError
 from dlbench.gate.floors import Floor, floors_at
@@ -116,7 +116,7 @@ def _judged_report(
 
 
 def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
-    def same(point: SidePoint) -> Hashable:
+    def key(point: SidePoint) -> Hashable:
         return digest(without(point.content, allowed)), point.place
 
     def refuse(number: int, point: SidePoint, second: SidePoint) -> NoReturn:
@@ -128,7 +128,7 @@ def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[M
 
     matches: list[Match] = []
     points_only_in_b: list[SidePoint] = []
-    for point_a, point_b in matched((a.points, b.points), same, refuse):
+    for point_a, point_b in match_by((a.points, b.points), key, refuse):
         if point_a is not None and point_b is not None:
             matches.append(Match(a=point_a, b=point_b, allowed=tuple(differences(point_a.content, point_b.content))))
         elif point_a is not None:
@@ -183,7 +183,7 @@ def _earlier_runs(match: Match, history: GateSide, sessions: Mapping[str, str]) 
             if sessions[run.run_id] not in compared
         ]
         if runs:
-            return list(alike(runs, lambda run: sessions[run.run_id]).values())
+            return list(group_by(runs, lambda run: sessions[run.run_id]).values())
     return []
 
 
@@ -204,7 +204,7 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list
     left_out += without_figures
     matches: list[Match] = []
     # Different comparisons are never mixed.
-    comparisons = alike(table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True))
+    comparisons = group_by(table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True))
     for text, members in comparisons.items():
         runs_by_id = dict(members)
         figures = {run_id: row for run_id, row in table.figures.items() if run_id in runs_by_id}
@@ -227,7 +227,7 @@ def _paired_matches(sides: Mapping[str, Mapping[str, object]], table: RunTable, 
     points = points_of(table, damaged)
     points_a = [point for point in points if point.content.plan.get("side") == "a"]
     points_b = [point for point in points if point.content.plan.get("side") == "b"]
-    rows = matched((points_a, points_b), lambda point: (digest(without(point.content, allowed)), point.place), refuse)
+    rows = match_by((points_a, points_b), lambda point: (digest(without(point.content, allowed)), point.place), refuse)
     only_a = [a for a, b in rows if a is not None and b is None]
     points_only_in_b = [b for a, b in rows if b is not None and a is None]
     for a, b in itertools.product(only_a, points_only_in_b):

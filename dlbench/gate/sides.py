@@ -18,7 +18,7 @@ from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.repeats import named as named_values
 from dlbench.analysis.selection import select
 from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.analysis.side_by_side import alike, last_loss, losses_text, trains_apart
+from dlbench.analysis.side_by_side import group_by, last_loss, local_sgd_settings, losses_text
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
@@ -355,7 +355,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     digests = {run_id: digest(content) for run_id, content in contents.items()}
     order = {kind: number for number, kind in enumerate(dict.fromkeys(digests.values()))}
-    runs_by_point = alike(
+    runs_by_point = group_by(
         table.runs.values(), lambda run: (order[digests[run.plan.run_id]], run.plan.layout.ranks, run.plan.layout.nodes)
     )
 
@@ -406,7 +406,7 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         environment={key: value for key, value in common.items() if not environments.names_the_job(key)},
         tags={key: value for key, value in plan.tags.items() if (key, value) in common_tags},
         doubts=tuple(doubts),
-        apart=trains_apart(plan),
+        apart=local_sgd_settings(plan),
     )
 
 

@@ -19,12 +19,12 @@ from dlbench.errors import nearest
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName
 
 MOST_CHUNKS = 64
-CHUNK_ELEMENTS = 8192  # Elements whose transfer is assumed to cost as much as a start-up, for the number of chunks.
+CHUNK_ELEMENTS = 8192  # Elements that are sent in the time of one start-up, as `pipeline_chunks` assumes.
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A run of consecutive elements that is sent or received."""
+    """Consecutive elements that are sent or received in one message."""
 
     peer: int  # The other rank.
     first: int  # First element in the buffer.
@@ -53,11 +53,12 @@ def block(elements: int, parts: int, index: int) -> tuple[int, int]:
 def all_to_all_block(elements: int, ranks: int, source: Any, target: Any) -> tuple[Any, Any, Any]:
     """Returns a piece of an all-to-all: first element in the source's input, first in the target's output, elements.
 
-    `source` and `target` are ranks, or arrays of ranks. If the ranks do not divide the elements, rank i sends one
-    element more to the next elements % ranks ranks, itself the first, so that outputs are as long as inputs.
+    `source` and `target` are ranks, or arrays of ranks. The remainder, elements % ranks, is divided so that outputs are
+    as long as inputs: as many of rank i's pieces, to ranks i, i + 1, ... (modulo ranks), are one element longer.
     """
     share, num_longer = divmod(elements, ranks)
-    # In a row, pieces are longer where (target - source) mod ranks < num_longer; columns are mirrored.
+    # In the matrix of pieces, with a row per source and a column per target, pieces are longer where (target - source)
+    # mod ranks < num_longer: in a row from column `source` on, in a column up to row `target`.
     before_in_row = _marked_below(target, ranks, source, num_longer)
     before_in_column = _marked_below(source, ranks, target - num_longer + 1, num_longer)
     is_longer = (target - source) % ranks < num_longer
@@ -95,9 +96,10 @@ def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: i
 def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elements: int) -> int:
     """Returns the number of chunks of a vector in hierarchical, double-binary-tree and chain; 1 for other algorithms.
 
-    The optimum of a pipeline is sqrt((links - 1) n beta / alpha) chunks of n bytes, with `CHUNK_ELEMENTS` elements
-    taken for a start-up, rounded down to a power of two. For hierarchical it is rounded to the nearest power, because
-    too few chunks cost more than too many: with half a message to save, the half and the rounding cancel.
+    For a vector of n bytes the optimum of a pipeline is sqrt((links - 1) n beta / alpha) chunks, with alpha the time of
+    a start-up (that of `CHUNK_ELEMENTS` elements) and beta that of a byte. It is rounded down to a power of two. For
+    hierarchical, where chunks save half a message at most, it is rounded to the nearest, as too few cost more than too
+    many: the factors sqrt(1/2) of the half and sqrt(2) of the rounding cancel.
     """
     ranks = layout.ranks
     if (collective, algorithm) == ("allreduce", "hierarchical") and 1 < layout.group_size < ranks:
@@ -113,8 +115,10 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
 
 
 def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> int:
-    """Returns the number of chunks in which training sends a message of the hierarchical exchange, as for fp32. 1 over
-    NCCL, whose communicators should not work at the same time, and with Horovod, where one thread serves both levels.
+    """Returns the number of chunks in which training sends a message of the hierarchical exchange.
+
+    It is computed for fp32, whatever the format. It is 1 if `carrier`, the library that sends the bytes, is NCCL, whose
+    communicators should not work at the same time, and with Horovod, where one thread serves both levels.
     """
     if "nccl" in carrier or engine == "horovod":
         return 1
@@ -125,13 +129,8 @@ def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> i
 class Layout:
     """The division of ranks into groups, nodes and leaf switches.
 
-    Rank r is in group r
-
-    group_size, on node r
-
-    node_size and below leaf switch r
-
-    leaf_size, or that of its node in `leaves`.
+    Rank r is in group `r // group_size`, on node `r // node_size`, below leaf switch `r // leaf_size`, or that of its
+    node in `leaves`.
     """
 
     ranks: int

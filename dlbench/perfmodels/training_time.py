@@ -32,30 +32,31 @@ class TimeVerdict:
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
-    group: int | None  # Size of a group of ranks for which the throughput may have been stated.
+    group_size: int | None  # The usual node size nearest to `speed_factor`, if all ranks may be so many times as fast.
 
     @property
     def group_s(self) -> float | None:
-        """Seconds of the samples if the throughput is that of one of `group` equal parts."""
-        if self.group is None:
+        """Seconds that the samples take if all ranks together are `group_size` times as fast as stated."""
+        if self.group_size is None:
             return None
-        return self.expected_s / self.group
+        return self.expected_s / self.group_size
 
 
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
-    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time, all above zero, can be
-    true together. `tolerance` is the share by which the two times may differ, 0.05 for figures of two digits.
+    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time can all be true.
+
+    All are above zero; the two times may differ by the share `tolerance`, 0.05 for figures of two digits.
     """
     expected_s = samples * epochs / throughput
     factor = expected_s / seconds
     status: Status = "fits"
-    group = None
+    group_size = None
     if factor > 1 + tolerance:
         status = "impossible"
         near = [size for size in GROUP_SIZES if abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
-        group = min(near, key=lambda size: abs(math.log(factor / size)), default=None)
+        group_size = min(near, key=lambda size: abs(math.log(factor / size)), default=None)
     elif factor < 1 / (1 + tolerance):
         status = "unexplained"
     return TimeVerdict(
@@ -64,7 +65,7 @@ def consistency(
         stated_s=seconds,
         needed_throughput=throughput * factor,
         speed_factor=factor,
-        group=group,
+        group_size=group_size,
     )
 
 
@@ -78,9 +79,10 @@ class TrainingLength:
     is_limit: bool  # Whether it is an upper limit instead of the length of the recipe.
 
 
-def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
-    """Returns the length of a full training: the schedule's, else the limit of the quality; None if neither is known.
-    Both are those in force at the plan's global batch; an epoch has `epoch_samples`, None if not known.
+def training_length_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
+    """Returns the length of a full training: the schedule's, or else the limit of the quality; None if not known.
+
+    Both are those at the plan's global batch. Lengths in epochs are not known without `epoch_samples`.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:

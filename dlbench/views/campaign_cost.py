@@ -12,7 +12,7 @@ from typing import Literal
 
 import dlbench
 from dlbench.analysis.sessions import wall_s
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.records.accounting import Attempt, RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
@@ -187,7 +187,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     if not by_id:
         return None
     job_runs = list(by_id.values())
-    jobs = [_Job(members) for members in alike(job_runs, attrgetter("accounting.job_id")).values()]
+    jobs = [_Job(members) for members in group_by(job_runs, attrgetter("accounting.job_id")).values()]
     num_partial = sum(job.is_partial for job in jobs)
     parts = _parts(jobs)
     accountings = [job_run.accounting for job_run in job_runs]
@@ -212,7 +212,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all([job.energy_j for job in jobs if not job.accounting.never_started]),
         why_no_energy=next((reasons.get("energy_j", "") for reasons in without_energy), ""),
-        points=tuple(_point(*key, members) for key, members in sorted(alike(job_runs, _configuration).items())),
+        points=tuple(_point(*key, members) for key, members in sorted(group_by(job_runs, _configuration).items())),
         runs=tuple(map(_run_cost, job_runs)),
         partial_jobs=num_partial,
         recorded=recorded_parts(job_run.run for job_run in job_runs),

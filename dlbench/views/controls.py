@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean
 from dlbench.units import counted
@@ -44,7 +44,7 @@ def is_control(run: Run) -> bool:
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
     """Returns the control runs by series and workload; `results` are id and runs of each group of the report."""
-    sets = alike(filter(is_control, runs), lambda run: (run.plan.series.id, *_subject(run)))
+    sets = group_by(filter(is_control, runs), lambda run: (run.plan.series.id, *_subject(run)))
     groups = list(results)
     return tuple(_controls(members, groups) for members in sets.values())
 

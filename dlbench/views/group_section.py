@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import methodcaller
 
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.report.document import Section, remark
 from dlbench.report.views import Views
 from dlbench.report.wording import basis_text, figure_text, place_text, span_text
@@ -74,7 +74,7 @@ def _brief_conditions(group: ReportGroup) -> str:
 
 def short_names(groups: Sequence[ReportGroup]) -> list[str]:
     """Returns the workload of each group and what distinguishes it; labels if such names are not unique."""
-    by_workload = alike(groups, methodcaller("condition", "workload"))
+    by_workload = group_by(groups, methodcaller("condition", "workload"))
     names = [_name(group, by_workload[group.condition("workload")]) for group in groups]
     if len(set(names)) < len(names):
         return [group.label for group in groups]

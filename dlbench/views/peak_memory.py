@@ -12,7 +12,7 @@ from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import trains_apart
+from dlbench.analysis.side_by_side import local_sgd_settings
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.record import HeldMemory
@@ -210,7 +210,7 @@ def _copies(run: Run, tensors: HeldMemory) -> Mapping[str, int] | None:
     rank has the optimizer state of its share of the weights, so none of it is redundant.
     """
     record, of_ranks = run.record, [rank.held for rank in ranks_of(run) if rank.held is not None]
-    if record is None or len(of_ranks) < len(record.ranks) or trains_apart(run.plan):
+    if record is None or len(of_ranks) < len(record.ranks) or local_sgd_settings(run.plan):
         return None
     weights = _redundant_share(record.num_parameters * _FP32_BYTES, sum(rank.weights for rank in of_ranks))
     gradients = _redundant_share(record.gradient_bytes, sum(rank.gradients for rank in of_ranks))

@@ -15,10 +15,10 @@ from dlbench.analysis.side_by_side import (
     ComparedSet,
     Comparison,
     Side,
-    alike,
     at_last_place,
     batch_text,
     best_at_last,
+    group_by,
     last_loss,
     pair_key,
     with_train,
@@ -109,13 +109,13 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
     def key(group: Group) -> tuple[str, str]:
         return without_precision(group.sample), _precision(group)
 
-    distinct = [members[0] for members in alike(groups, key).values()]
+    distinct = [members[0] for members in group_by(groups, key).values()]
 
     def runs_of(side: Side) -> PrecisionRuns:
         return PrecisionRuns(side, table)
 
     comparison = Comparison(
-        differ_in=without_precision,
+        common_digest=without_precision,
         kind=_precision,
         order=lambda group: (PRECISIONS.index(_precision(group)),),
         figures={

@@ -188,7 +188,7 @@ class ShuffleComparison:
 def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[ShuffleComparison, ...]:
     """Returns all sets of groups with two or more kinds of shuffling."""
     comparison = Comparison(
-        differ_in=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
+        common_digest=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
         kind=_shuffling,
         reference=_is_global,
         order=_order,  # Without staging first.

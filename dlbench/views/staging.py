@@ -261,7 +261,7 @@ class BreakEvenView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
         # Every staged group with the one that differs only in staging, by rank count.
         comparison = Comparison(
-            differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
+            common_digest=lambda run: averaged_id_without(run, STAGING_KEYS),
             kind=attrgetter("id"),
             reference=lambda group: group.sample.plan.workload.data.staging == "none",
             figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, source.table), is_time=True)},

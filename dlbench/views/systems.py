@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
 
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
@@ -65,7 +65,7 @@ class SystemDescription:
 def systems(table: RunTable) -> tuple[SystemDescription, ...]:
     """Returns each system by its name in the plans, the one with most runs first."""
     recorded = [run for run in table.runs.values() if run.record is not None]
-    by_name = alike(recorded, attrgetter("plan.system.name"))
+    by_name = group_by(recorded, attrgetter("plan.system.name"))
     ordered = sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(_system(name, runs) for name, runs in ordered)
 

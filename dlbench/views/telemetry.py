@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.readings import MachineReading
@@ -304,8 +304,8 @@ def _shown(telemetry: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     """
     shown_nodes: list[NodeMeans] = []
     left_out: list[str] = []
-    for place, of_place in alike(telemetry.nodes, attrgetter("place")).items():
-        by_run = alike(of_place, attrgetter("run_id"))
+    for place, of_place in group_by(telemetry.nodes, attrgetter("place")).items():
+        by_run = group_by(of_place, attrgetter("run_id"))
         run_id = next((run_id for run_id in telemetry.median_run_ids if run_id in by_run), of_place[0].run_id)
         nodes = sorted(by_run[run_id], key=lambda node: (-(node.throttled or 0.0), node.node_rank))
         shown_nodes += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]

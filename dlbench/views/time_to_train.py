@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
-from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, recipe_of
+from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, training_length_of
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -276,11 +276,11 @@ def _length(run: Run, base: Run, question: TrainingQuestion) -> TrainingLength |
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
         samples = epoch_samples * question.epochs
         return TrainingLength(epochs=question.epochs, samples=samples, key="--epochs", is_limit=False)
-    recipe = recipe_of(run.plan, epoch_samples)
+    recipe = training_length_of(run.plan, epoch_samples)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     if recipe is None or recipe.epochs is not None or is_of_batch:
         return recipe
-    return recipe_of(base.plan, epoch_samples)
+    return training_length_of(base.plan, epoch_samples)
 
 
 def _start_s(run: Run) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from itertools import chain
 
@@ -21,23 +22,31 @@ LEAST_SLOTS = 4
 _ONE_THREAD_ELEMENTS = 32768  # Elements up to which torch adds on one thread (its GRAIN_SIZE); NumPy is faster there.
 
 
+class _Earliness(IntEnum):
+    """From when on a receive may be posted, the latest first."""
+
+    IN_ITS_STEP = 0
+    AFTER_SENDS = 1  # When all sends of the step before have finished.
+    IN_STEP_BEFORE = 2
+
+
 @dataclass(slots=True)
 class _Arrival:
     part: MessagePart
     step: int
-    early: int  # When it may be posted before its step: 0 never, 1 after the sends of the step before, 2 at any time.
+    earliness: _Earliness
     place: torch.Tensor  # The elements of the buffer that it changes.
     slot: torch.Tensor | None  # Memory that it is received into; None: in place.
     ordinal: int  # Its number among the arrivals that need a slot; -1: it needs none.
     is_added: bool
-    after: tuple[int, ...]  # Numbers of the sends of its step that read `place`.
+    sends_to_finish_first: tuple[int, ...]  # Numbers of the sends of its step that read `place`.
 
 
 @dataclass(slots=True)
-class _Work:
+class _CompiledStep:
     sends: list[MessagePart]
-    first: int  # Its first arrival among all of the schedule.
-    end: int  # The end of its arrivals.
+    first_arrival: int  # Its arrivals are `_arrivals[first_arrival:end_arrival]`.
+    end_arrival: int
 
 
 class Execution:
@@ -50,13 +59,13 @@ class Execution:
         self._transport = transport
         self._buffer = buffer
         self._source = source
-        self._steps: list[_Work] = []
+        self._steps: list[_CompiledStep] = []
         self._arrivals: list[_Arrival] = []
         self._program: list[Operation] = []
         self._awaited: dict[int, MessagePart] = {}  # Parts by the position of their `finish` in the program.
         if source is not None:
             first, into, count = all_to_all_block(len(buffer), transport.size, transport.rank, transport.rank)
-            self._program.append(_move(buffer[into : into + count], source[first : first + count], False))
+            self._program.append(_add_or_copy(buffer[into : into + count], source[first : first + count], False))
         self._num_steps = len(schedule)
         self._messages = self._bytes_sent = self._bytes_across = 0  # Counts of one run.
         self._compile([step for step in schedule if step.sends or step.receives])
@@ -66,7 +75,7 @@ class Execution:
         """Executes all steps `times` times; returns when this rank's part is done."""
         number = 0
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch adds
+            with np.errstate(over="ignore", invalid="ignore"):  # torch gives no warnings either
                 for _ in range(times):
                     for number, operation in enumerate(self._program):  # noqa: B007  (the error names its message)
                         operation()
@@ -89,13 +98,13 @@ class Execution:
 
     def _make_program(self) -> None:
         arrivals = self._arrivals
-        posted = added = 0  # Number of arrivals that were posted, and that have left their slots.
+        num_posted = num_freed_slots = 0  # Of arrivals; a slot is free when its elements were added or copied.
 
-        def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), min_early: int = 2) -> None:
-            nonlocal posted
-            reach = self._reach(posted, current, last_step, added, min_early)
-            self._program += self._transport.together([*(a.part for a in arrivals[posted:reach]), *sends])
-            posted = reach
+        def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), has_sent: bool = False) -> None:
+            nonlocal num_posted
+            num_postable = self._num_postable(num_posted, current, last_step, num_freed_slots, has_sent)
+            self._program += self._transport.together([*(a.part for a in arrivals[num_posted:num_postable]), *sends])
+            num_posted = num_postable
 
         def wait(part: MessagePart) -> None:
             self._awaited[len(self._program)] = part
@@ -105,10 +114,12 @@ class Execution:
             post(number, number, step.sends)
             post(number, number + 1)
             open_sends = set(range(len(step.sends)))
-            for following, arrival in enumerate(arrivals[step.first : step.end], step.first + 1):
+            for following in range(step.first_arrival + 1, step.end_arrival + 1):
+                arrival = arrivals[following - 1]
                 # Before waiting for the last arrival, post those of the next step that wait only for this step's sends.
-                posts_next = following == step.end < len(arrivals) and arrivals[following].early == 1
-                awaited_sends: Sequence[int] = arrival.after
+                precedes_next_step = following == step.end_arrival < len(arrivals)
+                posts_next = precedes_next_step and arrivals[following].earliness is _Earliness.AFTER_SENDS
+                awaited_sends: Sequence[int] = arrival.sends_to_finish_first
                 if posts_next:
                     awaited_sends = sorted(open_sends)
                 else:
@@ -118,27 +129,28 @@ class Execution:
                         wait(step.sends[send])
                         open_sends.discard(send)
                 if posts_next:
-                    post(number, number + 1, min_early=1)
+                    post(number, number + 1, has_sent=True)
                     wait(arrival.part)
                 if arrival.slot is not None:
-                    self._program.append(_move(arrival.place, arrival.slot, arrival.is_added))
-                    added += 1
+                    self._program.append(_add_or_copy(arrival.place, arrival.slot, arrival.is_added))
+                    num_freed_slots += 1
                     post(number, number + 1)
             for send in sorted(open_sends):
                 wait(step.sends[send])
 
-    def _reach(self, posted: int, current: int, last_step: int, added: int, min_early: int) -> int:
+    def _num_postable(self, num_posted: int, current: int, last_step: int, num_freed_slots: int, has_sent: bool) -> int:
         """Returns how many arrivals may be posted by now: in order, each with a free slot, up to `last_step`."""
-        # Arrivals of later steps than `current` need an `early` of `min_early` or more.
+        # Arrivals of later steps than `current` must not need to wait for its sends, unless it `has_sent` them all.
+        minimum = _Earliness.AFTER_SENDS if has_sent else _Earliness.IN_STEP_BEFORE
         arrivals = self._arrivals
-        while posted < len(arrivals):
-            arrival = arrivals[posted]
-            if arrival.step > last_step or (arrival.step > current and arrival.early < min_early):
+        while num_posted < len(arrivals):
+            arrival = arrivals[num_posted]
+            if arrival.step > last_step or (arrival.step > current and arrival.earliness < minimum):
                 break
-            if arrival.ordinal >= added + self._num_slots:
+            if arrival.ordinal >= num_freed_slots + self._num_slots:
                 break
-            posted += 1
-        return posted
+            num_posted += 1
+        return num_posted
 
     def _compile(self, steps: Sequence[ScheduleStep]) -> None:
         width = self._buffer.element_size()
@@ -163,35 +175,35 @@ class Execution:
                 if part.peer // self._transport.group_size != self._transport.rank // self._transport.group_size:
                     self._bytes_across += part.num_bytes
                 sent_ranges.append((first, first + count))
-            work = _Work(sends=sends, first=len(self._arrivals), end=0)
+            compiled = _CompiledStep(sends=sends, first_arrival=len(self._arrivals), end_arrival=0)
             for transfer, first, count in _segments(step.receives, segment):
                 place = received_into = self._buffer[first : first + count]
                 slot: torch.Tensor | None = None
-                early = _earliness(previous, transfer)
-                after: tuple[int, ...] = ()
+                earliness = _earliness(previous, transfer)
+                sends_to_finish_first: tuple[int, ...] = ()
                 if _is_staged(step, transfer):
                     slot = received_into = slots[ordinal % len(slots)][:count]
-                    early = 2
+                    earliness = _Earliness.IN_STEP_BEFORE
                     if not step.from_input:
-                        after = tuple(
+                        sends_to_finish_first = tuple(
                             i for i, (low, high) in enumerate(sent_ranges) if low < first + count and first < high
                         )
                 arrival = _Arrival(
                     part=self._part(received_into, transfer, receive_tags, sends=False),
                     step=number,
-                    early=early if self._transport.early else 0,
+                    earliness=earliness if self._transport.early else _Earliness.IN_ITS_STEP,
                     place=place,
                     slot=slot,
                     ordinal=-1,
                     is_added=transfer.is_added,
-                    after=after,
+                    sends_to_finish_first=sends_to_finish_first,
                 )
                 if slot is not None:
                     arrival.ordinal = ordinal
                     ordinal += 1
                 self._arrivals.append(arrival)
-            work.end = len(self._arrivals)
-            self._steps.append(work)
+            compiled.end_arrival = len(self._arrivals)
+            self._steps.append(compiled)
             previous = step
 
     def _make_slots(self, steps: Sequence[ScheduleStep], segment: int) -> list[torch.Tensor]:
@@ -200,7 +212,8 @@ class Execution:
         longest = max((count for _, _, count in chain.from_iterable(segments)), default=0)
         if self._transport.early:
             fitting = SLOT_MEMORY_BYTES // max(1, longest * self._buffer.element_size())
-            # At least those of all peers: a sum waits for sends from its place, and each of them for its peer.
+            # One slot per peer at least, else ranks deadlock: a slot is free only after the sends from its `place`.
+            # Each of those sends waits until its peer has posted a receive, for which the peer needs a slot as well.
             peers = max(map(len, staged), default=0)
             num_slots = min(sum(map(len, segments)), max(LEAST_SLOTS, fitting, peers))
         else:  # all receives of a step are posted together
@@ -209,17 +222,18 @@ class Execution:
         memory = torch.zeros(num_slots * longest, dtype=self._buffer.dtype, device=self._buffer.device)
         return [memory[i * longest : (i + 1) * longest] for i in range(num_slots)]
 
-    def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
+    def _part(self, elements: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
         tag = tags[transfer.peer]
         tags[transfer.peer] += 1
-        return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # MPI promises tags below 32768
+        return self._transport.part(elements, transfer.peer, tag % 32768, sends=sends)  # MPI promises tags below 32768
 
 
 def _is_staged(step: ScheduleStep, receive: Transfer) -> bool:
     return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
 
 
-def _move(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
+def _add_or_copy(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
+    """Returns the operation that adds `slot` to `place`, or copies it there."""
     is_on_one_thread = place.numel() <= _ONE_THREAD_ELEMENTS or torch.get_num_threads() == 1
     if place.device.type == "cpu" and place.dtype == torch.float32 and is_on_one_thread:
         target, arrived = place.numpy(), slot.numpy()
@@ -243,12 +257,12 @@ def _overlap(first: Transfer, second: Transfer) -> bool:
     return first.first < second.first + second.count and second.first < first.first + first.count
 
 
-def _earliness(previous: ScheduleStep | None, receive: Transfer) -> int:
-    """Returns `_Arrival.early` of a receive in place, by the elements that the step before uses."""
+def _earliness(previous: ScheduleStep | None, receive: Transfer) -> _Earliness:
+    """Returns when a receive in place may be posted, by the elements that the step before uses."""
     if previous is None:
-        return 2
+        return _Earliness.IN_STEP_BEFORE
     if any(_overlap(receive, transfer) for transfer in previous.receives):
-        return 0
+        return _Earliness.IN_ITS_STEP
     if not previous.from_input and any(_overlap(receive, transfer) for transfer in previous.sends):
-        return 1
-    return 2
+        return _Earliness.AFTER_SENDS
+    return _Earliness.IN_STEP_BEFORE

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import Comparison, Side, alike, compared, with_train
+from dlbench.analysis.side_by_side import Comparison, Side, compared, group_by, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
@@ -203,7 +203,7 @@ class MethodComparison:
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodComparison, ...]:
     """Returns all sets of runs that differ only in method and batch, if one has a method; ordered as the groups."""
-    sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
+    sets = group_by(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
         _compared(digest, members, groups, table) for digest, members in sets.items() if any(map(_has_method, members))
     )
@@ -426,7 +426,7 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
         capacity = _capacity(group.sample.plan.workload.train)
         if capacity and not capacity.endswith("%"):
             points += group.points
-    for (ranks, nodes), members in sorted(alike(points, attrgetter("ranks", "nodes")).items()):
+    for (ranks, nodes), members in sorted(group_by(points, attrgetter("ranks", "nodes")).items()):
         run_ids = chain.from_iterable(point.run_ids for point in members)
         memories = [_memory(table.runs[run_id]) for run_id in run_ids]
         results = [result for result in memories if result is not None]
@@ -441,7 +441,7 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
     """Returns the samples that fit a capacity in core, by the line through the two nearest measured batches. With one
     batch, all bytes but the state are assumed proportional to it.
     """
-    by_batch = alike(results, lambda result: result.chain.batch)
+    by_batch = group_by(results, lambda result: result.chain.batch)
     sizes = {batch: median(result.in_core_bytes for result in same) for batch, same in by_batch.items()}
     nearest = sorted(sizes, key=lambda batch: abs(sizes[batch] - capacity))
     batch, chain_spec = nearest[0], results[0].chain
@@ -460,7 +460,7 @@ def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
     def rates(point: MethodPoint) -> dict[RunKey, float]:
         return {table.keys[run_id]: float(table.rates[run_id]) for run_id in point.run_ids}
 
-    for cell in alike(with_figures, attrgetter("ranks", "nodes", "batch", "parts")).values():
+    for cell in group_by(with_figures, attrgetter("ranks", "nodes", "batch", "parts")).values():
         planned = [point for point in cell if point.is_planned]
         fixed = [point for point in cell if not point.is_planned and not point.is_in_core]
         if not planned or not fixed:
@@ -521,7 +521,7 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
     """Yields the methods at each memory limit, fastest first, of all groups (`others`) that train the same as one of
     `groups`.
     """
-    comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
+    comparison = Comparison(common_digest=lambda run: averaged_id(without_strategy(run)), kind=_method)
     for comparable in comparison.of(group for group in others if group.sample.plan.strategy != "local-sgd"):
         if not any(group in groups for group in comparable.groups):
             continue

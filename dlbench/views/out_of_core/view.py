@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import group_by
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -259,7 +259,7 @@ def _headline(comparison: MethodComparison) -> str:
 
 
 def _words(comparison: MethodComparison) -> Iterator[str]:
-    yield from map(_choice, list(alike(comparison.at_limit, _limit_text).values())[-MAX_GAINS:])
+    yield from map(_choice, list(group_by(comparison.at_limit, _limit_text).values())[-MAX_GAINS:])
     for gain in sorted(comparison.gains, key=attrgetter("ranks", "batch"), reverse=True)[:MAX_GAINS]:
         yield _gain_text(gain)
     for limit in comparison.limits:

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.scaling import Group
-from dlbench.analysis.side_by_side import alike, pair_key, with_train
+from dlbench.analysis.side_by_side import group_by, pair_key, with_train
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.records import record
@@ -458,8 +458,8 @@ def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:
         if is_to_quality and run.record and run.record.quality:
             runs.append(run)
     large = []
-    for name, members in alike(runs, _without_batch).items():
-        by_recipe = dict(sorted(alike(members, _recipe).items()))
+    for name, members in group_by(runs, _without_batch).items():
+        by_recipe = dict(sorted(group_by(members, _recipe).items()))
         if len({batch for batch, *_ in by_recipe}) > 1:
             large.append(_batches(name, by_recipe, table))
     return tuple(large)
@@ -498,7 +498,7 @@ def _batches(name: str, by_recipe: Mapping[_Recipe, Sequence[Run]], table: RunTa
         figures = _by_run(cell, keys, table.rates)
         if figures:
             logs[recipe] = {key: math.log(samples) for key, samples in figures["samples"].items()}
-    by_batch = list(alike(logs, itemgetter(0, 1, 2, 3)).values())
+    by_batch = list(group_by(logs, itemgetter(0, 1, 2, 3)).values())
     best = [min(recipes, key=lambda recipe: fmean(logs[recipe].values())) for recipes in by_batch]
     larger = list(itertools.chain.from_iterable(by_batch[1:]))
     pairs = list(itertools.product(larger, *by_batch[:1]))

@@ -13,7 +13,7 @@ from typing import Literal, cast
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import alike, batch_text, trains_apart
+from dlbench.analysis.side_by_side import batch_text, group_by, local_sgd_settings
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -113,7 +113,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """Returns all series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    series = alike([run for run in planned if run.plan.series.named], attrgetter("plan.created", "plan.series.id"))
+    series = group_by([run for run in planned if run.plan.series.named], attrgetter("plan.created", "plan.series.id"))
     drafted = []
     comparisons = []
     for _, runs in sorted(series.items()):
@@ -133,7 +133,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
     drafts: list[Draft] = []
     idle: list[str] = []
-    for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _conditions).items()):
+    for (ranks, nodes, *_), group in sorted(group_by(sorted(runs, key=_order), _conditions).items()):
         measured = [run for run in group if run.plan.run_id in table.runs]
         if len(_by_setting(group)) < 2 or not measured:
             continue
@@ -215,7 +215,7 @@ def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     def values(run: Run) -> tuple[str, ...]:
         return tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items()))
 
-    return list(alike(runs, values).values())
+    return list(group_by(runs, values).values())
 
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
@@ -439,7 +439,7 @@ def _outcome(runs: SettingRuns, judged: Verdict | None, draft: Draft, *, num_end
         return "target missed"
     if judged is None:
         return "undecided" if draft.to_target and runs.speeds else "no figure"
-    if not draft.to_target and judged.outcome == "better" and trains_apart(runs.plan):
+    if not draft.to_target and judged.outcome == "better" and local_sgd_settings(runs.plan):
         return "faster per step"
     return judged.outcome
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from dlbench.analysis.side_by_side import last_loss, trains_apart
+from dlbench.analysis.side_by_side import last_loss, local_sgd_settings
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.formats.json import HIDDEN
@@ -235,7 +235,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
     plain = [setting for setting in in_fp32 if _is_plain(setting[0].plan)]
     if not plain:
-        plain = [setting for setting in in_fp32[:1] if not trains_apart(setting[0].plan)]
+        plain = [setting for setting in in_fp32[:1] if not local_sgd_settings(setting[0].plan)]
     if not plain:
         return without_reference
     equal_but_loss = [setting for setting in plain if _other_axes(setting) == _other_axes(runs)]
