@@ -54,7 +54,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.loader_transport import MadeSlots
+from dlbench.node.data.loader_transport import WorkerSlots
 from dlbench.node.data.reader import BatchReader, DataReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.models.resnet import MEAN, STD
@@ -106,11 +106,11 @@ def _round_of(batches: Iterator[None]) -> Loop:
 
 def _in_slots(reader: DataReader, samples: int, batch: int) -> Loop:
     """The product's reader as a loader process runs it: into a slot that is used again."""
-    batches, room = BatchReader(reader, "stop"), partial(MadeSlots().room, 0)
+    batches, allocate = BatchReader(reader, "stop"), partial(WorkerSlots().allocate, 0)
 
     def loop(number: int) -> None:
         for first in range(0, samples, batch):
-            batches.read([(number, index) for index in range(first, min(first + batch, samples))], room)
+            batches.read([(number, index) for index in range(first, min(first + batch, samples))], allocate)
 
     return loop
 
@@ -257,7 +257,7 @@ def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
             "bare loop": bare,
             "reader": _in_slots(VolumeReader(index), VOLUMES, 1),
             "bare loop of counts": bare_counts,
-            "reader for a GPU": _in_slots(VolumeReader(index, counts=True), VOLUMES, 1),
+            "reader for a GPU": _in_slots(VolumeReader(index, voxel_counts=True), VOLUMES, 1),
             "DataLoader, h5py, log1p": _loop_of(script),
         }
         speeds = _cpu_speeds(loops, VOLUMES, VOLUME_ROUNDS)

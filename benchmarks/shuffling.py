@@ -211,7 +211,7 @@ def _epochs(
                 order.ownership, rank, store, batches_per_epoch=order.batches_per_epoch, address="127.0.0.1"
             )
             exchange.connect(gather)
-            order.on_batch = exchange.dealt
+            order.on_batch = exchange.on_batch_assigned
             reader = AwaitingReader(reader, store, patience_s=60)
     audit = ReadAudit(order, num_samples=SAMPLES, ranks=RANKS, labels=None)
     source = LoadedSource(

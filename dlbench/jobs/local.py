@@ -345,7 +345,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
         killed = killed_by_signal(folder) if not is_local else None
         ending = ranks.first_ending(launcher_log, killed)
         if ending is not None:
-            ending = replace(ending, out_of_memory=memory.since())
+            ending = replace(ending, out_of_memory=memory.cause_of_kill())
         return verdict(folder, ending, ranks.stopped, given_up=hang.reason())
 
 

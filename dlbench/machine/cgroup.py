@@ -31,11 +31,11 @@ MEMORY_FILES = {
         "limit": "memory.limit_in_bytes",
         "used": "memory.usage_in_bytes",
         "kills": "memory.oom_control",
-        "met": "memory.failcnt",
+        "limit_hits": "memory.failcnt",
     },
-    2: {"limit": "memory.max", "used": "memory.current", "kills": "memory.events", "met": "memory.events"},
+    2: {"limit": "memory.max", "used": "memory.current", "kills": "memory.events", "limit_hits": "memory.events"},
 }
-"""Files of a group by its version: memory limit, memory in use, killed processes, number of times the limit was met."""
+"""Files of a group by its version: memory limit, memory in use, killed processes, how often the limit was reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 def resident_bytes() -> int | None:
     """Returns the resident memory (VmRSS); None if unknown."""
-    return _kilobytes(_STATUS, "VmRSS")
+    return _bytes_of(_STATUS, "VmRSS")
 
 
 def peak_resident_bytes() -> int | None:
     """Returns the peak of resident memory since the process began or `reset_peak` (VmHWM); None if unknown."""
-    return _kilobytes(_STATUS, "VmHWM")
+    return _bytes_of(_STATUS, "VmHWM")
 
 
 def reset_peak() -> bool:
@@ -38,7 +38,7 @@ def reset_peak() -> bool:
     return True
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
+def _bytes_of(path: Path, name: str) -> int | None:
     try:
         lines = read_text(path, _MAX_FILE).splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
@@ -51,16 +51,16 @@ def lies_in_memory(folder: Path) -> bool:
     return file_system_of(folder) in _IN_MEMORY
 
 
-def memory_room(root: Path = Path("/")) -> int | None:
+def available_bytes(root: Path = Path("/")) -> int | None:
     """Returns the bytes that this process may still use in memory, page cache included; None if unknown."""
-    rooms = [_kilobytes(root / "proc/meminfo", "MemAvailable")]
+    available = [_bytes_of(root / "proc/meminfo", "MemAvailable")]
     with suppress(ReadingFailedError):
         group = own_group(root, "memory")
-        rooms += [_room(group, folder) for folder in group.upwards()]
-    return min((room for room in rooms if room is not None), default=None)
+        available += [_available_in_group(group, folder) for folder in group.upwards()]
+    return min((num for num in available if num is not None), default=None)
 
 
-def _room(group: ControlGroup, folder: Path) -> int | None:
+def _available_in_group(group: ControlGroup, folder: Path) -> int | None:
     """Returns the bytes that a group may still use; None without a limit, or if it cannot be read."""
     files = ("inactive_file", "active_file")
     if group.version == 1:
@@ -90,17 +90,19 @@ class MemoryKills:
         except ReadingFailedError:
             self._group = None
         self._kills = self._count()
-        self._full = self._times_full()
+        self._limit_hits = self._count_limit_hits()
 
-    def since(self) -> str:
-        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest full group, or an empty text."""
+    def cause_of_kill(self) -> str:
+        """Returns which limit the kernel enforced, the lowest that was reached; empty: no process was killed."""
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:
             return ""
-        groups = self._times_full().items()
-        limits = [limit for folder, (limit, times) in groups if times > self._full.get(folder, (limit, times))[1]]
+        groups = self._count_limit_hits().items()
+        limits = [limit for folder, (limit, hits) in groups if hits > self._limit_hits.get(folder, (limit, hits))[1]]
         if not limits:
-            return "its counter oom_kill rose, and no cgroup met its limit: the machine's own memory was full"
+            return (
+                "the cgroup's counter oom_kill rose, but no cgroup reached its limit: the machine's own memory was full"
+            )
         return f"the cgroup's limit is {format_bytes(min(limits))} ({MEMORY_FILES[self._group.version]['limit']})"
 
     def _count(self) -> int | None:
@@ -111,18 +113,18 @@ class MemoryKills:
             return keyed_number(self._group.own / MEMORY_FILES[self._group.version]["kills"], "oom_kill")
         return None
 
-    def _times_full(self) -> dict[Path, tuple[float, int]]:
-        """Returns for each group with a limit the limit in bytes, and how often it was met."""
+    def _count_limit_hits(self) -> dict[Path, tuple[float, int]]:
+        """Returns for each group with a limit the limit in bytes, and how often the limit was reached."""
         if self._group is None:
             return {}
         by_folder = {}
         for folder in self._group.upwards():
-            path = folder / MEMORY_FILES[self._group.version]["met"]
+            path = folder / MEMORY_FILES[self._group.version]["limit_hits"]
             try:
                 limit = memory_limit(self._group, folder)
-                times = read_number(path) if self._group.version == 1 else keyed_number(path, "oom")
+                hits = read_number(path) if self._group.version == 1 else keyed_number(path, "oom")
             except ReadingFailedError:  # the root of a hierarchy has no limit
                 continue
-            if limit is not None and times is not None:
-                by_folder[folder] = limit, times
+            if limit is not None and hits is not None:
+                by_folder[folder] = limit, hits
         return by_folder

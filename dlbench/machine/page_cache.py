@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.machine.host_memory import memory_room
+from dlbench.machine.host_memory import available_bytes
 from dlbench.machine.storage import storage_reads
 from dlbench.opening import descriptor, why_unreadable
 
@@ -165,7 +165,7 @@ def _advise(files: Sequence[Path], report: list[str]) -> Iterator[None]:
 def fill(files: Sequence[Path], report: list[str], room_bytes: int | None = None) -> Iterator[None]:
     """Reads files into the page cache up to `room_bytes` (None: available memory) while the caller iterates."""
     if room_bytes is None:
-        room_bytes = memory_room()
+        room_bytes = available_bytes()
     sizes = [_size(path) for path in files]
     total = sum(sizes)
     num_fitting, fitting_bytes = 0, 0

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.host_memory import memory_room
+from dlbench.machine.host_memory import available_bytes
 from dlbench.node.ranks import RankPlace
 from dlbench.units import format_bytes
 
@@ -69,11 +69,11 @@ def locked_memory(
     """Returns a uint8 tensor of page-locked memory, which is freed with the last tensor that uses it. `borders` are the
     offsets between pieces that are locked by separate calls, multiples of a page; no copy may cross them.
     """
-    room = memory_room()
-    if room is not None and num_bytes > room:
+    available = available_bytes()
+    if available is not None and num_bytes > available:
         raise EnvironmentLacksError(
-            f"{purpose}: {format_bytes(num_bytes)} of host memory would be page-locked, but only {format_bytes(room)} "
-            "are available (MemAvailable, and the cgroup's limit)"
+            f"{purpose}: {format_bytes(num_bytes)} of host memory would be page-locked, but only "
+            f"{format_bytes(available)} are available (MemAvailable, and the cgroup's limit)"
         )
     try:
         memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -122,16 +122,16 @@ def require_room(
     num_bytes: int, purpose: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
 ) -> None:
     """Raises EnvironmentLacksError if the ranks of a node together cannot page-lock their memory; collective."""
-    everyone = gather([place.host, memory_room(), checkpoint_bytes])
-    for host, room, _ in everyone:
+    everyone = gather([place.host, available_bytes(), checkpoint_bytes])
+    for host, available, _ in everyone:
         for_checkpoints = sum(num for other_host, _, num in everyone if other_host == host)
         needed = num_bytes * place.local_size + for_checkpoints
-        if room is not None and needed > room:
+        if available is not None and needed > available:
             share = ""
             if for_checkpoints:
                 share = f", {format_bytes(for_checkpoints)} of it for checkpoints"
             raise EnvironmentLacksError(
                 f"{purpose}: {format_bytes(needed)} of host memory would be page-locked on {host} by "
-                f"{place.local_size} ranks together{share}, but only {format_bytes(room)} are available (MemAvailable, "
-                "and the cgroup's limit)"
+                f"{place.local_size} ranks together{share}, but only {format_bytes(available)} are available "
+                "(MemAvailable, and the cgroup's limit)"
             )

@@ -36,7 +36,7 @@ class TrainingPart:
     peak_before: int = 0  # Peak of the device's memory that the part reset in the warm-up, bytes.
 
     @property
-    def doubts(self) -> Sequence[str]:
+    def early_warnings(self) -> Sequence[str]:
         """Warnings that are known before the first step, each a sentence."""
         return ()
 
@@ -95,11 +95,11 @@ class TrainingPart:
         """Returns fields of `RankSummary`; `result` is that of this rank."""
         return {}
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
         """Returns fields of `Record`, on rank 0, from the summaries of all ranks in order."""
         return {}
 
-    def record_warnings(self, everyone: Sequence[RankSummary]) -> list[str]:
+    def record_warnings(self, summaries: Sequence[RankSummary]) -> list[str]:
         """Returns warnings that the summaries of all ranks show, on rank 0, each a sentence."""
         return []
 

@@ -517,7 +517,7 @@ class _Data(Spec):
             return float(self.shuffle.removeprefix("partial:"))
         return 1.0 if self.shuffle == "global" else 0.0
 
-    def keeps_counts(self, *, on_gpu: bool) -> bool:
+    def keeps_voxel_counts(self, *, on_gpu: bool) -> bool:
         """Returns whether volumes are sent to the device as stored (integer counts)."""
         return on_gpu
 
@@ -575,7 +575,7 @@ class DensityData(_Data):
         "whose logarithm is computed on the device. auto: int16 on GPUs.",
     )
 
-    def keeps_counts(self, *, on_gpu: bool) -> bool:
+    def keeps_voxel_counts(self, *, on_gpu: bool) -> bool:
         return on_gpu if self.volumes == "auto" else self.volumes == "int16"
 
 

@@ -384,7 +384,7 @@ def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("not a volume", encoding="utf-8")
     index = index_density(tmp_path)
     assert (index.num_samples, index.size, index.channels, index.num_targets) == (4, 2, 4, 4)
-    reader = pickle.loads(pickle.dumps(VolumeReader(index, counts=True)))
+    reader = pickle.loads(pickle.dumps(VolumeReader(index, voxel_counts=True)))
     for number in (3, 0, 2):
         volume, target = _read(reader, number)
         assert volume.shape == (2, 2, 2, 4)
@@ -417,11 +417,11 @@ def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
         file.create_dataset("x", data=x, **stored)
         file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2) / 8
-    reader = VolumeReader(index_density(tmp_path), counts=True)
+    reader = VolumeReader(index_density(tmp_path), voxel_counts=True)
     out: dict[str, NDArray[Any]] = {"volume": np.empty(x.shape[1:], np.int16), "target": np.empty(2, np.float32)}
     for number in (2, 0, 1):
         raw = reader.fetch(number, out)
-        assert len(raw.data) + raw.num_placed == reader.num_bytes(number)
+        assert len(raw.data) + raw.num_bytes_in_place == reader.num_bytes(number)
         sample = reader.prepare((0, number), raw.data, out).arrays
         assert sample["volume"] is out["volume"]
         np.testing.assert_array_equal(out["volume"], x[number])
@@ -537,7 +537,7 @@ def test_recipes_are_deterministic_and_splits_never_meet(tmp_path: Path) -> None
             made.write(part, tmp_path / str(number) / part.name)
     for part in parts:
         assert (tmp_path / "0" / part.name).read_bytes() == (tmp_path / "1" / part.name).read_bytes()
-    readers = [VolumeReader(index_density(tmp_path / n / "train"), counts=True) for n in ("0", "2")]
+    readers = [VolumeReader(index_density(tmp_path / n / "train"), voxel_counts=True) for n in ("0", "2")]
     for number in range(5):
         (x, y), (x2, y2) = (_read(reader, number) for reader in readers)
         np.testing.assert_array_equal(x, x2)

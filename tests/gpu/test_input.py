@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader
 from dlbench.node.data.sharding import ShardedOrder
@@ -39,18 +39,18 @@ def numbers(*, workers: int, pin_memory: bool) -> LoadedSource:
 def test_slots_are_page_locked_and_batches_arrive_as_they_were_read(device: torch.device, prefetch: int) -> None:
     """Many more batches than slots, the host far ahead of the device, so that a slot used too early would show."""
     plain, source = numbers(workers=0, pin_memory=False), numbers(workers=2, pin_memory=True)
-    delivery = Delivery(source, source.ahead, device, prefetch)
+    batch_copier = BatchCopier(source, source.ahead, device, prefetch)
     busy = torch.ones(2048, 2048, device=device)
     arrived, expected = [], []
     try:
         for _ in range(60):
-            delivery.fetch()
-            batch = delivery.deliver()
+            batch_copier.fetch()
+            batch = batch_copier.deliver()
             for _ in range(4):
                 busy = busy @ busy.clamp(max=1e-3)
             arrived.append(batch["x"].clone())
             expected.append(next(plain)["x"])
-            delivery.look_ahead()
+            batch_copier.look_ahead()
         torch.cuda.synchronize()
         assert all(torch.equal(one.cpu(), other) for one, other in zip(arrived, expected, strict=True))
         assert next(source)["x"].is_pinned()
@@ -78,15 +78,15 @@ class Large:
 def exposed_ms(device: torch.device, prefetch: int) -> float:
     """Median time between two steps' work on the device, after a warm-up."""
     source = Large()
-    delivery = Delivery(source, source.ahead, device, prefetch)
+    batch_copier = BatchCopier(source, source.ahead, device, prefetch)
     operand = torch.ones(8192, 8192, device=device, dtype=torch.bfloat16)
     gaps = []
     before: Any = None
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(12):
-            delivery.fetch()
-            delivery.deliver()
+            batch_copier.fetch()
+            batch_copier.deliver()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             for _ in range(8):
@@ -95,7 +95,7 @@ def exposed_ms(device: torch.device, prefetch: int) -> float:
             if before is not None:
                 gaps.append((before, start))
             before = end
-            delivery.look_ahead()
+            batch_copier.look_ahead()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
@@ -121,13 +121,13 @@ def test_synthetic_volumes_reach_the_gpu_as_counts(device: torch.device) -> None
     data = DensityData(format="density")
     plain = training_data(VOLUMES, data, seed=1)
     counted = training_data(VOLUMES, data, seed=1, device=device)
-    delivery = Delivery(counted, counted.ahead, device, 1)
+    batch_copier = BatchCopier(counted, counted.ahead, device, 1)
     for _ in range(5):
-        delivery.fetch()
-        batch = delivery.deliver()
+        batch_copier.fetch()
+        batch = batch_copier.deliver()
         assert batch["volume"].dtype == torch.int16
         assert torch.equal(network_volume(batch["volume"], channels_last=False).cpu(), next(plain)["volume"])
-        delivery.look_ahead()
+        batch_copier.look_ahead()
 
 
 def test_images_decoded_by_the_gpu_are_near_those_of_the_host(device: torch.device, tmp_path: Path) -> None:

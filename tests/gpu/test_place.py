@@ -95,9 +95,9 @@ def test_the_batch_that_fits_is_found_on_the_device() -> None:
     def batch_of(rows: int) -> dict[str, torch.Tensor]:
         return {"x": torch.zeros(rows, row_bytes // 4, device=device)}
 
-    passes = fits_in_memory(model, loss_of, batch_of, device, kept_bytes=32 * row_bytes)
-    fit = largest_batch(passes, 64)
+    fits = fits_in_memory(model, loss_of, batch_of, device, reserved_bytes=32 * row_bytes)
+    fit = largest_batch(fits, 64)
     assert fit.is_largest
     assert 24 <= fit.batch <= 32
-    assert passes(fit.batch)
-    assert not passes(fit.batch + 1)
+    assert fits(fit.batch)
+    assert not fits(fit.batch + 1)

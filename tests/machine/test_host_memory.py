@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.host_memory import MemoryKills, memory_room
+from dlbench.machine.host_memory import MemoryKills, available_bytes
 
 GIB = 1 << 30
 
@@ -37,12 +37,12 @@ def test_the_tightest_limit_counts_and_page_cache_is_free(tmp_path: Path, versio
     root = machine(
         tmp_path, version, {"/job": (str(10 * GIB), 7 * GIB, 2 * GIB), "/job/step": (str(20 * GIB), 7 * GIB, 2 * GIB)}
     )
-    assert memory_room(root) == 5 * GIB
+    assert available_bytes(root) == 5 * GIB
 
 
 def test_without_a_limit_what_the_machine_has_counts(tmp_path: Path) -> None:
-    assert memory_room(machine(tmp_path, 2, {"/job": ("max", GIB, 0)})) == 64 * GIB
-    assert memory_room(tmp_path / "nowhere") is None
+    assert available_bytes(machine(tmp_path, 2, {"/job": ("max", GIB, 0)})) == 64 * GIB
+    assert available_bytes(tmp_path / "nowhere") is None
 
 
 Write = Callable[[str, object], None]
@@ -70,17 +70,17 @@ def version_2(write: Write, *, kills: int, oom: int, own_oom: int = 0) -> None:
 def test_the_limit_that_was_met_is_named_under_version_2(tmp_path: Path, write: Write) -> None:
     version_2(write, kills=3, oom=5)
     watch = MemoryKills(tmp_path)
-    assert watch.since() == ""
+    assert watch.cause_of_kill() == ""
     version_2(write, kills=4, oom=6)
-    assert watch.since() == "the cgroup's limit is 2 GiB (memory.max)"
-    assert MemoryKills(tmp_path).since() == ""
+    assert watch.cause_of_kill() == "the cgroup's limit is 2 GiB (memory.max)"
+    assert MemoryKills(tmp_path).cause_of_kill() == ""
 
 
 def test_a_limit_that_was_met_without_a_kill_proves_nothing(tmp_path: Path, write: Write) -> None:
     version_2(write, kills=3, oom=5)
     watch = MemoryKills(tmp_path)
     version_2(write, kills=3, oom=6)
-    assert watch.since() == ""
+    assert watch.cause_of_kill() == ""
 
 
 def test_version_1(tmp_path: Path, write: Write) -> None:
@@ -94,4 +94,4 @@ def test_version_1(tmp_path: Path, write: Write) -> None:
     watch = MemoryKills(tmp_path)
     write("cg/memory/job/memory.failcnt", 90)
     write("cg/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2")
-    assert watch.since() == "the cgroup's limit is 700 MiB (memory.limit_in_bytes)"
+    assert watch.cause_of_kill() == "the cgroup's limit is 700 MiB (memory.limit_in_bytes)"

@@ -41,10 +41,10 @@ class _Targets(bytes):
 
 
 class VolumeReader(DataReader):
-    """Samples of a folder of volumes: target (T,), and volume (C, S, S, S) or, with `counts`, (S, S, S, C) int16."""
+    """Samples of a folder of volumes: target (T,); volume (C, S, S, S) or, with `voxel_counts`, (S, S, S, C) int16."""
 
-    def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
-        self._counts, self._shape = counts, (index.size, index.size, index.size, index.channels)
+    def __init__(self, index: DensityIndex, *, voxel_counts: bool = False) -> None:
+        self._counts, self._shape = voxel_counts, (index.size, index.size, index.size, index.channels)
         self._index, self._volumes = index, CONTAINERS[index.container]()
         self.num_samples = index.num_samples
 
@@ -67,7 +67,7 @@ class VolumeReader(DataReader):
             raise self._bad(index, f"y has shape {target.shape}, others have {(self._index.num_targets,)}")
         room[end:].view("<f4")[:] = target
         if is_placed:
-            return Raw(_Targets(room), num_placed=counts.nbytes)
+            return Raw(_Targets(room), num_bytes_in_place=counts.nbytes)
         return Raw(room.data)  # type: ignore[arg-type]  # only read, like bytes
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
@@ -126,10 +126,10 @@ class VolumeReader(DataReader):
 
 
 def open_density(
-    source: Path, model: CosmoFlowModel, *, training: bool, lister: IndexBroadcast = ALONE, counts: bool = False
+    source: Path, model: CosmoFlowModel, *, training: bool, lister: IndexBroadcast = ALONE, voxel_counts: bool = False
 ) -> DataReader:
-    """Opens the volumes of the training or validation split; with `counts`, the device computes the logarithm."""
+    """Opens the volumes of the training or validation split; with `voxel_counts`, the device computes the logarithm."""
     split: Split = "train" if training else "validation"
     index = lister.index(lambda: index_density(source, split), (DensityIndex,))
     require_sizes(index, model, f"data.source {str(source)!r}")
-    return VolumeReader(index, counts=counts)
+    return VolumeReader(index, voxel_counts=voxel_counts)

@@ -116,7 +116,7 @@ class _Batches(Dataset[Fetched]):
             fetched = self._reader[keys]
         else:
             try:
-                fetched = self._reader.read(keys, partial(self._slots.room, slot))
+                fetched = self._reader.read(keys, partial(self._slots.allocate, slot))
                 self._slots.hand_over(fetched, slot)
             except NoRoomError as error:
                 fetched = no_room(error)
@@ -249,7 +249,7 @@ class Read:
     @property
     def is_good(self) -> bool:
         """True if handing it out raises nothing."""
-        return self.item is not None and self.item.lacks is None and not self.item.is_lost
+        return self.item is not None and self.item.lacks is None and not self.item.must_stop
 
 
 class Ledger:

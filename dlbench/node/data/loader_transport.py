@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data.reader import Fetched, Forms
+from dlbench.node.data.reader import ArraySpecs, Fetched
 from dlbench.node.page_locked import page_lock, page_unlock
 from dlbench.node.rank_checks import SHARED_MEMORY
 from dlbench.units import format_bytes
@@ -141,23 +141,23 @@ class WorkerSlots:
     """The slots of one loader process, in that process."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, tuple[int, Forms, Batch]] = {}  # capacity in samples, forms and tensors of each slot
+        self._slots: dict[int, tuple[int, ArraySpecs, Batch]] = {}  # capacity in samples, specs and tensors by slot
         self._sent: set[int] = set()  # slots whose memory the training process has
 
-    def room(self, slot: int, num: int, forms: Forms) -> dict[str, NDArray[Any]]:
+    def allocate(self, slot: int, num: int, specs: ArraySpecs) -> dict[str, NDArray[Any]]:
         """Returns arrays for `num` samples in a slot. Raises NoRoomError if shared memory is full."""
-        capacity, made_forms, batch = self._slots.get(slot, (0, {}, {}))
-        if num > capacity or made_forms != forms:
+        capacity, slot_specs, batch = self._slots.get(slot, (0, {}, {}))
+        if num > capacity or slot_specs != specs:
             self._slots.pop(slot, None)
             self._sent.discard(slot)
             try:
                 batch = {}
-                for name, (shape, dtype) in forms.items():
+                for name, (shape, dtype) in specs.items():
                     torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
                     batch[name] = torch.empty((num, *shape), dtype=torch_dtype).share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
                 raise NoRoomError(" ".join(str(error).split())) from error
-            self._slots[slot] = (num, forms, batch)
+            self._slots[slot] = (num, specs, batch)
         return {name: tensor.numpy()[:num] for name, tensor in batch.items()}
 
     def hand_over(self, fetched: Fetched, slot: int) -> None:
@@ -170,7 +170,7 @@ class WorkerSlots:
             return
         fetched.slot, fetched.num, fetched.names = slot, len(fetched.batch[inside[0]]), tuple(fetched.batch)
         if slot not in self._sent:
-            fetched.made = tensors
+            fetched.new_slot_tensors = tensors
         fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
         self._sent.add(slot)
 
@@ -214,16 +214,16 @@ class Slots:
         """Adds the tensors in its slot to a batch from a loader process."""
         planned_slot = fetched.asked_slot
         if fetched.slot is None:
-            # An error, an empty batch, or one with other forms than the last: its slot was not used.
+            # An error, an empty batch, or one with other arrays than the last: its slot was not used.
             if planned_slot is not None:
                 self._free[self._worker_of[planned_slot]].append(planned_slot)
             return
         key = (fetched.worker, fetched.slot)
-        if fetched.made:
+        if fetched.new_slot_tensors:
             if key in self._slots:
                 self._unlock(self._slots.pop(key))
-            self._slots[key] = _Slot(fetched.made, self._lock(fetched.made))
-            fetched.made = {}
+            self._slots[key] = _Slot(fetched.new_slot_tensors, self._lock(fetched.new_slot_tensors))
+            fetched.new_slot_tensors = {}
         slot, sent = self._slots[key], fetched.batch
         slot.num_in_use = len(fetched.names) - len(sent)
         fetched.batch = {}

@@ -20,13 +20,13 @@ from dlbench.units import utf8_text
 
 NAMES_FROM = "its folders"  # Origin of the names of files, in a description.
 _SKIP_AT_MOST = 100  # Unreadable samples in a row after which a run stops even if samples may be skipped.
-_IN_A_ROW = 1 << 20
+_FETCH_AHEAD_BYTES = 1 << 20
 """Bytes of samples that are fetched and begun before the first is finished: decoding evicts a core's caches, and short
 operations are two to four times faster while these hold their data (measured)."""
 Arrays = Mapping[str, NDArray[Any]]  # Arrays of a sample, with the names of `build.Batch`, without its first dimension.
-Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # Shape and type of each array of a sample.
+ArraySpecs = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # Shape and type of each array of a sample.
 RAGGED = "encoded"  # Arrays of this name differ in length: a batch concatenates them, and `ends` (N,) has their ends.
-Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # Returns arrays for a number of samples of these forms.
+ArrayAllocator = Callable[[int, ArraySpecs], dict[str, NDArray[Any]]]  # Returns arrays for that many samples.
 
 
 class BadSampleError(Exception):
@@ -56,7 +56,7 @@ class Raw:
     data: bytes  # or a view of bytes
     tier: Tier = "shared"
     waited_ns: int = 0  # time of waiting until another rank had sent it
-    num_placed: int = 0  # bytes that are not in `data`, because they were read directly into the batch
+    num_bytes_in_place: int = 0  # bytes that are not in `data`, because they were read directly into the batch
 
 
 class DataReader(Protocol):
@@ -154,12 +154,12 @@ class Fetched:
     storage_bytes: int | None = None  # bytes that the kernel read from storage, with read-ahead; None if not counted
     asked_slot: int | None = None  # slot for the batch (`loader_transport`); None without slots
     slot: int | None = None  # slot that holds the batch; `batch` then has only other tensors until it is received
-    made: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors of the slot, when it is used first
+    new_slot_tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # those of the slot, when it is used first
     names: tuple[str, ...] = ()  # names of all tensors of the batch, if it is in a slot
     num: int = 0  # samples of the batch, if it is in a slot
 
     @property
-    def is_lost(self) -> bool:
+    def must_stop(self) -> bool:
         """True if the run must stop."""
         return self.error is not None or self.not_arrived is not None
 
@@ -197,36 +197,36 @@ class BatchReader:
         self.reader = reader
         self._arrange = arrange
         self._on_bad_sample = on_bad_sample
-        self._attempts = _SKIP_AT_MOST if replace else 1  # candidates for a place in a batch
+        self._attempts = _SKIP_AT_MOST if replace else 1  # candidates for a position in a batch
         self._replace, self._within_batch = replace, within_batch
-        self._forms: Forms = {}
+        self._specs: ArraySpecs = {}
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
         return self.read(keys, _new_arrays)
 
-    def read(self, keys: list[Key], room: Room) -> Fetched:
-        """Reads a batch of at most these samples into arrays of `room`, whose errors are passed on."""
+    def read(self, keys: list[Key], allocate: ArrayAllocator) -> Fetched:
+        """Reads a batch of at most these samples into arrays of `allocate`; its errors propagate."""
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
-        stack = _Stack(len(keys), self._forms, room)
+        stack = _Stack(len(keys), self._specs, allocate)
         begun: list[Iterator[PreparedSample | None]] = []
         finished = 0  # bytes
-        for place in range(len(keys)):
-            begun.append(self._read(place, keys, fetched, stack.place(len(begun))))
+        for position in range(len(keys)):
+            begun.append(self._read(position, keys, fetched, stack.sample_arrays(len(begun))))
             next(begun[-1], None)
             num_bytes = sum(fetched.tier_bytes.values())
-            if num_bytes < finished + _IN_A_ROW and place + 1 < len(keys) and not fetched.is_lost:
+            if num_bytes < finished + _FETCH_AHEAD_BYTES and position + 1 < len(keys) and not fetched.must_stop:
                 continue
             for reading in begun:
-                if fetched.is_lost:
+                if fetched.must_stop:
                     return fetched
                 sample = next(reading, None)
                 if sample is not None:
                     stack.add(sample.arrays)
-            if fetched.is_lost:
+            if fetched.must_stop:
                 return fetched
             begun, finished = [], num_bytes
-        fetched.batch, self._forms = self._arrange(stack.batch()), stack.forms
+        fetched.batch, self._specs = self._arrange(stack.batch()), stack.specs
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:
@@ -234,11 +234,11 @@ class BatchReader:
         return fetched
 
     def _read(
-        self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None
+        self, position: int, keys: list[Key], fetched: Fetched, out: Arrays | None
     ) -> Iterator[PreparedSample | None]:
-        """Yields None when a sample is fetched and begun, then the sample; ends early if this place gets none."""
+        """Yields None when a sample is fetched and begun, then the sample; ends early if this position gets none."""
         clock, tried, is_begun = time.monotonic_ns, 0, False
-        for candidate in self._candidates(place, keys):
+        for candidate in self._candidates(position, keys):
             tried += 1
             try:
                 start = clock()
@@ -246,7 +246,7 @@ class BatchReader:
                 between = clock()
                 fetched.fetch_ns += between - start
                 fetched.waited_ns += raw.waited_ns
-                num_bytes = len(raw.data) + raw.num_placed
+                num_bytes = len(raw.data) + raw.num_bytes_in_place
                 fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + num_bytes
                 finish = self.reader.begin(candidate, raw.data)
                 if not is_begun:
@@ -273,37 +273,37 @@ class BatchReader:
         if self._replace:
             fetched.error = f"{tried} samples in a row are unreadable, the last one is {fetched.failures[-1]}"
 
-    def _candidates(self, place: int, keys: list[Key]) -> Iterator[Key]:
-        """Yields the sample for a place in a batch, and then its substitutes."""
+    def _candidates(self, position: int, keys: list[Key]) -> Iterator[Key]:
+        """Yields the sample for a position in a batch, and then its substitutes."""
         if self._within_batch:
             for attempt in range(min(self._attempts, len(keys))):
-                yield keys[(place + attempt) % len(keys)]
+                yield keys[(position + attempt) % len(keys)]
             return
-        epoch, index = keys[place]
+        epoch, index = keys[position]
         for attempt in range(self._attempts):
             yield (epoch, (index + attempt) % self.reader.num_samples)
 
 
-def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
-    return {name: np.empty((num, *shape), dtype) for name, (shape, dtype) in forms.items()}
+def _new_arrays(num: int, specs: ArraySpecs) -> dict[str, NDArray[Any]]:
+    return {name: np.empty((num, *shape), dtype) for name, (shape, dtype) in specs.items()}
 
 
 class _Stack:
-    """A batch that is filled sample by sample; `forms` are those of the last batch, empty if not known."""
+    """A batch that is filled sample by sample; `specs` are those of the last batch, empty if not known."""
 
-    def __init__(self, capacity: int, forms: Forms, room: Room) -> None:
-        self._capacity, self._num, self.forms, self._room = capacity, 0, forms, room
-        self._arrays: dict[str, NDArray[Any]] = room(capacity, forms) if forms else {}
-        self._places: dict[int, Arrays] = {}
+    def __init__(self, capacity: int, specs: ArraySpecs, allocate: ArrayAllocator) -> None:
+        self._capacity, self._num, self.specs, self._allocate = capacity, 0, specs, allocate
+        self._arrays: dict[str, NDArray[Any]] = allocate(capacity, specs) if specs else {}
+        self._views: dict[int, Arrays] = {}
         self._ragged: list[NDArray[Any]] = []
 
-    def place(self, ahead: int = 0) -> Arrays | None:
-        """Returns arrays for a later sample (`ahead`) to be written into; None if their forms are not known."""
+    def sample_arrays(self, ahead: int = 0) -> Arrays | None:
+        """Returns arrays for a later sample (`ahead`) to be written into; None if their specs are not known."""
         number = self._num + ahead
-        if number not in self._places:
+        if number not in self._views:
             # The ellipsis makes a view also of a scalar.
-            self._places[number] = {name: array[number, ...] for name, array in self._arrays.items()}
-        return self._places[number] or None
+            self._views[number] = {name: array[number, ...] for name, array in self._arrays.items()}
+        return self._views[number] or None
 
     def add(self, sample: Arrays) -> None:
         """Adds a sample, copying what was not written in place. Raises ValueError if shapes differ from the first."""
@@ -311,16 +311,16 @@ class _Stack:
             self._ragged.append(sample[RAGGED])
             sample = {name: array for name, array in sample.items() if name != RAGGED}
         if not self._num:
-            forms = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
-            if forms != self.forms:
-                self.forms, self._places = forms, {}
-                self._arrays = self._room(self._capacity, forms)
-        for name, place in (self.place() or {}).items():
-            if sample[name] is place:
+            specs = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
+            if specs != self.specs:
+                self.specs, self._views = specs, {}
+                self._arrays = self._allocate(self._capacity, specs)
+        for name, target in (self.sample_arrays() or {}).items():
+            if sample[name] is target:
                 continue  # it was written there
-            if np.shape(sample[name]) != place.shape:
-                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {place.shape}")
-            place[...] = sample[name]
+            if np.shape(sample[name]) != target.shape:
+                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {target.shape}")
+            target[...] = sample[name]
         self._num += 1
 
     def batch(self) -> dict[str, torch.Tensor]:

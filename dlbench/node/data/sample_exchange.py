@@ -111,7 +111,7 @@ class SampleExchange:
         self._ownership, self._rank, self._store = ownership, rank, store
         self._batches_per_epoch, self._address = batches_per_epoch, address
         self._first = self._current = first_epoch
-        self._dealt = (first_epoch, 0)  # epoch, and its batches that were handed to readers
+        self._assigned = (first_epoch, 0)  # epoch, and its batches that were handed to readers
         self._done = 0  # slots since the first epoch
         self._due: tuple[int, EpochExchange] | None = None  # epoch and its exchange
         self._sent: dict[int, list[int]] = {}  # samples sent in each epoch and not yet deleted
@@ -137,10 +137,10 @@ class SampleExchange:
             raise RunError(f"samples cannot be exchanged: {self._address}: {first_line(error)}") from None
         self._thread.start()
 
-    def dealt(self, epoch: int, batches: int) -> None:
+    def on_batch_assigned(self, epoch: int, batches: int) -> None:
         """Notes how many batches of an epoch were handed to readers; never waits."""
         with self._changed:
-            self._dealt = (epoch, batches)
+            self._assigned = (epoch, batches)
             self._changed.notify()
 
     def consumed(self, epoch: int) -> None:
@@ -227,7 +227,7 @@ class SampleExchange:
 
     def _limit(self) -> int:
         """Returns the number of slots since the first epoch that may be exchanged now."""
-        epoch, batches = self._dealt
+        epoch, batches = self._assigned
         slots = self._ownership.slots
         limit = (epoch - self._first) * slots + released(slots, done=batches, batches=self._batches_per_epoch)
         # Samples received for two epochs would not fit, as those sent are deleted at an epoch's end.

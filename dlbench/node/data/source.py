@@ -47,7 +47,7 @@ def open_reader(
     *,
     training: bool,
     lister: IndexBroadcast = ALONE,
-    counts: bool = False,
+    voxel_counts: bool = False,
 ) -> DataReader:
     """Opens one split of the data."""
     if data_spec.format not in model_spec.formats:
@@ -77,7 +77,7 @@ def open_reader(
         return open_text(folder, network, data_spec, seed, training=training, lister=lister)
     from dlbench.node.data.density import open_density
 
-    return open_density(folder, network, training=training, lister=lister, counts=counts)
+    return open_density(folder, network, training=training, lister=lister, voxel_counts=voxel_counts)
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:

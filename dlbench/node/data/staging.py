@@ -32,7 +32,7 @@ from dlbench.datasets.staging.samples import (
     stored_bytes,
 )
 from dlbench.errors import UserError
-from dlbench.machine.host_memory import lies_in_memory, memory_room
+from dlbench.machine.host_memory import available_bytes, lies_in_memory
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, Raw, WrappedReader, path_text
 from dlbench.opening import read_bytes
@@ -205,7 +205,7 @@ class NodeStaging:
         self._room = Room(0)
         self._copied: Sequence[SourceFile] = ()
         self._node: StagedNode | None = None
-        self._verified = ""
+        self._verification_text = ""
         self._warnings: list[str] = []
         self._worker: BackgroundWorker | None = None
         self._begun = time.monotonic()
@@ -250,7 +250,7 @@ class NodeStaging:
             "beats": tally.copied + tally.reused + tally.looked,
             "error": error,
             "folder": folder,
-            "verified": self._verified,
+            "verification_text": self._verification_text,
             "warnings": self._warnings,
             "node": node,
         }
@@ -336,8 +336,8 @@ class NodeStaging:
         )
 
     def _require(self, folder: StagingFolder, needed: int, files: int) -> None:
-        room_in_memory = memory_room() if lies_in_memory(folder.path) else None
-        self._room = folder.require(needed, files, self._tier.capacity_bytes, room_in_memory)
+        available_in_memory = available_bytes() if lies_in_memory(folder.path) else None
+        self._room = folder.require(needed, files, self._tier.capacity_bytes, available_in_memory)
 
     def _require_stored(self, sizes: Collection[int]) -> None:
         if sizes and not any(sizes):
@@ -347,7 +347,7 @@ class NodeStaging:
             )
 
     def _replicate(self, folder: StagingFolder) -> None:
-        self._copied, self._verified = replicate(
+        self._copied, self._verification_text = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
             folder,
@@ -399,7 +399,7 @@ class NodeStaging:
                     copied_reader.close()
         finally:
             reader.close()
-        self._verified = _BY_CRC
+        self._verification_text = _BY_CRC
 
     def _lazy(self, folder: StagingFolder) -> None:
         tally = self.tally
@@ -415,7 +415,7 @@ class NodeStaging:
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
+        self._room = folder.room(available_bytes() if lies_in_memory(folder.path) else None)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
             is_kept = choose_kept(
@@ -434,7 +434,7 @@ class NodeStaging:
                 (folder.path / _CHOICE).unlink()
         store.folder.mkdir(exist_ok=True)
         Keeping(folder.path).begin()
-        self._verified = _BY_CRC
+        self._verification_text = _BY_CRC
 
 
 def _forget_changed(folder: StagingFolder, reader: DataReader, source: Path) -> None:

@@ -19,8 +19,8 @@ POOL_BATCHES = 4  # Distinct batches of a rank; several, so that the loss does n
 
 class SyntheticSource(BatchSource):
     """An endless cycle of `POOL_BATCHES` batches of random samples with random labels, which are not to be changed. A
-    batch has `batch_size` different samples for each of `ranks`, those of a replica. With `counts` the device computes
-    the logarithm of volumes. With `device` the pool is on it, so that steps copy no batch.
+    batch has `batch_size` different samples for each of `ranks`, those of a replica. With `voxel_counts` the device
+    computes the logarithm of volumes. With `device` the pool is on it, so that steps copy no batch.
     """
 
     def __init__(  # noqa: PLR0913  (each option of the data is an argument)
@@ -33,7 +33,7 @@ class SyntheticSource(BatchSource):
         seed: int,
         start_batch: int = 0,
         pin_memory: bool = False,
-        counts: bool = False,
+        voxel_counts: bool = False,
         device: torch.device | None = None,
     ) -> None:
         generators = [torch.Generator().manual_seed(seed * 1_000_003 + rank) for rank in ranks]
@@ -41,7 +41,7 @@ class SyntheticSource(BatchSource):
         for _ in range(POOL_BATCHES):
             batch: Batch = {}
             for generator in generators:
-                rank_batch = synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts)
+                rank_batch = synthetic_batch(model_spec, data_spec, batch_size, generator, voxel_counts=voxel_counts)
                 for name, tensor in rank_batch.items():
                     batch[name] = torch.cat([batch[name], tensor]) if name in batch else tensor
             pool.append(arranged(batch, model_spec))
@@ -81,7 +81,7 @@ class SyntheticSource(BatchSource):
 
 
 def synthetic_batch(
-    model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, counts: bool = False
+    model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, voxel_counts: bool = False
 ) -> Batch:
-    """Returns `num` random samples of a model's shapes, on the CPU; with `counts`, volumes are counts."""
-    return network_of(model_spec).synthetic(model_spec, data_spec, num, generator, counts=counts)
+    """Returns `num` random samples of a model's shapes, on the CPU; with `voxel_counts`, volumes are counts."""
+    return network_of(model_spec).synthetic(model_spec, data_spec, num, generator, counts=voxel_counts)

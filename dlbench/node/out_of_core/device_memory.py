@@ -170,7 +170,9 @@ def peaks_on(device: torch.device) -> PeakMeter:
 
 
 def keep_freed() -> str:
-    """Keeps memory that tensors release for later ones, unless the environment tunes malloc; returns the state."""
+    """Keeps memory that tensors release for later ones, unless the environment tunes malloc. Returns a sentence for the
+    record that says what malloc does with such memory: `KEPT_FREED`, or why it was not tuned.
+    """
     names = [name for name in _MALLOC_VARIABLES if name in os.environ]
     variables = [name for name in names if "malloc" in (name + os.environ[name]).lower()]
     if variables:
@@ -202,19 +204,21 @@ class BatchFit:
     trials: int
 
 
-def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> BatchFit:
-    """Returns the largest batch below `below` that passes, by halving, in `MAX_TRIALS` trials and `MAX_S` seconds."""
+def largest_batch(
+    fits: Callable[[int], bool], upper_bound: int, clock: Callable[[], float] = time.monotonic
+) -> BatchFit:
+    """Returns the largest batch smaller than `upper_bound` that fits, by bisection, within `MAX_TRIALS` and `MAX_S`."""
     until = clock() + MAX_S
-    fits, fails, trials = 0, below, 0
-    while fails - fits > 1 and trials < MAX_TRIALS and clock() < until:
-        # Small batches come first while none has passed: they are quick, and the answer is often a power of two.
-        batch = (fits + fails) // 2
+    largest, too_large, trials = 0, upper_bound, 0
+    while too_large - largest > 1 and trials < MAX_TRIALS and clock() < until:
+        # Small batches come first while none has fitted: they are quick, and the answer is often a power of two.
+        batch = (largest + too_large) // 2
         trials += 1
-        if passes(batch):
-            fits = batch
+        if fits(batch):
+            largest = batch
         else:
-            fails = batch
-    return BatchFit(batch=fits, is_largest=fails - fits == 1, trials=trials)
+            too_large = batch
+    return BatchFit(batch=largest, is_largest=too_large - largest == 1, trials=trials)
 
 
 def fits_in_memory(
@@ -222,14 +226,16 @@ def fits_in_memory(
     loss_of: Callable[[Batch], torch.Tensor],
     batch_of: Callable[[int], Batch],
     device: torch.device,
-    kept_bytes: int,
+    reserved_bytes: int,
     beat: Callable[[str], None] = lambda _progress: None,
 ) -> Callable[[int], bool]:
-    """Returns a function that tries whether passes over a batch fit in addition to `kept_bytes`, allocated later."""
+    """Returns a function that tries whether passes over a batch fit in addition to `reserved_bytes`, which training
+    allocates later: optimizer state.
+    """
     # Gradients are computed and not accumulated: no hook of an engine runs, no other rank is needed.
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def passes(batch: int) -> bool:
+    def fits(batch: int) -> bool:
         beat(f"trying a batch of {batch} in memory")
         try:
             _trial(batch)
@@ -244,13 +250,13 @@ def fits_in_memory(
 
     def _trial(batch: int) -> None:
         model.zero_grad(set_to_none=True)
-        kept = torch.empty(kept_bytes, dtype=torch.uint8, device=device)
+        reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
         torch.autograd.grad(loss_of(batch_of(batch)), parameters, allow_unused=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        del kept
+        del reserved
 
-    return passes
+    return fits
 
 
 def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) -> int:
@@ -277,5 +283,5 @@ def out_of_memory(
         largest = f"at least {largest}"
     return RunError(
         f"{start}; {largest} fits (by {fit.trials} trials of forward and backward passes on this rank): set "
-        "train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
+        "train.batch_per_rank to that, or to a little less, because fragmentation and exchange buffers need memory too"
     )

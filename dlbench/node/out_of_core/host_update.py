@@ -298,13 +298,13 @@ class HostUpdater(TrainingPart):
         optimizer.step = self.begin  # type: ignore[assignment, method-assign]
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        doubts = []
+    def early_warnings(self) -> tuple[str, ...]:
+        warnings = []
         if not self._host.num_bytes:
-            doubts.append(f"train.optimizer_state host: {self._host.text}")
+            warnings.append(f"train.optimizer_state host: {self._host.text}")
         if not self._overlaps:
-            doubts.append("train.optimizer_state host: the network is compiled as a whole and cannot wait inside")
-        return tuple(doubts)
+            warnings.append("train.optimizer_state host: the network is compiled as a whole and cannot wait inside")
+        return tuple(warnings)
 
     def begin(self, closure: object = None) -> None:
         """Begins the update of a step with the current gradients and learning rates; returns before it is done."""
@@ -391,7 +391,7 @@ class HostUpdater(TrainingPart):
             state_bytes=self._host.num_bytes + sum(value.nbytes for value in state if isinstance(value, Tensor)),
         )
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
         return {"host_update": self.result()}
 
     def settings(self) -> list[Setting]:

@@ -71,8 +71,8 @@ def trial_passes(
 
     def batch_of(samples: int) -> Batch:
         generator = torch.Generator().manual_seed(0)
-        counts = workload.data.keeps_counts(on_gpu=device.type == "cuda")
-        batch = synthetic_batch(workload.model, workload.data, samples, generator, counts=counts)
+        voxel_counts = workload.data.keeps_voxel_counts(on_gpu=device.type == "cuda")
+        batch = synthetic_batch(workload.model, workload.data, samples, generator, voxel_counts=voxel_counts)
         if workload.data.is_synthetic:
             batch = arranged(batch, workload.model)
         return {name: tensor.to(device) for name, tensor in batch.items()}
@@ -255,7 +255,7 @@ class ActivationMemory(TrainingPart):
     def _reserved_bytes(self) -> int | None:
         return None if self._device.type != "cuda" else torch.cuda.max_memory_reserved(self._device)
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
         memory_plan, train = self.memory_plan, self._train
         checksum_share = 1.0 if train.memory.verify and self._tier is not None else None
         result = MemoryResult(
@@ -269,19 +269,19 @@ class ActivationMemory(TrainingPart):
             in_core_bytes=memory_plan.in_core_bytes,
             profile_s=memory_plan.profile_s,
             checksum_share=checksum_share,
-            ranks=tuple(rank.memory for rank in everyone if rank.memory is not None),
+            ranks=tuple(rank.memory for rank in summaries if rank.memory is not None),
             timeline=_timeline(self._spans),
         )
         return {"memory": result}
 
-    def record_warnings(self, everyone: Sequence[RankSummary]) -> list[str]:
-        ranks = [rank.memory for rank in everyone if rank.memory is not None and rank.memory.over_budget_bytes]
+    def record_warnings(self, summaries: Sequence[RankSummary]) -> list[str]:
+        ranks = [rank.memory for rank in summaries if rank.memory is not None and rank.memory.over_budget_bytes]
         if not ranks:
             return []
         worst = max(ranks, key=lambda rank: rank.over_budget_bytes)
         return [
             f"activations took up to {format_bytes(worst.over_budget_bytes)} more than the plan allowed on "
-            f"{len(ranks)} of {len(everyone)} ranks, most on rank {worst.rank}"
+            f"{len(ranks)} of {len(summaries)} ranks, most on rank {worst.rank}"
         ]
 
     def settings(self) -> list[Setting]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dlbench.node.cores import CoreBinding
-from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.models.optimizers import LearningRate
@@ -106,6 +106,6 @@ class TrainState:
     batches: Iterator[Batch]  # Batches of the source, delayed by an injected fault.
     schedule: StepSchedule
     parts: list[TrainingPart]  # Optional parts of the plan, in the order in which their settings are recorded.
-    delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
+    batch_copier: BatchCopier | None = None  # Copies the batches to the device; None on CPUs, where they stay.
     reading: RankReading | None = None  # How samples are read, and the page cache between two epochs.
     resumed: Checkpoint | None = None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
-from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
@@ -46,13 +46,13 @@ class Staging(TrainingPart):
     plan: RunPlan
     data: StagedData
     seconds: float  # Time until all nodes were ready.
-    verified: str
+    verification_text: str  # Recorded: "SHA-256 of ..." or "size and time of ..." (replicate), else "CRC-32 of ...".
     node: NodeStaging | None  # On the first rank of each node, else None.
-    problems: list[str] = field(default_factory=list)  # Warnings, on the first rank of each node.
+    node_warnings: list[str] = field(default_factory=list)  # On the first rank of each node, else empty.
 
     @property
-    def doubts(self) -> list[str]:
-        return self.problems
+    def early_warnings(self) -> list[str]:
+        return self.node_warnings
 
     def summary(self, result: RankResult) -> dict[str, Any]:
         if self.node is None:
@@ -60,9 +60,9 @@ class Staging(TrainingPart):
         node, warnings = self.node.finished()
         return {"staging": StagingSummary(node=node, warnings=tuple(warnings))}
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
         data = self.plan.workload.data
-        nodes = [rank.staging.node for rank in everyone if rank.staging is not None and rank.staging.node is not None]
+        nodes = [rank.staging.node for rank in summaries if rank.staging is not None and rank.staging.node is not None]
         method = "on first read" if data.staging == "lazy" else "copy"
         result = StagingResult(
             strategy=data.staging,
@@ -71,8 +71,8 @@ class Staging(TrainingPart):
             streams=data.staging_streams,
             seconds=self.seconds,
             nodes=tuple(nodes),
-            verified=self.verified,
-            kept=data.keep_staged and not any("not kept" in text for rank in everyone for text in rank.warnings),
+            verified=self.verification_text,
+            kept=data.keep_staged and not any("not kept" in text for rank in summaries for text in rank.warnings),
         )
         return {"staging": result}
 
@@ -102,19 +102,19 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
         )
         work.start()
     try:
-        everyone = _all_done(context, work)
+        status_by_rank = _all_done(context, work)
     except BaseException:
         if work is not None:
             work.cancel()
         raise
-    node_status = everyone[place.rank - place.local_rank]
+    node_status = status_by_rank[place.rank - place.local_rank]
     staging = Staging(
         plan=plan,
         data=StagedData(plan=plan, folder=Path(node_status["folder"]), evaluates=plan.measure.until == "quality"),
         seconds=time.monotonic() - begun,
-        verified=node_status["verified"],
+        verification_text=node_status["verification_text"],
         node=work,
-        problems=node_status["warnings"] if place.local_rank == 0 else [],
+        node_warnings=node_status["warnings"] if place.local_rank == 0 else [],
     )
     context.events.add("staging_stop")
     if work is not None:
@@ -125,15 +125,15 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
 
 def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
     """Waits until all nodes have staged; returns the status of each rank, None for all but the first of a node."""
-    pieces_before = -1
+    num_heartbeats_before = -1
     while True:
         own_status = None
         if work is not None:
             work.wait(_PERIOD_S)
             own_status = work.status()
-        everyone = context.engine.gather(own_status)
-        nodes = [status for status in everyone if status is not None]
-        for rank, status in enumerate(everyone):
+        status_by_rank = context.engine.gather(own_status)
+        nodes = [status for status in status_by_rank if status is not None]
+        for rank, status in enumerate(status_by_rank):
             if status is None or status["error"] is None:
                 continue
             if rank == context.place.rank and work is not None and work.error is not None:
@@ -141,10 +141,10 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
             raise PeerLostError(f"rank {rank} could not stage its node: {status['error']}")
         if all(status["done"] for status in nodes):
             context.beat("staging")
-            return everyone
-        pieces = sum(status["beats"] for status in nodes)
-        if pieces != pieces_before:
-            pieces_before = pieces
+            return status_by_rank
+        num_heartbeats = sum(status["beats"] for status in nodes)
+        if num_heartbeats != num_heartbeats_before:
+            num_heartbeats_before = num_heartbeats
             context.beat("a step of staging")
         context.status.on_staging(sum(status["copied"] for status in nodes), sum(status["needed"] for status in nodes))
 
@@ -159,12 +159,12 @@ def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_
 
 
 def steps_before(context: RankContext, progress: Progress | None) -> int:
-    """Returns the steps before this run was resumed, converted to steps with the global batch of its plan."""
+    """Returns the samples trained before resuming, in steps of this plan's global batch."""
     return 0 if progress is None else round(progress.samples / context.plan.global_batch)
 
 
 def reading_of(context: RankContext) -> RankReading | None:
-    """Returns how this rank reads, which ranks agree on when they open the data; None if the plan reads none."""
+    """Returns this rank's reader settings; ranks agree on them when they open the data. None for synthetic data."""
     data = context.plan.workload.data
     if data.is_synthetic:
         return None
@@ -181,8 +181,8 @@ def reading_of(context: RankContext) -> RankReading | None:
 def open_training_data(
     context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None = None
 ) -> BatchSource:
-    """Opens the training data of this rank, at the position of a checkpoint's `progress`. `reading` chooses readers and
-    page cache together with the other ranks; without it the plan must give the readers in numbers.
+    """Opens the training data of this rank, at the position of a checkpoint's `progress`. `reading` agrees with
+    the other ranks on the number of loader workers; without it the plan must state numbers, not `auto`.
     """
     _require_device(context)
     plan, train, replica = context.plan, context.plan.workload.train, context.replica
@@ -241,7 +241,7 @@ def _synthetic_source(context: RankContext, progress: Progress | None, model: Mo
         seed=train.seed,
         start_batch=steps_before(context, progress),
         pin_memory=context.on_gpu,
-        counts=data.keeps_counts(on_gpu=context.on_gpu),
+        voxel_counts=data.keeps_voxel_counts(on_gpu=context.on_gpu),
         device=context.device if data.synthetic_on == "device" else None,
     )
 
@@ -286,7 +286,7 @@ def _open(context: RankContext, model: ModelSpec, folder: Path, split: Literal["
         workload.train.seed,
         training=split == "training",
         lister=lister,
-        counts=workload.data.keeps_counts(on_gpu=context.on_gpu),
+        voxel_counts=workload.data.keeps_voxel_counts(on_gpu=context.on_gpu),
     )
 
 
@@ -325,7 +325,7 @@ def _exchange(
     except BaseException:
         exchange.close()
         raise
-    order.on_batch = exchange.dealt
+    order.on_batch = exchange.on_batch_assigned
     return exchange, AwaitingReader(reader, store, patience_s=plan.measure.stall_timeout_s * PATIENCE)
 
 
@@ -355,8 +355,8 @@ def open_validation_data(
     )
 
 
-def delivery_of(context: RankContext, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
-    """Returns the copier of batches to the GPU; None on a CPU."""
+def batch_copier_of(context: RankContext, batches: Iterator[Batch], source: BatchSource) -> BatchCopier | None:
+    """Returns the copier of this rank's batches to its GPU; None on a CPU."""
     if not context.on_gpu:
         return None
     workload, decode = context.plan.workload, None
@@ -366,4 +366,4 @@ def delivery_of(context: RankContext, batches: Iterator[Batch], source: BatchSou
         network: Any = workload.model  # of images, by the workload's validators
         is_whole = workload.data.decode == "full"
         decode = RegionDecoder(context.device, network.image_size, is_whole=is_whole, name=source.sample_name)
-    return Delivery(batches, source.ahead, context.device, workload.data.device_prefetch, decode)
+    return BatchCopier(batches, source.ahead, context.device, workload.data.device_prefetch, decode)

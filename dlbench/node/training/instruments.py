@@ -218,16 +218,16 @@ class RankWatch:
             load=self._load.summary(),
         )
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        ranks = [rank.result for rank in everyone]
-        loads = [rank.watch.load for rank in everyone]
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
+        ranks = [rank.result for rank in summaries]
+        loads = [rank.watch.load for rank in summaries]
         fields: dict[str, Any] = {"load": node_loads(loads, ranks, [rank.node_rank for rank in ranks])}
         watch, schedule = self._plan.watch, self._schedule
         if watch is None or not watch.is_on:
             return fields
-        nodes = [rank.watch.node for rank in everyone if rank.watch.node is not None]
+        nodes = [rank.watch.node for rank in summaries if rank.watch.node is not None]
         nodes.sort(key=lambda node: node.node_rank)
-        spans = [rank.watch.spans for rank in everyone if rank.watch.spans is not None]
+        spans = [rank.watch.spans for rank in summaries if rank.watch.spans is not None]
         traced_ranks: tuple[int, ...] = window_ranks(self._plan) if schedule.traced else ()
         first_step = schedule.window.start if schedule.window else None
         fields["watch"] = WatchResult(
@@ -237,7 +237,7 @@ class RankWatch:
             window_num_steps=len(schedule.window),
             num_spans=sum(counts.num for counts in spans),
             dropped_spans=sum(counts.dropped for counts in spans),
-            trace_bytes=sum(counts.bytes for counts in spans) + sum(rank.watch.sample_bytes for rank in everyone),
+            trace_bytes=sum(counts.bytes for counts in spans) + sum(rank.watch.sample_bytes for rank in summaries),
             overhead=accounted_overhead(watch, nodes, ranks),
         )
         return fields

@@ -213,7 +213,7 @@ class TrainingLoop:
         timer.mark(phases.OPTIMIZER)
         if self._context.engine.exchange_parameters():
             timer.mark(phases.EXCHANGE)
-        if state.delivery is not None and state.delivery.look_ahead():
+        if state.batch_copier is not None and state.batch_copier.look_ahead():
             timer.mark(phases.INPUT)  # the device was idle because the next batch was not on the host
         for end_step in self._end_step:
             end_step()
@@ -223,14 +223,14 @@ class TrainingLoop:
     def _batch(self) -> Batch:
         """Returns the step's batch on the device; the part of its copy that is not hidden counts as h2d."""
         state, timer = self._state, self._timer
-        if state.delivery is None:
+        if state.batch_copier is None:
             batch = next(state.batches)
             timer.mark(phases.INPUT)
             batch = {name: tensor.to(self._context.device, non_blocking=True) for name, tensor in batch.items()}
         else:
-            state.delivery.fetch()
+            state.batch_copier.fetch()
             timer.mark(phases.INPUT)
-            batch = state.delivery.deliver()
+            batch = state.batch_copier.deliver()
         timer.mark(phases.H2D)
         return batch
 

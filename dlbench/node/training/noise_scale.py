@@ -67,8 +67,8 @@ class NoiseProbe(TrainingPart):
     def summary(self, result: RankResult) -> dict[str, Any]:
         return {"norms": self.squared_norms()}
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
-        norms = [rank.norms for rank in everyone]
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
+        norms = [rank.norms for rank in summaries]
         return {
             "noise_scale": estimate_noise_scale(norms, small_batch=self._small_batch, large_batch=self._large_batch)
         }

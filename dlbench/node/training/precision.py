@@ -43,9 +43,9 @@ class Precision(TrainingPart):
                 )
             raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
         self.is_emulated = bool(lacking)  # torch emulates the precision in fp32 (`train.allow_emulation`).
-        self._doubts = []
+        self._early_warnings = []
         if lacking:
-            self._doubts.append(f"{spec.precision} was emulated, so its speed is not meaningful: {lacking}")
+            self._early_warnings.append(f"{spec.precision} was emulated, so its speed is not meaningful: {lacking}")
         self._overflows: torch.Tensor | None = None
         self._scaler: torch.amp.GradScaler | None = None
         if spec.precision == "fp16":
@@ -54,8 +54,8 @@ class Precision(TrainingPart):
             )
 
     @property
-    def doubts(self) -> list[str]:
-        return self._doubts
+    def early_warnings(self) -> list[str]:
+        return self._early_warnings
 
     @property
     def text(self) -> str:
@@ -118,10 +118,10 @@ class Precision(TrainingPart):
         """The loss scale of the next step; 1 if losses are not scaled. Waits for the device."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
-    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+    def record(self, summaries: Sequence[RankSummary]) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "precision": self.text,
-            "emulates_precision": any(rank.emulates_precision for rank in everyone),
+            "emulates_precision": any(rank.emulates_precision for rank in summaries),
             "overflow_steps": None,
             "final_loss_scale": None,
         }

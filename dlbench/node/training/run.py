@@ -44,7 +44,7 @@ from dlbench.node.training.context import RankContext
 from dlbench.node.training.fault import InjectedFault
 from dlbench.node.training.initial_weights import load_initial
 from dlbench.node.training.input_data import (
-    delivery_of,
+    batch_copier_of,
     open_training_data,
     open_validation_data,
     reading_of,
@@ -239,9 +239,9 @@ class Rank(TrainedRank):
         self.batches = iter(self.source)
         for part in self.parts:
             self.loss, self.batches = part.around_loss(self.loss), part.around_batches(self.batches)
-        self.delivery = delivery_of(context, self.batches, self.source)
-        if self.delivery is not None:
-            self.add(self.delivery)
+        self.batch_copier = batch_copier_of(context, self.batches, self.source)
+        if self.batch_copier is not None:
+            self.add(self.batch_copier)
 
     def _host_update(self) -> HostUpdater:
         from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
@@ -316,7 +316,7 @@ class Rank(TrainedRank):
         """Adds a part and its warnings; the part is closed when training ends."""
         self.parts.append(part)
         self._closing.callback(part.close)
-        self.context.warnings += part.doubts
+        self.context.warnings += part.early_warnings
 
     def close(self) -> None:
         """Ends threads and processes, except the exchange of samples, and keeps staged data."""

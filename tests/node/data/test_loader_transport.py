@@ -68,7 +68,7 @@ def test_a_loader_process_killed_while_it_writes_holds_up_nobody() -> None:
     loaders[1].join()
 
 
-FORMS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
+SPECS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
 
 
 class Numbers(NumberReader):
@@ -116,14 +116,14 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
     turns = slots.turns()
 
     def read(value: int, slot: int) -> Fetched:
-        arrays = made.room(slot, 2, FORMS)
+        arrays = made.allocate(slot, 2, SPECS)
         arrays["x"][:], arrays["label"][:] = value, value
         fetched = Fetched(batch={name: torch.from_numpy(array) for name, array in arrays.items()}, asked_slot=slot)
         made.hand_over(fetched, slot)
         return fetched
 
     first = read(1, next(turns))
-    assert set(first.made) == {"x", "label"}
+    assert set(first.new_slot_tensors) == {"x", "label"}
     slots.take(first)
     x = first.batch.pop("x")
     view = x.permute(1, 0)[:2]
@@ -136,7 +136,7 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
     gc.collect()
     assert next(turns) == first.slot
     again = read(3, first.slot or 0)
-    assert (again.batch, again.made) == ({}, {})  # its number is enough
+    assert (again.batch, again.new_slot_tensors) == ({}, {})  # its number is enough
     slots.take(again)
     assert again.batch["label"].tolist() == [3, 3]
 
@@ -177,7 +177,7 @@ def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.
     for _ in range(5):
         slot = next(turns)
         reader: Any = BatchReader(Numbers(10), "stop")  # type: ignore[arg-type]
-        fetched = reader.read([(0, 1), (0, 2)], lambda num, forms, slot=slot: made.room(slot, num, forms))
+        fetched = reader.read([(0, 1), (0, 2)], lambda num, specs, slot=slot: made.allocate(slot, num, specs))
         fetched.asked_slot = slot
         made.hand_over(fetched, slot)
         slots.take(fetched)
@@ -193,5 +193,5 @@ def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.
     with pytest.raises(
         EnvironmentLacksError, match=r"cannot be page-locked for the GPU \(CUDA error 2\): see `ulimit -l`"
     ):
-        refusing.take(Fetched(made=batch, names=("x", "y"), slot=0, num=3, asked_slot=0))
+        refusing.take(Fetched(new_slot_tensors=batch, names=("x", "y"), slot=0, num=3, asked_slot=0))
     assert (runtime.calls, runtime.locked) == (2, {})

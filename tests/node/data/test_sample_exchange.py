@@ -71,7 +71,7 @@ class Ranks:
             mine = order.epoch(epoch).tolist()
             for number in range(order.batches_per_epoch):
                 exchange.require_well()
-                exchange.dealt(epoch, number + 1)
+                exchange.on_batch_assigned(epoch, number + 1)
                 for index in mine[number * 2 : number * 2 + 2]:
                     assert reader.fetch(index).data == number_bytes(index)
                 if number + 1 == order.batches_per_epoch:
@@ -148,13 +148,13 @@ def test_samples_leave_as_batches_are_asked_for_and_stay_until_their_epoch_is_ov
             return int(group.all[0].summary()["epochs"].get("0", {}).get("sent", 0))
 
         assert sent() == 0
-        group.all[0].dealt(0, batches)
-        group.all[1].dealt(0, batches // 2)
+        group.all[0].on_batch_assigned(0, batches)
+        group.all[1].on_batch_assigned(0, batches // 2)
         half = int((due.slots < ownership.slots * (batches // 2) // batches).sum())
         until(lambda: sent() == half)
         time.sleep(0.05)
-        assert sent() == half, "the rank that has dealt least says how far all go"
-        group.all[1].dealt(0, batches)
+        assert sent() == half, "the rank that has assigned least says how far all go"
+        group.all[1].on_batch_assigned(0, batches)
         until(lambda: sent() == len(due.samples))
         assert all(group.stores[0].has(int(index)) for index in due.samples)
         for exchange in group.all:
@@ -167,9 +167,9 @@ def test_a_rank_that_is_gone_is_named_by_those_who_wait_for_it(tmp_path: Path) -
     ownership = Ownership(80, 2, seed=1, partition="shuffled", share=0.5)
     with met(tmp_path, ownership) as group:
         group.all[1]._is_closing = True
-        group.all[1].dealt(0, 0)
+        group.all[1].on_batch_assigned(0, 0)
         begun = time.monotonic()
-        group.all[0].dealt(0, group.orders[0].batches_per_epoch)
+        group.all[0].on_batch_assigned(0, group.orders[0].batches_per_epoch)
         awaited = int(ownership.exchange(0, 0).awaited[0])
         reader = AwaitingReader(StoreReader(group.stores[0]), group.stores[0], patience_s=LIMIT_S)
         with pytest.raises(NotArrivedError):
@@ -225,7 +225,7 @@ def test_what_fails_in_the_background_ends_the_run_with_its_reason(
         else:
             monkeypatch.setattr(exchange_module, "released", lambda *_, **__: 1 // 0)
         for exchange in group.all:
-            exchange.dealt(0, group.orders[0].batches_per_epoch)
+            exchange.on_batch_assigned(0, group.orders[0].batches_per_epoch)
         until(lambda: lost_mark(store).exists())
         with pytest.raises(kind, match=words):
             group.all[0].require_well()

@@ -330,7 +330,7 @@ def test_what_does_not_fit_is_told_before_anything_is_copied(
     assert "capacity_bytes is 1000 B" in str(small)
     assert list(place.iterdir()) == []
     monkeypatch.setattr(staging, "lies_in_memory", lambda _: True)
-    monkeypatch.setattr(staging, "memory_room", lambda: 5000)
+    monkeypatch.setattr(staging, "available_bytes", lambda: 5000)
     short = refused(plan_of(data, place, "shard"))
     assert "needs 60 KiB; 4.883 KiB are free within the job's limit of memory" in str(short)
     assert list(place.iterdir()) == []

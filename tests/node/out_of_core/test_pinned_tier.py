@@ -249,7 +249,7 @@ def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pyte
     told = r"^rank 2: swapping: cannot page-lock 12 KiB of host memory, only 4 KiB \(CUDA error 2\)"
     with pytest.raises(EnvironmentLacksError, match=told):
         PinnedTier(CPU, 3 * 4096, rank=2, calls=Refusing())
-    monkeypatch.setattr(page_locked, "memory_room", lambda: 10_000)
+    monkeypatch.setattr(page_locked, "available_bytes", lambda: 10_000)
     told = r"^rank 2: swapping: 12 KiB of host memory would be .*, but only 9\.766 KiB are available \(MemAvailable"
     with pytest.raises(EnvironmentLacksError, match=told) as caught:
         PinnedTier(CPU, 3 * 4096, rank=2, calls=StreamsGpu())

@@ -337,7 +337,7 @@ def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
 ) -> None:
     lock = partial(page_locked.locked_memory, lock=lambda _first, _size: error, unlock=lambda _first: None)
     monkeypatch.setattr(checkpoint, "locked_memory", lock)
-    monkeypatch.setattr(page_locked, "memory_room", lambda: room)
+    monkeypatch.setattr(page_locked, "available_bytes", lambda: room)
     with FakeTensorMode():
         model, _ = on_gpu()
         state = {"model/weight": next(model.parameters()).detach(), "model/step": torch.tensor(3)}

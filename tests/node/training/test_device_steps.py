@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import CudaTimer
 from dlbench.records.rows.steps import LAUNCHED, StepFile, read_steps
@@ -112,7 +112,7 @@ def test_peaks_of_measured_steps_are_their_own(gpu: FakeGpu, tmp_path: Path, mon
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
     timer = CudaTimer()
     state = empty_training(timer, warmup=WARMUP, measured=MEASURED, forward=forward)
-    state.context.device, state.delivery = torch.device("cuda", 0), cast(Delivery, Delivered())
+    state.context.device, state.batch_copier = torch.device("cuda", 0), cast(BatchCopier, Delivered())
     found = TrainingLoop(state, timer).run(tmp_path / "rank-0.steps")
     assert (found.startup_peak_bytes, held) == (30 * gib, {"allocated": 2 * gib, "reserved": 2 * gib})
     assert emptied == [HELD.start]

@@ -26,15 +26,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_the_largest_batch_is_found_by_few_trials(most: int, more: int) -> None:
     tried: list[int] = []
 
-    def passes(batch: int) -> bool:
+    def fits(batch: int) -> bool:
         tried.append(batch)
         return batch <= most
 
-    below = min(most + more, 4096)
-    fit = largest_batch(passes, below)
+    upper_bound = min(most + more, 4096)
+    fit = largest_batch(fits, upper_bound)
     assert fit == BatchFit(batch=most, is_largest=True, trials=len(tried))
     assert len(tried) <= device_memory.MAX_TRIALS
-    assert max(tried, default=0) < below
+    assert max(tried, default=0) < upper_bound
 
 
 def test_a_search_that_takes_too_long_says_what_it_knows() -> None:
@@ -86,7 +86,7 @@ def test_a_run_without_enough_memory_names_the_batch_that_fits(tmp_path: Path, m
     assert str(caught.value) == (
         "rank 0 is out of memory at train.batch_per_rank 16: CUDA out of memory. Tried to allocate 2 GiB; 5 fits (by 4 "
         "trials of forward and backward passes on this rank): set train.batch_per_rank to that, or to a little less, "
-        "as fragments and the exchange take some"
+        "because fragmentation and exchange buffers need memory too"
     )
     assert tried == [16, 8, 4, 6, 5]
     (folder,) = [path.parent for path in tmp_path.rglob("plan.json")]

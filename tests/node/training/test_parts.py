@@ -462,11 +462,11 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
         precision.Precision(train_spec(precision=kind), CPU)
     allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
     assert allowed.is_emulated
-    assert "speed is not meaningful" in allowed.doubts[0]
+    assert "speed is not meaningful" in allowed.early_warnings[0]
     assert ", emulated in fp32 arithmetic" in allowed.text
     flags_show({kind}, monkeypatch)
     native = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
-    assert (native.is_emulated, native.doubts) == (False, [])
+    assert (native.is_emulated, native.early_warnings) == (False, [])
     assert "emulated" not in native.text
 
 

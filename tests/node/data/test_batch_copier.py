@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import ImageData, ResNetModel
 
@@ -104,11 +104,11 @@ class Source:
         return self.looked[-1]
 
 
-def step(delivery: Delivery, streams: Streams) -> Any:
-    delivery.fetch()
-    batch = delivery.deliver()
+def step(batch_copier: BatchCopier, streams: Streams) -> Any:
+    batch_copier.fetch()
+    batch = batch_copier.deliver()
     streams.log.append("compute")
-    delivery.look_ahead()
+    batch_copier.look_ahead()
     return batch["image"].number
 
 
@@ -117,15 +117,15 @@ def test_a_batch_is_copied_beside_the_step_before_it_and_waited_for_on_the_devic
 ) -> None:
     streams = Streams(monkeypatch)
     source = Source(streams, most=3)
-    delivery = Delivery(source, source.ahead, GPU, 1)
-    assert [step(delivery, streams) for _ in range(3)] == [0, 1, 2]
+    batch_copier = BatchCopier(source, source.ahead, GPU, 1)
+    assert [step(batch_copier, streams) for _ in range(3)] == [0, 1, 2]
     assert streams.log == [
         *("copy 0 on copy", "0 in copy", "compute waits for 0", "0 used by compute", "compute"),
         *("copy 1 on copy", "1 in copy", "compute waits for 1", "1 used by compute", "compute"),
         *("copy 2 on copy", "2 in copy", "compute waits for 2", "2 used by compute", "compute"),
     ]
     assert (source.handed, source.read) == (3, 3)
-    (told,) = delivery.settings()
+    (told,) = batch_copier.settings()
     assert (told.requested, told.effective, told.evidence) == (
         1,
         1,
@@ -136,35 +136,35 @@ def test_a_batch_is_copied_beside_the_step_before_it_and_waited_for_on_the_devic
 def test_host_memory_is_let_go_when_its_copy_is_done_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(monkeypatch)
     source = Source(streams, most=9)
-    delivery = Delivery(source, source.ahead, GPU, 1)
+    batch_copier = BatchCopier(source, source.ahead, GPU, 1)
     for _ in range(3):
-        step(delivery, streams)
+        step(batch_copier, streams)
     assert source.alive == {0, 1, 2, 3}
     streams.passed |= {0, 1}
-    step(delivery, streams)
+    step(batch_copier, streams)
     assert source.alive == {2, 3, 4}
 
 
 def test_without_look_ahead_the_stream_that_computes_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(monkeypatch)
     source = Source(streams, most=9)
-    delivery = Delivery(source, source.ahead, GPU, 0)
-    assert [step(delivery, streams) for _ in range(2)] == [0, 1]
+    batch_copier = BatchCopier(source, source.ahead, GPU, 0)
+    assert [step(batch_copier, streams) for _ in range(2)] == [0, 1]
     assert streams.log == [
         *("copy 0 on compute", "0 in compute", "compute"),
         *("copy 1 on compute", "1 in compute", "compute"),
     ]
     assert source.alive == {0, 1}
-    assert delivery.settings()[0].effective == 0
+    assert batch_copier.settings()[0].effective == 0
 
 
 def test_batches_that_lie_on_the_device_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(monkeypatch)
     lying = {"image": Moved(streams, 7)}
-    delivery = Delivery(itertools.repeat(lying), lambda: lying, GPU, 1)  # type: ignore[arg-type]
-    assert [step(delivery, streams) for _ in range(2)] == [7, 7]
+    batch_copier = BatchCopier(itertools.repeat(lying), lambda: lying, GPU, 1)  # type: ignore[arg-type]
+    assert [step(batch_copier, streams) for _ in range(2)] == [7, 7]
     assert streams.log == ["compute", "compute"]
-    assert delivery.settings()[0].effective is None
+    assert batch_copier.settings()[0].effective is None
 
 
 def test_looking_ahead_changes_no_batch() -> None:

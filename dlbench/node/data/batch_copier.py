@@ -16,7 +16,7 @@ Decode = Callable[[Batch], tuple[Batch, object]]
 _KEY = "data.device_prefetch"
 
 
-class Delivery(TrainingPart):
+class BatchCopier(TrainingPart):
     """Copies the batches of one rank to its GPU while it computes, `prefetch` of them ahead, and keeps the host's
     memory until its copy is done. With 0, each is copied in its step, on the stream that computes. `decode` replaces
     copying.
