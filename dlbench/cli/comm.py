@@ -117,7 +117,7 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
         click.echo(f"{output}: {network.num_points} points, {len(network.collectives)} lines", err=True)
 
 
-@click.command("import", short_help="Fit network costs to output of nccl-tests or OSU's.")
+@click.command("import", short_help="Fit network costs to output of nccl-tests or OSU benchmarks.")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
