@@ -34,8 +34,9 @@ def where_option(name: str, of: str) -> Callable[[F], F]:
         name,
         multiple=True,
         metavar="KEY=VALUE",
-        help=f"Use only {of} with this property, repeatable. Keys: series, side, variant, state, tag.NAME, or a "
-        "registered key such as workload, preset, engine, precision, ranks.",
+        help=f"Use only {of} with this property, repeatable. Keys: series, side, variant (plain, synthetic-input, "
+        "cached-input, no-exchange or unwatched), state, tag.NAME, or a registered key such as workload, preset, "
+        "engine, precision, ranks.",
     )
 
 

@@ -36,12 +36,15 @@ if TYPE_CHECKING:
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
 SIZES = value_option(
-    "--sizes", "LOW:HIGH[:COUNT]|A,B", "Buffer sizes per rank; ranges have factor 4, or COUNT sizes.", "1KiB:64MiB"
+    "--sizes",
+    "LOW:HIGH[:COUNT]|A,B",
+    "Buffer sizes per rank; a range LOW:HIGH is stepped by factors of 4; LOW:HIGH:COUNT has COUNT sizes.",
+    "1KiB:64MiB",
 )
 SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-server (default: every rank).", type=int)
 
 
-@click.command()
+@click.command(short_help="Report collective benchmark runs: rates, algorithms, costs.")
 @report_options
 @value_option("--table", None, "Table to write as CSV (default: points).", type=click.Choice(TABLES))
 def report(
@@ -72,7 +75,7 @@ def report(
     finish(comm_report.damaged, problem, unless=comm_report.groups or comm_report.pairs)
 
 
-@click.command()
+@click.command(short_help="Fit message costs (alpha, beta, gamma) to runs.")
 @runs_argument()
 @where_option("--where", "runs")
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
@@ -114,7 +117,7 @@ def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
         click.echo(f"{output}: {network.num_points} points, {len(network.collectives)} lines", err=True)
 
 
-@click.command("import")
+@click.command("import", short_help="Fit network costs to output of nccl-tests or OSU benchmarks.")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @value_option("--system", "NAME", "Name of the measured system.", required=True)
 @value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
@@ -168,7 +171,7 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be {minimum} or more")
 
 
-@click.command("table")
+@click.command("table", short_help="Print steps, volume and predicted time of each algorithm.")
 @click.argument("network", type=FILE, required=False)
 @value_option("--ranks", "8,64", "Rank counts.", "8")
 @value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
@@ -214,7 +217,7 @@ def table_(
     emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
 
 
-@click.command()
+@click.command(short_help="Predict the time of collectives from fitted costs.")
 @click.argument("network", type=FILE, required=False)
 @value_option("--topology", "FILE", "Topology (YAML) to predict from, instead of NETWORK.", type=FILE)
 @value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
@@ -348,7 +351,7 @@ def comm() -> None:
     """
 
 
-@click.command()
+@click.command(short_help="Measure a collective on this machine or in an allocation.")
 @measure_options
 @value_option("--ranks", "2,4", "Rank counts; each is a point.", "2")
 @shared.SYSTEM
@@ -371,12 +374,12 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     if options["dry_run"]:
         print_commands(comm_runs.plans, options["out"])
         return
-    following = f"dlbench comm report {shown(options['out'])}"
+    next_command = f"dlbench comm report {shown(options['out'])}"
     bar = sys.stderr.isatty() and not no_progress
-    sys.exit(int(run_all(comm_runs.plans, options["out"], following, fail_fast=False, bar=bar)))
+    sys.exit(int(run_all(comm_runs.plans, options["out"], fail_fast=False, bar=bar, next_command=next_command)))
 
 
-@click.command()
+@click.command(short_help="Measure a collective in Slurm jobs, one per node count.")
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:

@@ -74,7 +74,7 @@ def demo(folder: Path, seed: int) -> None:
     """Make a small real data set for each workload in FOLDER.
 
     Images are crops of photographs of scikit-image and scikit-learn, text is Python's documentation, and volumes are
-    random universes. Existing data is kept. Prints the three paths, for --data.
+    log-normal random fields. Existing data is kept. Prints the three paths, for --data.
 
     \b
     Example:
@@ -104,7 +104,7 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set in FOLDER, without a download.
 
     Images are crops of photographs with added grain, as large as ImageNet's files. Text is Python's documentation (1.5
-    MB). Volumes are random universes. If interrupted, the same command continues.
+    MB). Volumes are log-normal random fields. If interrupted, the same command continues.
 
     \b
     Example:
@@ -204,7 +204,7 @@ def _remark(lines: Iterable[str]) -> None:
         click.echo(cleaned(line), err=True)
 
 
-@click.command()
+@click.command(short_help="Pack images into tar shards: few large files.")
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
 @value_option("--samples-per-shard", "N", "Number of images per shard.", 1252, type=_COUNT)

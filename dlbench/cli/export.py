@@ -21,7 +21,7 @@ def export() -> None:
     """Export runs for other tools: monitoring metrics, an MLPerf log, or a description of the machine."""
 
 
-@export.command()
+@export.command(short_help="Write the figures of runs as metrics for monitoring.")
 @runs_argument()
 @where_option("--where", "runs")
 @value_option("-o --output", None, "File to replace atomically (default: standard output).", type=FILE)
@@ -91,7 +91,7 @@ def mllog(
         click.echo(f"{output}: check it with: {rules.command} {output}", err=True)
 
 
-@export.command()
+@export.command(short_help="Write an MLPerf system description of a run's machine.")
 @_statement_options
 def system(run: Path, output: Path | None, org: str | None, platform: str | None, status: Status) -> None:
     """Write a description of the machine of the run in folder RUN, as an MLPerf system description (JSON).

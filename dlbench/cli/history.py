@@ -165,15 +165,14 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
 @click.option(
     "--fail-on-regression",
     is_flag=True,
-    help="For CI: exit with 1 if there is an unacknowledged regression, with 6 if no series has the required 12 "
-    "nights.",
+    help="For CI: exit with 1 if there is an unacknowledged regression, with 6 if no trend has the required 12 nights.",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
 @value_option(
     "--table",
     None,
-    "Table to write as CSV: change points (default), series, every night, or hosts by month.",
+    "Table to write as CSV: change points (default), all trends (series), every night, or hosts by month.",
     type=click.Choice(["changes", "series", "nights", "hosts"]),
 )
 def trends(
@@ -187,8 +186,8 @@ def trends(
 ) -> None:
     """Find when runs became slower or faster, and what changed then.
 
-    Runs with equal configuration, machine, ranks and nodes are a series, its runs of one session a night. A series
-    needs 12 nights. A change point has its ratio, a 95 % interval, and commit and environment before and after.
+    A trend is one metric of runs with equal configuration, machine, ranks and nodes; runs of one session are a night.
+    A trend needs 12 nights. A change point has its ratio, a 95 % interval, and commit and environment before and after.
 
     Exits with 0 whatever is found, unless --fail-on-regression is given; with 4 if a run is damaged.
 
@@ -219,21 +218,21 @@ def trends(
         sys.exit(int(ExitCode.REGRESSION))
     if report.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if fail_on_regression and not any(series.is_long_enough for series in report.series):
+    if fail_on_regression and not any(trend.is_long_enough for trend in report.series):
         click.echo(f"dlbench: inconclusive: {report.finding}", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
 @history.command("acknowledge", short_help="Acknowledge a change of level, with a reason.")
-@click.argument("series")
+@click.argument("trend_id", metavar="TREND")
 @click.argument("day")
 @value_option("--reason", "TEXT", "Explanation that is stored and shown with the change.", required=True)
 @store_option
 @where_option
-def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
-    """Acknowledge the change of SERIES on DAY: it no longer counts as a regression.
+def acknowledge(trend_id: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
+    """Acknowledge the change of TREND on DAY: it no longer counts as a regression.
 
-    `dlbench history trends` prints SERIES and DAY. The change is reported again if the level gets even worse. To undo,
+    `dlbench history trends` prints TREND and DAY. The change is reported again if the level gets even worse. To undo,
     delete its file in the folder `acknowledged` of the history.
 
     \b
@@ -250,18 +249,18 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must have 1 to {MAX_REASON} characters")
     opened = open_store(store)
-    metric = series.rpartition("-")[2]
+    metric = trend_id.rpartition("-")[2]
     followed = FOLLOWED if metric in FOLLOWED else (metric,)
     report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
-    trend = next((trend for trend in report.series if trend.id == series), None)
+    trend = next((trend for trend in report.series if trend.id == trend_id), None)
     if trend is None:
-        changed_series = ", ".join(trend.id for trend in report.series if trend.changes) or "none"
-        raise UserError(f"{series}: no such series in this history; series with changes: {changed_series}")
+        changed_trends = ", ".join(trend.id for trend in report.series if trend.changes) or "none"
+        raise UserError(f"{trend_id}: no such trend in this history; trends with changes: {changed_trends}")
     of_day = [change for change in trend.changes if change.time[:10] == day]
     change = next((change for change in of_day if change.acknowledged is None), next(iter(of_day), None))
     if change is None:
         days = ", ".join(change.time[:10] for change in trend.changes) or "none"
-        raise UserError(f"{day}: {series} has no change on that day, only: {days}")
+        raise UserError(f"{day}: {trend_id} has no change on that day, only: {days}")
     if (earlier := change.acknowledged) is not None:
         raise UserError(f"{day}: was acknowledged by {earlier.by} on {earlier.written[:10]}: {earlier.reason}")
     try:
@@ -283,7 +282,7 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
         written=utc_now(),
     )
     write(opened.store, acknowledgement)
-    click.echo(f"acknowledged: {series}, {day}: {percent_change(acknowledgement.ratio)}", err=True)
+    click.echo(f"acknowledged: {trend_id}, {day}: {percent_change(acknowledgement.ratio)}", err=True)
 
 
 @history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")

@@ -129,9 +129,9 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
         return 0
     require_modules("io --tiers", "numpy")
     shared.require_ranks_needs(plans)
-    following = f"dlbench report {shown(options['out'])} -o report.html"
+    next_command = f"dlbench report {shown(options['out'])} -o report.html"
     bar = sys.stderr.isatty() and not options["no_progress"]
-    code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
+    code = run_all(plans, options["out"], fail_fast=False, bar=bar, next_command=next_command)
     from dlbench.views.stalls import stalls, stalls_document
 
     form: FormatName = "json" if as_json else "text"

@@ -239,7 +239,7 @@ def plan_options(function: F) -> F:
         value_option(
             "--sweep", "KEY=A,B", "Run points with each value, repeatable. Lists: [1,2],[2,4].", multiple=True
         ),
-        click.option("--ladder", is_flag=True, help="Run every point once per step of the optimisation ladder."),
+        click.option("--ladder", is_flag=True, help="Run every point once per rung of the ladder."),
         value_option(
             "--ab",
             "A B",

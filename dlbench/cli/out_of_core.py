@@ -29,10 +29,12 @@ def memory() -> None:
     """Plan which activations stay in device memory, are swapped, or are recomputed."""
 
 
-@memory.command("plan")
+@memory.command("plan", short_help="Plan the training of a workload within a memory capacity.")
 @click.argument("subject", metavar="WORKLOAD|RUN")
 @shared.value_option("--batch", None, "Samples per rank and step (default: workload's).", type=click.IntRange(min=1))
-@shared.value_option("--capacity", "BYTES|SHARE", "Memory a rank may use, e.g. 8GiB, or 50% of that without a plan.")
+@shared.value_option(
+    "--capacity", "BYTES|SHARE", "Memory a rank may use: 8GiB, or 50% of the peak of ordinary training."
+)
 @shared.PRESET
 @shared.KEYS
 @shared.SYSTEM
@@ -83,7 +85,7 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
     from dlbench.specs.requests import Request, parse_set
 
     if capacity is None:
-        raise UserError("give --capacity, e.g. 8GiB, or 50% of the memory without a plan")
+        raise UserError("give --capacity, e.g. 8GiB, or 50% of the peak of ordinary training")
     overrides = parse_set(options["overrides"])
     for key in overrides:
         if key in _DECIDED:

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from dlbench.cli.projecting import Write
     from dlbench.specs.system import SystemSpec
 
-SCALING = value_option(
-    "--scaling",
-    None,
-    "weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
-    type=click.Choice(["weak", "strong"]),
-)
+SCALING_HELP = "weak: fixed batch per rank. strong: fixed global batch."
+SCALING_TYPE = click.Choice(["weak", "strong"])
+SCALING = value_option("--scaling", None, SCALING_HELP, "weak", type=SCALING_TYPE)
 INGREDIENTS = value_option("--ingredients", "FILE", "Write the inputs to FILE, for `project ingredients`.", type=FILE)
 STRATEGY = value_option("--strategy", "all|NAME", "Also project time and memory of one strategy, e.g. fsdp, or all.")
 MEMORY_LIMIT = value_option(
@@ -85,8 +82,8 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
     return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), full_option])
 
 
-def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
+def _question_options(costs: str, scaling: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the options of `projecting.question_of`; `costs`: what --network replaces; `scaling`: the default."""
     exchange_help = "Change the gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
     slow = "History folder: take from it how many nodes of the system are slow, and by how much."
     system_help = "Project to the nodes and the network of another system, from its data sheet."
@@ -94,7 +91,7 @@ def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..
     decorators = [
         TO,
         network_option(f"instead of {costs}"),
-        SCALING,
+        value_option("--scaling", None, f"{SCALING_HELP}  [default: {scaling}]", type=SCALING_TYPE),
         value_option("--set overrides", "sync.KEY=VALUE", exchange_help, multiple=True),
         value_option("--system", "SYSTEM", system_help, callback=_machine),
         value_option("--price-per-node-hour price", "PRICE", price, callback=_node_price),
@@ -115,7 +112,7 @@ def project() -> None:
 
 @project.command("runs")
 @RUNS
-@_question_options("costs fitted to the `dlbench comm` runs in RUNS")
+@_question_options("costs fitted to the `dlbench comm` runs in RUNS", "that of the measured points")
 @where_option("--where", "runs")
 @INGREDIENTS
 @click.option("--record", is_flag=True, help="Store the projection in RUNS, for `dlbench project score`.")
@@ -174,7 +171,7 @@ def project_runs(
 
 @project.command("ingredients")
 @click.argument("file", type=FILE)
-@_question_options("the costs in FILE")
+@_question_options("the costs in FILE", "that in FILE")
 @_page_options
 def project_ingredients(file: Path, write: Write, **question_options: Any) -> None:
     """Project from FILE, which contains the inputs of a projection.
@@ -197,14 +194,14 @@ def project_ingredients(file: Path, write: Write, **question_options: Any) -> No
     projecting.write_projection(group, question, write)
 
 
-@project.command("points")
+@project.command("points", short_help="Project from a CSV file of measured points.")
 @click.argument("file", type=FILE, metavar="FILE.csv")
 @TO
 @SCALING
 @INGREDIENTS
 @_page_options
 def project_points(
-    file: Path, to: str, scaling: Literal["weak", "strong"] | None, ingredients: Path | None, write: Write
+    file: Path, to: str, scaling: Literal["weak", "strong"], ingredients: Path | None, write: Write
 ) -> None:
     """Project from a CSV file of measured points, to at most 4 times the largest rank count.
 
@@ -219,12 +216,12 @@ def project_points(
 
     question = projecting.question_of(to)
     check_writable(ingredients)
-    group = read_points(file, scaling or "weak")
+    group = read_points(file, scaling)
     projecting.write_ingredients([group], ingredients)
     projecting.write_projection(group, question, write)
 
 
-@project.command("spec")
+@project.command("spec", short_help="Project the training of a workload from data sheets.")
 @click.argument("workload")
 @TO
 @value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
@@ -238,7 +235,7 @@ def project_spec(
     to: str,
     system: SystemSpec,
     preset: str | None,
-    scaling: str | None,
+    scaling: str,
     strategy: str | None,
     memory_limit: int | None,
     write: Write,
@@ -266,7 +263,7 @@ def project_spec(
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 
-@project.command("score")
+@project.command("score", short_help="Compare recorded projections with later runs.")
 @RUNS
 @where_option("--where", "runs")
 @_page_options

@@ -69,7 +69,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
         print_commands(plans, options["out"])
         return
     bar = sys.stderr.isatty() and not no_progress
-    code = run_all(plans, options["out"], "", fail_fast=fail_fast, bar=bar)
+    code = run_all(plans, options["out"], fail_fast=fail_fast, bar=bar)
     _tell_result(request, plans, options["out"])
     sys.exit(int(code))
 
@@ -161,7 +161,9 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
 def require_here(system: SystemSpec) -> None:
     """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
-        raise UserError(f"system {system.name} has a scheduler, and this is no allocation: use `dlbench submit`")
+        raise UserError(
+            f"system {system.name} uses Slurm, and this shell is not inside an allocation: use `dlbench submit`"
+        )
     from dlbench.jobs.local import require_launcher
 
     require_launcher(system)
@@ -211,7 +213,7 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
     return shared.precision_words(plan), str(plan.workload.train.batch_per_rank), lasting
 
 
-def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
+def run_all(plans: Sequence[LaunchPlan], out: Path, *, fail_fast: bool, bar: bool, next_command: str = "") -> ExitCode:
     """Runs all plans in order on this machine; returns the exit code of the first failed run."""
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
@@ -226,7 +228,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         if python is not None:
             local.require_python(python)
     root = prepare_output(out)
-    worst, valid, missed = ExitCode.OK, 0, 0
+    first_failure, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A cancelled CI job or a closed terminal ends the ranks like Ctrl-C; with nohup the signal stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -237,8 +239,8 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
-                if worst is ExitCode.OK:
-                    worst = outcome.exit_code
+                if first_failure is ExitCode.OK:
+                    first_failure = outcome.exit_code
                 # The next run would lack the same, and a request to stop ends the whole series.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
                     break
@@ -246,10 +248,10 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     if missed:
         line += f", {missed} of them did NOT reach the target"
     line += f", in {root}"
-    if valid and following:
-        line += f"; next: {following}"
+    if valid and next_command:
+        line += f"; next: {next_command}"
     click.echo(line, err=True)
-    return worst
+    return first_failure
 
 
 def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:

@@ -53,7 +53,7 @@ def setup() -> None:
     """Prepare this machine: build Horovod, and the image decoder."""
 
 
-@setup.command()
+@setup.command(short_help="Build Horovod for this Python and torch, and install it.")
 @click.option("--rebuild", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
 @value_option("--source", "FILE", "Horovod's source archive, without network (or: $DLBENCH_HOROVOD_SDIST).", type=FILE)
 def horovod(rebuild: bool, source: Path | None) -> None:
@@ -67,7 +67,7 @@ def horovod(rebuild: bool, source: Path | None) -> None:
     install(lambda line: click.echo(cleaned(line), err=True), rebuild=rebuild, source=source)
 
 
-@setup.command()
+@setup.command(short_help="Build a JPEG decoder that decodes only a cropped part.")
 def images() -> None:
     """Build a JPEG decoder that decodes only the cropped part of an image, with the same pixels.
 

@@ -228,7 +228,8 @@ def show(
     """Show every key of the workload or system NAME: value, unit and meaning.
 
     A letter marks each value that is not the default and says where it was set. `dlbench run` takes the keys of a
-    workload in --set and --sweep (train.batch_per_rank), and those of a system with the prefix system.
+    workload in --set and --sweep (train.batch_per_rank), and those of a system with the prefix `system.`, e.g.
+    system.slurm.partition.
 
     \b
     Example:

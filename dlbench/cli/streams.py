@@ -33,8 +33,8 @@ MAX_LINE = 2000  # Characters of a line on standard error; the middle of longer 
 
 _KEPT_END = 400  # Characters kept at the end of a longer line.
 
-_SPACED = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
-_DROPPED = {"Cc", "Cf", "Cs"}
+_REPLACED_BY_SPACE = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+_REMOVED_CATEGORIES = {"Cc", "Cf", "Cs"}  # Unicode categories: control, format and surrogate characters.
 
 _ESCAPING = "dlbench-escaped"
 
@@ -47,8 +47,8 @@ def cleaned(text: str, limit: int = MAX_LINE) -> str:
 
 
 def _cleaned_line(line: str, limit: int) -> str:
-    spaced = line.translate(dict.fromkeys(map(ord, _SPACED), " "))
-    text = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
+    spaced = line.translate(dict.fromkeys(map(ord, _REPLACED_BY_SPACE), " "))
+    text = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _REMOVED_CATEGORIES)
     if len(text) <= limit:
         return text
     end = min(_KEPT_END, limit // 4)
@@ -149,7 +149,7 @@ def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
     return part.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
-GUESSES = (
+OPTIONS_OF_OTHER_TOOLS = (
     ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (one rank per GPU)"),
     ("--nodes --num-nodes --nnodes", "--ranks N on this machine, or `dlbench submit` with --nodes N"),
     ("--batch-size --batch --per-device-batch-size", "--set train.batch_per_rank=N"),
@@ -184,7 +184,8 @@ def ending_of(error: BaseException) -> CommandEnding:
     if isinstance(error, click.ClickException):
         # Click uses other codes for some errors.
         return CommandEnding(code=ExitCode.USAGE, line=_words_of_click(error))
-    # Click turns every EOFError into an abort like Ctrl-C; dlbench never prompts, so an EOFError is a reader's.
+    # Click turns every EOFError into an abort like Ctrl-C; dlbench never prompts, so an EOFError comes from code that
+    # reads a file.
     is_abort = isinstance(error, click.Abort) and not isinstance(error.__cause__, EOFError)
     if isinstance(error, KeyboardInterrupt) or is_abort:
         return CommandEnding(code=ExitCode.INTERRUPTED, line="dlbench: interrupted")
@@ -225,9 +226,10 @@ def _words_of_click(error: click.ClickException) -> str:
             error = click.UsageError(removed, error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         option_names = {name for param in error.ctx.command.params for name in param.opts}
-        use = next((use for names, use in GUESSES if error.option_name in names.split()), "")
-        advised = {word for word in use.split() if word.startswith("--")} - {error.option_name}
-        if use and option_names >= advised:
+        use = next((use for names, use in OPTIONS_OF_OTHER_TOOLS if error.option_name in names.split()), "")
+        suggested_options = {word for word in use.split() if word.startswith("--")} - {error.option_name}
+        # Only if this command has all options that the advice names.
+        if use and option_names >= suggested_options:
             error = click.UsageError(f"No such option {error.option_name!r}: use {use}.", error.ctx)
     message = io.StringIO()
     error.show(file=message)

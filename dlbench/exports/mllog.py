@@ -153,14 +153,14 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     elif samples is not None:
         steps_per_epoch = float(max(1, samples // plan.global_batch))
     recipe = train.at_batch(plan.global_batch)
-    values |= _optimiser(recipe.optimizer, plan.global_batch)
+    values |= _optimizer(recipe.optimizer, plan.global_batch)
     values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # unknown settings are left out
             yield key, value, {"file": _FILES.get(key, "plan.json")}
 
 
-def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
+def _optimizer(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
     values: dict[str, Value] = {
         "opt_name": spec.name,
         "opt_base_learning_rate": spec.peak(global_batch),

@@ -152,7 +152,7 @@ def _all_series(report: TrendsReport) -> Section:
     count = sum(len(series.nights) >= MIN_DRAWN for series in report.series)
     if count > MAX_CHARTED:
         notes.append(
-            f"{MAX_CHARTED} of {count} series are drawn, those with the newest changes first; --where and --metric "
+            f"{MAX_CHARTED} of {count} trends are drawn, those with the newest changes first; --where and --metric "
             "choose others."
         )
     changed = sum(bool(series.changes) for series in report.series)
@@ -162,11 +162,11 @@ def _all_series(report: TrendsReport) -> Section:
         for series in unchanged[:MAX_LINES]
     ]
     if len(unchanged) > MAX_LINES:
-        lines.append(f"... and {len(unchanged) - MAX_LINES} more series")
+        lines.append(f"... and {counted(len(unchanged) - MAX_LINES, 'more trend')}")
     return Section(
         id="series",
-        title="All series",
-        headline=f"{len(report.series)} series, {changed} with changes",
+        title="All trends",
+        headline=f"{counted(len(report.series), 'trend')}, {changed} with changes",
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
         notes=tuple(notes),

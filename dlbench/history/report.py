@@ -29,15 +29,15 @@ from dlbench.history.trends import damaged_runs, dated, trends
 from dlbench.history.words import change_cell, day
 from dlbench.report.document import BaseReport
 from dlbench.stats.verdict_words import TREND
-from dlbench.units import counted
+from dlbench.units import counted, plural
 
 _IMPORT = "dlbench history import RUNS"
 
 METHODS: tuple[tuple[str, str], ...] = (  # How the numbers of a history are made.
     (
-        "Series",
-        "A series has the runs of one configuration on one machine and device, with equal ranks and nodes. Runs that "
-        "differ in anything that decides what is computed or how it is measured are another series.",
+        "Trends",
+        "A trend is one metric of runs of one configuration on one machine and device, with equal ranks and nodes. "
+        "Runs that differ in anything that decides what is computed or how it is measured have another trend.",
     ),
     (
         "Runs and nights",
@@ -51,7 +51,7 @@ METHODS: tuple[tuple[str, str], ...] = (  # How the numbers of a history are mad
         "of them over that without a change. Neighbouring nights are correlated by an unknown amount, and outliers "
         "are winsorized. Candidates are the likeliest places of overlapping stretches; the weakest are merged first, "
         "until all reach the threshold between their neighbours, as in Hunter. A change point has a Bayes "
-        f"factor of at least {MIN_EVIDENCE:.0f} (times series over changes if several series are followed: "
+        f"factor of at least {MIN_EVIDENCE:.0f} (times trends over changes if several trends are followed: "
         f"e-values of Wang and Ramdas), levels at least {MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on "
         f"either side: up to {MAX_OUTLIERS} deviating nights are outliers. At least {MIN_NIGHTS} nights are needed.",
     ),
@@ -162,21 +162,21 @@ class TrendsReport(BaseReport):
         if not num_long_enough:
             longest = max(len(series.nights) for series in self.series)
             return (
-                f"{len(self.series)} series, none long enough: a change point needs {MIN_NIGHTS} nights, the longest "
-                f"has {longest}. Import further nights with {_IMPORT}."
+                f"{counted(len(self.series), 'trend')}, none long enough: a change point needs {MIN_NIGHTS} nights, "
+                f"the longest has {longest}. Import further nights with {_IMPORT}."
             )
-        sentences = [f"Nothing changed in {num_long_enough} series."]
+        sentences = [f"Nothing changed in {counted(num_long_enough, 'trend')}."]
         if self.changes:
             series, change = self.changes[0]
             sentences = [
-                f"{self._counts()} in {num_long_enough} series.",
+                f"{self._counts()} in {counted(num_long_enough, 'trend')}.",
                 f"Newest: {series.subject} {change_cell(change.ratio)} {change.since}, {series.point}.",
             ]
             if self.open_regressions:
                 sentences.append(f"Not acknowledged: {len(self.open_regressions)}.")
         num_short = len(self.series) - num_long_enough
         if num_short:
-            sentences.append(f"{num_short} more series: fewer than {MIN_NIGHTS} nights.")
+            sentences.append(f"{num_short} more {plural('trend', num_short)}: fewer than {MIN_NIGHTS} nights.")
         return " ".join(sentences)
 
     def _counts(self) -> str:

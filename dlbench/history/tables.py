@@ -86,7 +86,7 @@ def changes_sheet(report: TrendsReport) -> Sheet[Any]:
             Column("", "Also differs", _environment),
             *columns_of(Change, "new_hosts", "removed_hosts", "acknowledged", of=attrgetter("change")),
             Column("", "Acknowledged", _acknowledgement),
-            Column("", "Series", attrgetter("series.point")),
+            Column("", "Trend", attrgetter("series.point")),
         ),
         rows=report.changes,
         caption=f"Newest first. Ratio: level after over level before; {_BASIS}. A difference is a hint, not a proven "
@@ -103,7 +103,7 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
     """Returns the series with their present level."""
     return Sheet(
         name="series",
-        title="All series",
+        title="All trends",
         columns=(
             Column("", "Metric", attrgetter("subject")),
             Column("", "System", attrgetter("system")),
@@ -117,7 +117,7 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
             Column("standing", "Standing", attrgetter("standing")),
             Column("newest_beyond", "", attrgetter("num_newest_outside")),
             *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict"),
-            Column("", "Series", attrgetter("point")),
+            Column("", "Trend", attrgetter("point")),
         ),
         rows=report.by_newest_change,
         caption=f"{_BASIS.capitalize()}.",

@@ -8,7 +8,7 @@ from dlbench.history.charts import host_charts, series_chart
 from dlbench.history.report import TrendsReport
 from dlbench.history.tables import changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
-from dlbench.units import plural
+from dlbench.units import counted, plural
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
@@ -39,7 +39,7 @@ class HistoryView(ReportView):
         num_slow = len(trends.nodes.slow)
         sheets = (changes_sheet(trends), series_sheet(trends), hosts_sheet(trends.nodes, trends.nodes.hosts))
         return Section(
-            headline=f"{len(changed)} of {len(trends.series)} series changed; {num_slow or 'no'} "
+            headline=f"{len(changed)} of {counted(len(trends.series), 'trend')} changed; {num_slow or 'no'} "
             f"{plural('slow host', num_slow)}",
             words=words,
             charts=lambda: [*map(series_chart, trends.by_newest_change[:MAX_CHARTED]), *host_charts(trends.nodes)],

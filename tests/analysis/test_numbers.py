@@ -225,7 +225,7 @@ def test_weak_efficiency_is_the_ratio_of_step_times(tmp_path: Path) -> None:
 
 
 def write_strong(folder: Path, serial_ms: float, parallel_ms: float, points: tuple[int, ...]) -> None:
-    """Amdahl's law: a serial part (optimiser) and a parallel one (backward)."""
+    """Amdahl's law: a serial part (optimizer) and a parallel one (backward)."""
     for plan in plans(points=points, scaling="strong", overrides={"train.batch_per_rank": 8}):
         shared = parallel_ms * points[0] / plan.layout.ranks
         write_run(folder, plan, constant([0, 0, 0, shared, 0, serial_ms]))

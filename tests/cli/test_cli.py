@@ -514,7 +514,11 @@ def test_runs_to_a_quality_say_what_they_came_to(
     monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
     monkeypatch.setenv("COLUMNS", "200")
     code = run_module.run_all(
-        quality_plans(points=(1,), repeats=3), tmp_path / "runs", "dlbench report runs", fail_fast=True, bar=bar
+        quality_plans(points=(1,), repeats=3),
+        tmp_path / "runs",
+        fail_fast=True,
+        bar=bar,
+        next_command="dlbench report runs",
     )
     assert code == 0
     said = capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_what_would_be_read_is_shown_and_nothing_is_made(data: Path, monkeypatch
 def test_the_series_of_tiers_is_told_at_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs themselves are made; what starts them is at the boundary."""
 
-    def run_all(made: list[Any], out: Path, following: str, **more: object) -> ExitCode:
+    def run_all(made: list[Any], out: Path, **more: object) -> ExitCode:
         waits = {"plain": 70.0, "cached-input": 20.0, "synthetic-input": 0.0}
         for plan in made:
             told = reading_result() if plan.series.variant != "synthetic-input" else None

@@ -126,7 +126,7 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exi
         monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
         monkeypatch.setenv("COLUMNS", "1000")
         made = plans(points=(1,), repeats=3)
-        return run_module.run_all(made, tmp_path / "runs", "dlbench report runs", fail_fast=False, bar=bar)
+        return run_module.run_all(made, tmp_path / "runs", fail_fast=False, bar=bar, next_command="dlbench report runs")
 
     return run_series
 

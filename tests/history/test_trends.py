@@ -444,9 +444,9 @@ def test_an_empty_history_says_so() -> None:
 
 def test_the_report_leads_with_what_changed() -> None:
     changed = of_steps(course(40, step_at(20, 1.2)))
-    assert as_text(changed).splitlines()[3].startswith("1 regression in 1 series. Newest: step time +")
+    assert as_text(changed).splitlines()[3].startswith("1 regression in 1 trend. Newest: step time +")
     (steady,) = [of_steps(course(30, lambda night: 1.0))]
-    assert as_text(steady).splitlines()[3] == "Nothing changed in 1 series."
+    assert as_text(steady).splitlines()[3] == "Nothing changed in 1 trend."
     for report, words in ((steady, "0"), (of_steps(course(5, lambda night: 1.0)), "too few nights")):
         assert words in [str(cell) for cell in series_sheet(report).to_display().rows[0].cells]
     sections = {section.id: section for section in trends_document(changed).sections}
@@ -551,16 +551,16 @@ def test_a_regression_is_named_until_somebody_acknowledges_it(store: Path, tmp_p
     [
         (
             ["abc-2-1-step_median_s", "2026-03-15", "--reason", "x"],
-            "no such series in this history; series with changes: ",
+            "no such trend in this history; trends with changes: ",
         ),
-        (["SERIES", "2026-03-02", "--reason", "x"], "has no change on that day, only: 2026-03-15"),
-        (["SERIES", "2", "--reason", "x"], "has no change on that day"),
-        (["SERIES", "2026-03-15", "--reason", " "], "--reason: must have 1 to 500 characters"),
+        (["TREND", "2026-03-02", "--reason", "x"], "has no change on that day, only: 2026-03-15"),
+        (["TREND", "2", "--reason", "x"], "has no change on that day"),
+        (["TREND", "2026-03-15", "--reason", " "], "--reason: must have 1 to 500 characters"),
     ],
 )
 def test_only_what_is_there_can_be_acknowledged(store: Path, arguments: list[str], message: str) -> None:
     series = json.loads(run_cli("trends", "--store", store, "--format", "json").stdout)["series"][0]["id"]
-    done = run_cli("acknowledge", *(series if one == "SERIES" else one for one in arguments), "--store", store)
+    done = run_cli("acknowledge", *(series if one == "TREND" else one for one in arguments), "--store", store)
     assert message in str(done.exception)
     assert not (store / "acknowledged").exists()
 

@@ -1,4 +1,4 @@
-"""Networks against published counts and `transformers`, optimisers against NumPy, the schedule at its edges."""
+"""Networks against published counts and `transformers`, optimizers against NumPy, the schedule at its edges."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_what_it_did_is_counted_in_measured_steps() -> None:
     num_bytes = sum(p.numel() * 4 for p in training.model.parameters())
     momentum = num_bytes - sum(p.numel() * 4 for p in training.model.unused.parameters())  # type: ignore[union-attr]
     assert result.copied_bytes == 3 * 2 * num_bytes
-    # A copy of each parameter, room for each gradient, and the optimiser's state.
+    # A copy of each parameter, room for each gradient, and the optimizer's state.
     assert result.state_bytes == 2 * num_bytes + momentum
     assert result.update_s > 0
     # The slow host is waited for in the forward passes; the update of the last step was never waited for in one.

@@ -62,7 +62,7 @@ def test_gradients_go_into_their_own_part_of_the_arena(
         assert bucket.vector.numel() % multiple == 0
         assert bucket.num_bytes == 4 * sum(p.numel() for p in bucket.parameters)
         assert torch.equal(bucket.vector[bucket.num_elements :], torch.zeros_like(bucket.vector[bucket.num_elements :]))
-        # What is exchanged is what the optimiser reads: no copy lies between.
+        # What is exchanged is what the optimizer reads: no copy lies between.
         bucket.vector.fill_(9.0)
         assert all(bool((p.grad == 9.0).all()) for p in bucket.parameters if p.grad is not None)
 

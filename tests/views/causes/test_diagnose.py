@@ -328,7 +328,7 @@ def test_a_larger_batch_is_no_advice_where_the_batch_of_all_ranks_is_fixed(tmp_p
 
 
 def test_fixed_work_under_strong_scaling_is_no_slower_computing(tmp_path: Path) -> None:
-    """The optimiser takes as long at two ranks as at one; that is no matter of where ranks are placed."""
+    """The optimizer takes as long at two ranks as at one; that is no matter of where ranks are placed."""
     for plan in plans(scaling="strong", repeats=5, overrides={"train.batch_per_rank": 8}):
         half = 1 / plan.layout.ranks
         write_run(tmp_path / "strong", plan, constant([0.0, 0.0, 30 * half, 50 * half, 0.0, 20.0]))
