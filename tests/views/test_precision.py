@@ -243,5 +243,5 @@ def test_the_start_up_of_runs_that_compiled_is_told_from_that_of_runs_that_loade
         edit_json(folder.record, ranks=record["ranks"])
     fields = dict(assemble(scan(tmp_path)).all_of(SystemDescription)[0].fields)
     assert "; compiling took 41 s of it in 1 of 4 runs" in fields["Start-up"]
-    assert "; loading what was compiled before took 4 s of it in 2 of 4 runs" in fields["Start-up"]
-    assert "; compiling (whether from a cache is not known) took 50 s of it in 1 of 4 runs" in fields["Start-up"]
+    assert "; loading compiled code from a cache took 4 s of it in 2 of 4 runs" in fields["Start-up"]
+    assert "; compiling (not known whether from a cache) took 50 s of it in 1 of 4 runs" in fields["Start-up"]
