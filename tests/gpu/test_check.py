@@ -284,7 +284,7 @@ def test_figures_stand_next_to_what_is_published(result: Path, monkeypatch: pyte
     assert dle["ratio"]["value"] == pytest.approx(2000 / 2470)
     assert mxnet["ratio"]["value"] == pytest.approx(2000 / 3410.52)
     assert "DeepLearningExamples, ResNet50 v1.5 for PyTorch" in dle["source"]
-    assert "data (real there, synthetic here)" in dle["differences"]
+    assert "data (real published, synthetic here)" in dle["differences"]
     by_size = {row["num_bytes"]: row for row in content["messages"]}
     assert by_size[1024]["nccl_tests_busbw"] == 0.10
     assert by_size[1024]["ratio"] == pytest.approx(by_size[1024]["busbw"]["value"] / 0.10)

@@ -37,5 +37,5 @@ def test_two_ranks_train_the_same_numbers(case: str, tmp_path: Path) -> None:
     assert device.host_update is None
     assert host.host_update.update_s > 0
     assert host.host_update.copied_bytes == 0
-    assert any("only the overlap is tried" in text for text in host.warnings)
+    assert any("only the overlap is tested" in text for text in host.warnings)
     assert [s.effective for s in host.settings if s.key == "train.optimizer_state"] == ["host"]

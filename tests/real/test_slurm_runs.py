@@ -383,7 +383,7 @@ exec {shutil.which("sbatch")} "$@\"""",
     own = (second / "submission.json").read_text()
     for forged in ((victim / "submission.json").read_text(), (first / "submission.json").read_text()):
         (second / "submission.json").write_text(forged)
-        assert "0 jobs cancelled, left alone" in dlbench("cancel", second.name).stderr
+        assert "0 jobs cancelled, not cancelled" in dlbench("cancel", second.name).stderr
     (second / "submission.json").write_text(own)
     assert dlbench("cancel", second.name).stdout.split() == [f"{array}_2"]
     assert dlbench("cancel", "array").stderr == "series array: 1 job cancelled\n"

@@ -193,7 +193,7 @@ def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_
     setup = f"export PYTHONPATH={tmp_path}/other:$PYTHONPATH"
     run = submitted(cli, slurm_box, tmp_path, "--nodes", "1", "--set", f"system.setup={setup}")
     assert run.state == "failed"
-    assert f"has dlbench 99.0, and {dlbench.__version__} made the plan: set system.python" in run.detail
+    assert f"has dlbench 99.0, but version {dlbench.__version__} made the plan: set system.python" in run.detail
     assert {status.exit_code for status in run.statuses} == {5}
 
 

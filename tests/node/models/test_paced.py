@@ -103,7 +103,7 @@ def run_cli(*arguments: str) -> tuple[int, str]:
         ("data.source=/tmp", "reads no data"),
         ("train.label_smoothing=0.1", "no effect on model.family 'paced'"),
         ("measure.until=quality", "no `quality` section"),
-        ("measure.noise_scale=true", "without noise"),
+        ("measure.noise_scale=true", "have no noise"),
         ("model.layers=[]", "model.layers: is empty"),
         ("model.speed=0", "model.speed"),
         ("model.layers_from=/nowhere", "/nowhere: no plan.json"),
