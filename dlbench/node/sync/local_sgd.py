@@ -271,8 +271,8 @@ class LocalSgd(EngineOverLibrary):
         sync, counts, tensors = self._sync, self._counts, self._averaged_tensors()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         how = (
-            f"{counts['averages']} averages of {format_bytes(num_bytes)} in {counts['independent']} independent updates, and "
-            f"{counts['forced']} for checkpoints and the end; before the last, the distance of a rank from the mean "
+            f"{counts['averages']} averages of {format_bytes(num_bytes)} in {counts['independent']} independent updates, "
+            f"and {counts['forced']} for checkpoints and the end; before the last, the distance of a rank from the mean "
             f"was up to {self._distance:.2g} of the mean's norm"
         )
         average_every: Value = sync.average_every if self._distance else "no difference"
