@@ -270,10 +270,11 @@ class LocalSgd(EngineOverLibrary):
         """Returns settings, after `exchange_result`; averages are in force if ranks had diverged before them."""
         sync, counts, tensors = self._sync, self._counts, self._averaged_tensors()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
+        averages = f"{counts['averages']} averages of {format_bytes(num_bytes)}"
         how = (
-            f"{counts['averages']} averages of {format_bytes(num_bytes)} in {counts['independent']} independent updates, "
-            f"and {counts['forced']} for checkpoints and the end; before the last, the distance of a rank from the mean "
-            f"was up to {self._distance:.2g} of the mean's norm"
+            f"{averages} in {counts['independent']} independent updates, and {counts['forced']} for checkpoints and the "
+            "end; before the last, the distance of a rank from the mean was up to "
+            f"{self._distance:.2g} of the mean's norm"
         )
         average_every: Value = sync.average_every if self._distance else "no difference"
         if not counts["averages"]:
