@@ -272,8 +272,8 @@ class LocalSgd(EngineOverLibrary):
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         averages = f"{counts['averages']} averages of {format_bytes(num_bytes)}"
         how = (
-            f"{averages} in {counts['independent']} independent updates, and {counts['forced']} for checkpoints and the "
-            "end; before the last, the distance of a rank from the mean was up to "
+            f"{averages} in {counts['independent']} independent updates, and {counts['forced']} for checkpoints and "
+            "the end; before the last, the distance of a rank from the mean was up to "
             f"{self._distance:.2g} of the mean's norm"
         )
         average_every: Value = sync.average_every if self._distance else "no difference"
