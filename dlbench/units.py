@@ -160,6 +160,13 @@ def first_of(texts: Sequence[str], limit: int, joint: str = ", ") -> str:
     return f"{text}{joint.rstrip().replace(',', '')} and {len(texts) - limit} more"
 
 
+def and_text(texts: Sequence[str]) -> str:
+    """Returns texts joined for a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
 def plural(noun: str, count: float) -> str:
     """Returns the noun, with an ``s`` unless the count is 1: ``rank``, ``ranks``."""
     return noun if count == 1 else f"{noun}s"

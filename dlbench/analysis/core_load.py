@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 
 from dlbench.analysis.doubts import Doubt
+from dlbench.records.comm import CommRun
 from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
 from dlbench.records.watch import NodeLoad
@@ -24,8 +25,8 @@ def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
     yield from _doubts(runs, LOAD_CODES[1], attrgetter("steal_s"), stolen)
 
 
-def loads_of(runs: Iterable[Run]) -> dict[str, tuple[NodeLoad, ...]]:
-    """Returns the load of the nodes of training runs, by run id."""
+def loads_of(runs: Iterable[Run | CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
+    """Returns the load of the nodes of runs with a record, by run id."""
     return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
 
 

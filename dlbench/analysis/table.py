@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic
@@ -91,6 +91,10 @@ class RunTable:
             run_id: KnownKey.of(row["block"], row["repeat"], self.sessions[run_id])
             for run_id, row in self.figures.items()
         }
+
+    def rates_of(self, run_ids: Iterable[str]) -> dict[RunKey, float]:
+        """Returns the throughput of runs with figures in samples/s, by their keys."""
+        return {self.keys[run_id]: float(self.rates[run_id]) for run_id in run_ids}
 
     def repeat_key(self, run: Run) -> RunKey:
         """Returns the repeat of a run with figures, which pairs it with runs of its series, and its session."""

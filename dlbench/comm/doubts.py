@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from dlbench.analysis.core_load import LOAD_CODES, load_doubts
+from dlbench.analysis.core_load import LOAD_CODES, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
 from dlbench.analysis.environments import environment_doubts, network_doubts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
@@ -14,7 +14,6 @@ from dlbench.comm.measurements import CollectiveGroup, layout_of, name_of, why_n
 from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun
-from dlbench.records.watch import NodeLoad
 from dlbench.specs.comm import ELEMENT_BYTES
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import counted, format_bytes
@@ -27,7 +26,7 @@ def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     """Returns all warnings of a group, serious ones first; equal texts once, with their runs."""
     doubts = [*_layout_doubts(group), *mixed_configurations({"": environments_of(group.runs)}), *_noise(group.runs)]
     # Noise and the load of cores are reported once for all runs.
-    doubts += load_doubts(_loads(group.runs))
+    doubts += load_doubts(loads_of(group.runs))
     of_runs = chain.from_iterable(map(run_doubts, group.runs))
     doubts += merged([doubt for doubt in of_runs if doubt.code not in ("noisy-iterations", *LOAD_CODES)])
     return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
@@ -41,7 +40,7 @@ def run_doubts(run: CommRun) -> list[Doubt]:
         Doubt(code=code, severity=severity, text=text, runs=(run.plan.run_id,))
         for code, severity, text in _record_doubts(run, run.record)
     ]
-    return [*doubts, *load_doubts(_loads([run])), *_noise([run])]
+    return [*doubts, *load_doubts(loads_of([run])), *_noise([run])]
 
 
 def _record_doubts(run: CommRun, record: CommRecord) -> Iterator[tuple[str, Severity, str]]:
@@ -132,10 +131,6 @@ def _layout_doubts(group: CollectiveGroup) -> Iterator[Doubt]:
 def environments_of(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
     """Returns the environment of rank 0 by run id, of runs with a record."""
     return {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
-
-
-def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
-    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
 
 
 def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:

@@ -12,7 +12,7 @@ from dlbench.comm.measurements import CollectiveGroup
 from dlbench.report.wording import figure_text, percent, place_text, runs_text
 from dlbench.specs.comm import ALGORITHMS, LargestHeldOut, Level, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.units import first_of, format_bytes, format_number
+from dlbench.units import and_text, first_of, format_bytes, format_number
 
 MAX_TIED = 3  # Algorithms without a winner that are named.
 MAX_HOSTS = 8  # Hosts that are named.
@@ -137,7 +137,7 @@ def fit_caption(network: NetworkModel) -> str:
     basis = "too few runs for intervals"
     if network.draws:
         basis = f"in brackets 95 % intervals over {over.runs} runs per point"
-    text = f"Fitted to {network.num_points} points at {_and(over.ranks)} ranks; {basis}."
+    text = f"Fitted to {network.num_points} points at {and_text([*map(str, over.ranks)])} ranks; {basis}."
     if "across" in levels:
         text += f" In the model, ranks of a group {_shared(levels['across'])} to other groups."
     if "beyond" in levels:
@@ -151,10 +151,6 @@ def fit_caption(network: NetworkModel) -> str:
         f"{text} {largest_text(network.largest_held_out)} Held out: {left_out} is predicted from {points}. The kinds "
         "of costs and the shared links are chosen with all points, so these errors are slightly too small."
     )
-
-
-def _and(ranks: Sequence[int]) -> str:
-    return " and ".join(", ".join(map(str, ranks)).rsplit(", ", 1))
 
 
 def _shared(level: Level) -> str:
@@ -171,7 +167,8 @@ def largest_text(largest: LargestHeldOut | None) -> str:
         return "Error at the largest rank count: unknown, as the smaller rank counts do not determine it."
     bias = largest.ratio - 1
     direction = "too long" if bias > 0 else "too short"
+    fitted_ranks = and_text([*map(str, largest.fitted_ranks)])
     return (
-        f"Error at the largest rank count, held out ({largest.ranks} ranks from {_and(largest.fitted_ranks)}): "
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {fitted_ranks}): "
         f"{percent(largest.median_error)} (median; {percent(abs(bias))} {direction})."
     )

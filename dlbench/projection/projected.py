@@ -11,6 +11,7 @@ from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column
 from dlbench.report.wording import sentence
 from dlbench.stats.estimates import Estimate
+from dlbench.units import and_text
 
 QUANTILES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
 """Quantiles of a band: ends of the middle 95, 90, 80 and 50 % of the draws, and their median."""
@@ -128,7 +129,4 @@ class Projection:
 
 def counts_text(values: Sequence[int]) -> str:
     """Returns rank counts in words, e.g. `2, 4 and 8`."""
-    texts = [f"{value:,}" for value in values]
-    if len(texts) == 1:
-        return texts[0]
-    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return and_text([f"{value:,}" for value in values])

@@ -17,7 +17,6 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
-from dlbench.stats.pairing import RunKey
 from dlbench.units import counted
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import ReportGroup
@@ -47,7 +46,7 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
     best, best_group = max(single_ranks, key=lambda pair: pair[0].throughput.value, default=(base, group))
     if best.throughput.value > base.throughput_per_rank.value and best is not base:
         plan, unit = best_group.sample.plan, group.sample.plan.workload.sample_unit
-        ratio = ratio_estimate(_rates(largest, table), _rates(best, table))
+        ratio = ratio_estimate(table.rates_of(largest.run_ids), table.rates_of(best.run_ids))
         rate = f"{figure_text(best.throughput)} {unit}/s"
         return (
             f"Against the best single-rank run here ({plan.engine.name}, {_cores(best_group)}; {rate}): "
@@ -61,10 +60,6 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
             "single rank with all cores may be faster, and was not measured here."
         )
     return ""
-
-
-def _rates(point: Point, table: RunTable) -> dict[RunKey, float]:
-    return {table.keys[run_id]: float(table.rates[run_id]) for run_id in point.run_ids}
 
 
 def _cores(group: scaling.Group) -> str:

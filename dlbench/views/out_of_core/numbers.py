@@ -456,17 +456,13 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
     with_figures = [point for point in points if point.throughput is not None and point.num_runs]
-
-    def rates(point: MethodPoint) -> dict[RunKey, float]:
-        return {table.keys[run_id]: float(table.rates[run_id]) for run_id in point.run_ids}
-
     for cell in group_by(with_figures, attrgetter("ranks", "nodes", "batch", "parts")).values():
         planned = [point for point in cell if point.is_planned]
         fixed = [point for point in cell if not point.is_planned and not point.is_in_core]
         if not planned or not fixed:
             continue
         best, over = max(planned, key=_throughput), max(fixed, key=_throughput)
-        ratio, _ = compared(rates(best), rates(over))
+        ratio, _ = compared(table.rates_of(best.run_ids), table.rates_of(over.run_ids))
         assert ratio is not None
         yield Gain(
             ranks=best.ranks,
