@@ -12,7 +12,7 @@ from typing import Literal
 from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, verdicts_of
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
+from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_seconds_text
 from dlbench.history.words import change_cell, day, day_if_any, evidence_text, ratio_cell
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
@@ -143,7 +143,7 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     if counted:
         as_of = counted[-1].finished
         newest = datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC)
-        oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
+        oldest = utc_seconds_text(newest - timedelta(days=RECENT_DAYS))
     recent: dict[str, list[_HostNight]] = {}
     for host, nights in nights_by_host.items():
         if changes[host]:

@@ -58,7 +58,7 @@ def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
         if moment is None:
             continue
         if not _PLAIN.fullmatch(entry.finished):
-            entry = dataclasses.replace(entry, finished=utc_text(moment))
+            entry = dataclasses.replace(entry, finished=utc_seconds_text(moment))
         entry_by_run[entry.run_id] = entry
     return sorted(entry_by_run.values(), key=attrgetter("finished", "run_id"))
 
@@ -68,7 +68,7 @@ def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
     return tuple(f"{entry.run_id}: {entry.why}" for entry in entries if entry.state == "damaged")
 
 
-def utc_text(moment: datetime) -> str:
+def utc_seconds_text(moment: datetime) -> str:
     """Returns a time in UTC, e.g. ``2026-03-04T02:06:00Z``."""
     return moment.astimezone(UTC).strftime(UTC_FORMAT)
 

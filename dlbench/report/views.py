@@ -71,7 +71,9 @@ class View:
         if not numbers:
             return None
         section = self.shown(owner, numbers)
-        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
+        if section is None:
+            return None
+        return replace(section, id=section.id or self.id, title=section.title or self.title)
 
     def _levelled(self, section: Section) -> Section:
         if section.level == "answer":

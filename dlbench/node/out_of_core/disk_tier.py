@@ -233,7 +233,10 @@ class DiskTier:
         with self._changed:
             if ticket.recalled:
                 return
-            ticket.is_out, ticket.is_in = True, not is_out  # bytes that come in were out before
+            if is_out:
+                ticket.is_out = True
+            else:
+                ticket.is_in = True
             if self._watching:
                 self._transfers.append(TierTransfer(is_out, block, ticket.num_bytes, start, end))
             self._changed.notify_all()

@@ -87,8 +87,9 @@ def resolution(result: QualityResult) -> float | None:
     evaluations = until_target(result)
     if not (evaluations and meets_target(result, evaluations[-1])):
         return None
-    before_s = sum(evaluation.wall_s for evaluation in evaluations[-2:-1])
-    return evaluations[-1].wall_s - before_s
+    if len(evaluations) == 1:
+        return evaluations[-1].wall_s
+    return evaluations[-1].wall_s - evaluations[-2].wall_s
 
 
 def account(result: QualityResult) -> tuple[float, float, float]:
@@ -273,7 +274,7 @@ def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
 
 
 def _unit(result: QualityResult) -> str:
-    return {"mae": "error"}.get(result.metric, "fraction")
+    return "error" if result.metric == "mae" else "fraction"
 
 
 def _headline(quality: GroupQuality) -> tuple[str, str]:
