@@ -16,7 +16,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
 from dlbench.records.rows.reader import read_alike
-from dlbench.records.rows.shared import Opened, file_of, opened_at_once
+from dlbench.records.rows.shared import Part, file_of, read_parts
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader
 from dlbench.records.scan import Run
 
@@ -229,18 +229,18 @@ def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
 
 def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     """Returns readers of several ranks; a file of a whole node is opened once."""
-    rows: dict[int, tuple[Path, Opened]] = {}
+    rows: dict[int, tuple[Path, Part]] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
         path = run.folder.steps(first.rank)
         file = file_of(path)
         if file != path:
-            rows |= {rank: (file / f"rank-{rank:04d}", opened) for rank, opened in opened_at_once(file).items()}
+            rows |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}
     readers = []
     for entry in entries:
-        part: tuple[Path, Opened | None] = (run.folder.steps(entry.rank), None)
+        path_and_part: tuple[Path, Part | None] = (run.folder.steps(entry.rank), None)
         if rows:
-            part = rows[entry.rank]
-        readers.append(StepReader(*part, run_id=run.plan.run_id))
+            path_and_part = rows[entry.rank]
+        readers.append(StepReader(*path_and_part, run_id=run.plan.run_id))
     return readers
 
 

@@ -17,9 +17,10 @@ from dlbench.node.watching.agent import sample_bytes, span_bytes, window_ranks
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
-from dlbench.records.rows.format import CHECK, HEAD
+from dlbench.records.rows.format import deflated_json
+from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.samples import sample_writer
-from dlbench.records.rows.shared import chunk, opened, parts_of
+from dlbench.records.rows.shared import block, read_parts
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
 from dlbench.records.status import NodeStatuses, read_statuses, write_node_statuses, write_status
@@ -276,12 +277,14 @@ def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
 
 def _renamed(path: Path, **changes: Any) -> bytes:
     """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
-    pieces = {rank: _pieces(opened(part)[0].read(), changes) for rank, part in sorted(parts_of(path).items())}
-    if not pieces:
-        return b"".join(_pieces(path.read_bytes(), changes))
-    return b"".join(
-        chunk(changes.get("rank", rank), n, piece) for rank, own in pieces.items() for n, piece in enumerate(own)
-    )
+    written = b""
+    for rank, part in sorted(read_parts(path).items()):
+        header = BlockReader(path, f"dlbench{path.suffix}", part=part).header
+        first = deflated_json({**header, **changes})
+        for number, one in enumerate(part.blocks):
+            seed = zlib.crc32(first + part.blocks[0].rows) if number else 0
+            written += block(changes.get("rank", rank), number, one.json if number else first, one.rows, seed)
+    return written
 
 
 def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
@@ -298,21 +301,6 @@ def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
         for one in own:
             folder.status(one.rank).unlink()
     return folder
-
-
-def _pieces(content: bytes, changes: Mapping[str, Any]) -> list[bytes]:
-    """The header's line and each block."""
-    line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
-    header = (json.dumps({**json.loads(line), **changes}, sort_keys=True) + "\n").encode()
-    seed, parts = zlib.crc32(header), [header]
-    while begin < len(content):
-        kind, length, _ = HEAD.unpack_from(content, begin)
-        begin += HEAD.size + CHECK.size
-        packed = content[begin : begin + length]
-        head = HEAD.pack(kind, length, zlib.crc32(packed, seed))
-        parts.append(head + CHECK.pack(zlib.crc32(head)) + packed)
-        begin += length
-    return parts
 
 
 def _large_plan(ranks: int, steps: int, ranks_per_node: int, repeat: int, repeats: int) -> RunPlan:

@@ -34,7 +34,7 @@ from dlbench.specs.plan import RunPlan
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)
 _HELD_ROWS = 256  # Most rows that a `SpanWriter` buffers.
 _NOTE_BYTES = 64  # Most bytes of a new name besides its letters.
-_BLOCK_BYTES = 32  # Most bytes of a block besides its rows.
+_BLOCK_BYTES = 56  # Most bytes of a block besides its rows.
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """Most bytes of the stages after a pause: the one that it interrupts, "measuring" and "finishing"."""
 

@@ -24,9 +24,10 @@ def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str
     problems = []
     for name in names:
         try:
-            parts = parts_of(folder / name).values() if every_block else ()
+            has_spans = name.endswith(".spans")
+            parts = parts_of(folder / name).values() if every_block and has_spans else ()
             for part in sorted(parts) or [folder / name]:
-                reader = (SpanReader if name.endswith(".spans") else SamplesReader)(path=part, run_id=run_id)
+                reader = (SpanReader if has_spans else SamplesReader)(path=part, run_id=run_id)
                 if every_block:
                     deque(reader.blocks(), maxlen=0)
         except IncompleteDataError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
     """Returns the writer of a node's samples. `header`: node_rank, host, run_id, period_s, unavailable."""
     content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
-    return BlockWriter(
-        path, content, [*TIME_FIELDS, *columns], delta=("time_ns",), rows_per_block=16, max_bytes=max_bytes
-    )
+    return BlockWriter(path, content, [*TIME_FIELDS, *columns], rows_per_block=16, max_bytes=max_bytes)
 
 
 class SamplesReader(BlockReader):
@@ -37,10 +34,6 @@ class SamplesReader(BlockReader):
 
     def __init__(self, path: Path, run_id: str = "") -> None:
         super().__init__(path, SAMPLES_FORMAT, "samples", run_id=run_id)
-        self.failures: list[dict[str, Any]] = []
-        """Failed fields in the blocks read so far: `failed`, `time_ns`, `reason`."""
-        self.end: dict[str, Any] | None = None
-        """The sampler's summary; None before it is read, and if the sampler was killed."""
         header = self.header
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{path}: samples of an unknown version ({header.get('version')!r})")
@@ -58,13 +51,13 @@ class SamplesReader(BlockReader):
     def columns(self) -> list[str]:
         return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
 
-    def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        self.failures.clear()
-        self.end = None
-        return super().contents(row_size)
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Returns the failed fields in the blocks read so far: `failed`, `time_ns`, `reason`."""
+        return [note for note in self.notes if "failed" in note]
 
-    def take_note(self, note: dict[str, Any]) -> None:
-        if "failed" in note:
-            self.failures.append(note)
-        elif isinstance(note.get("end"), dict):
-            self.end = note["end"]
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """Returns the sampler's summary; None before it is read, and if the sampler was killed."""
+        ends = [note["end"] for note in self.notes if isinstance(note.get("end"), dict)]
+        return ends[-1] if ends else None

@@ -1,4 +1,4 @@
-"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, in chunks (layout: docs/formats.md).
+"""`node-NNNN.steps`, `.spans` and `.samples`: gzip files to which the ranks of a node append blocks (docs/formats.md).
 
 With O_APPEND the inode's lock orders the writes, for the processes of one client also on NFS (Linux, fs/nfs/file.c:
 `nfs_file_write` takes the position within `nfs_start_io_write`); open(2) warns of several clients, hence one file per
@@ -11,48 +11,64 @@ import errno
 import os
 import re
 import struct
-import sys
 import zlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from functools import lru_cache, partial
-from io import BytesIO
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from dlbench.opening import UnfitFileError, open_file
 
-_MARK = b"\xffDLR"
-_HEAD = struct.Struct("<4sIII")  # Mark, rank, number, length.
-HEAD_BYTES = _HEAD.size + 4
+# A gzip member (RFC 1952) with an extra field, no time and an unknown system; the field's subfield "DL" of 20 bytes.
+_GZIP, _SUBFIELD = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff", b"DL\x14\0"
+_MARK = re.compile(re.escape(_GZIP) + b".." + re.escape(_SUBFIELD), re.DOTALL)
+# Both, with the length of the extra field between them; rank, number of the block of this rank, bytes after the head,
+# their CRC-32, CRC-32 of the head before.
+_HEAD = struct.Struct("<10sH4s5I")
+HEAD_BYTES = _HEAD.size
+_EXTRA_BYTES = _HEAD.size - 12  # Length of the extra field without its second subfield, "DJ", which has JSON.
 
+_MAX_HEADER = 1 << 17  # More than the bytes of a header, whose JSON is in an extra field.
 _ANY = -1  # In place of a rank that is not known.
-_BEGINNING = 1 << 16  # Bytes at the start of a file, which contain a whole header: one has some hundred.
 
 
-class Opened(NamedTuple):
-    """The opened rows of a file, or of one rank in it."""
+class Block(NamedTuple):
+    """A block as it is in the file."""
 
-    file: IO[bytes]
-    torn_bytes: int = 0  # Bytes of an incomplete chunk after them.
-    is_damaged: bool = False  # Whether further rows are damaged.
+    json: bytes  # Subfield of a header or a note; empty: none.
+    rows: bytes  # The rest of the gzip member.
+    check: int  # CRC-32 of both.
+
+
+class Part(NamedTuple):
+    """The blocks of one rank in a file."""
+
+    blocks: list[Block]
+    torn_bytes: int = 0  # Bytes of an incomplete block after them.
+    is_damaged: bool = False  # Whether further blocks are damaged.
 
 
 class _Index(NamedTuple):
-    places: defaultdict[int, array[int]]  # By rank: offset and length of each piece in turn.
-    torn: Counter[int]  # By rank: bytes of an incomplete chunk.
-    broken: set[int]  # Ranks with further rows that are damaged; `_ANY`: all of them.
+    """The blocks of every rank in a file."""
+
+    places: defaultdict[int, array[int]]  # By rank: offset and length of each block in turn.
+    torn: Counter[int]  # By rank: bytes of an incomplete block.
+    broken: set[int]  # Ranks with further blocks that are damaged; `_ANY`: all of them.
 
 
-def chunk(rank: int, number: int, piece: bytes) -> bytes:
-    """Returns a chunk: its head and a piece of a rank's rows."""
-    head = _HEAD.pack(_MARK, rank, number, len(piece))
-    return head + zlib.crc32(head).to_bytes(4, "little") + piece
+def block(rank: int, number: int, json: bytes, rows: bytes, seed: int) -> bytes:
+    """Returns a block of a rank, the number of which counts from 0. `json`, `rows`: see `Block`. `seed`: `check` of the
+    rank's header; of the header itself 0.
+    """
+    content = json + rows
+    check = zlib.crc32(content, seed)
+    head = _HEAD.pack(_GZIP, _EXTRA_BYTES + len(json), _SUBFIELD, rank, number, len(content), check, 0)[:-4]
+    return head + zlib.crc32(head).to_bytes(4, "little") + content
 
 
 def open_shared(path: Path, rank: int) -> IO[bytes]:
-    """Opens a node's file to append chunks of a rank that has none there yet."""
+    """Opens a node's file to append blocks of a rank that has none there yet."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
     with open_file(path, follow=False) as readable:
@@ -64,9 +80,9 @@ def open_shared(path: Path, rank: int) -> IO[bytes]:
     return file
 
 
-def _index_of(path: Path, file: IO[bytes], max_bytes: int = sys.maxsize) -> _Index:
+def _index_of(path: Path, file: IO[bytes]) -> _Index:
     status = os.fstat(file.fileno())
-    return _indexed(path, status.st_ino, min(status.st_size, max_bytes), status.st_mtime_ns)
+    return _indexed(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=512)
@@ -77,26 +93,32 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
 
 def _index(data: bytes) -> _Index:
     index = _Index(defaultdict(partial(array, "Q")), Counter(), set())
-    marks = (mark.start() for mark in re.finditer(re.escape(_MARK), data))
-    heads = [at for at in marks if zlib.crc32(data[at : at + 16]).to_bytes(4, "little") == data[at + 16 : at + 20]]
-    if len(data) >= HEAD_BYTES and heads[:1] != [0]:
+    heads = [mark.start() for mark in _MARK.finditer(data) if _is_head(data[mark.start() : mark.start() + HEAD_BYTES])]
+    begin = heads[0] if heads else len(data)
+    # Before the first head there may be a part of one, which was then written again.
+    if begin >= HEAD_BYTES or not _GZIP.startswith(data[: min(begin, len(_GZIP))]):
         index.broken.add(_ANY)
     for at, end in zip(heads, [*heads[1:], len(data)], strict=False):
-        _, rank, number, length = _HEAD.unpack_from(data, at)
-        remaining = data[at + HEAD_BYTES + length : end]
-        if end - at < HEAD_BYTES + length:
+        *_, rank, number, length, _, _ = _HEAD.unpack_from(data, at)
+        size = HEAD_BYTES + length
+        if end - at < size:
             index.torn[rank] = end - at
             continue
-        if len(remaining) >= HEAD_BYTES:
+        num_remaining = end - at - size
+        if num_remaining >= HEAD_BYTES:
             index.broken.add(_ANY)
         elif end == len(data):
-            index.torn[_ANY] = len(remaining)
+            index.torn[_ANY] = num_remaining
         places = index.places[rank]
         if 2 * number != len(places):
             index.broken.add(rank)
-        places.extend((at + HEAD_BYTES, length))
+        places.extend((at, size))
         del index.torn[rank]
     return index
+
+
+def _is_head(head: bytes) -> bool:
+    return len(head) == HEAD_BYTES and zlib.crc32(head[:-4]).to_bytes(4, "little") == head[-4:]
 
 
 def file_of(path: Path) -> Path:
@@ -105,44 +127,63 @@ def file_of(path: Path) -> Path:
     return path.parent if is_part else path
 
 
-def opened(path: Path, chunks: int | None = None) -> Opened:
-    """Opens the rows of a file, or of a rank's part of one. `chunks`: only the first. Raises OSError: unreadable."""
+def read_header_block(path: Path) -> Block | None:
+    """Returns the first block of a file or of a rank's part of one, if there is one. Raises OSError: unreadable."""
     node_file = file_of(path)
-    file = open_file(node_file, follow=False)
-    if node_file is path and file.peek(4)[:4] != _MARK:
-        return Opened(file)
-    with file:
-        index = _index_of(node_file, file, _BEGINNING if node_file is path and chunks == 1 else sys.maxsize)
-        if node_file is path and chunks != 1 and len(index.places) > 1:
+    with open_file(node_file, follow=False) as file:
+        offset = 0
+        if node_file is not path:
+            places = _index_of(node_file, file).places.get(int(path.name[5:]))
+            if not places:
+                return None
+            offset = places[0]
+        head = os.pread(file.fileno(), HEAD_BYTES, offset)
+        if not _is_head(head) or not _MARK.match(head):
+            return None
+        *_, length, _, _ = _HEAD.unpack(head)
+        content = os.pread(file.fileno(), min(length, _MAX_HEADER), offset + HEAD_BYTES)
+    return _block_of(head + content) if len(content) == length else None
+
+
+def read_part(path: Path) -> Part:
+    """Reads the blocks of a file of one rank, or of a rank's part of a file. Raises OSError: unreadable."""
+    node_file = file_of(path)
+    with open_file(node_file, follow=False) as file:
+        index = _index_of(node_file, file)
+        if node_file is path and len(index.places) > 1:
             raise UnfitFileError(
                 path,
                 f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(index.places):04d}",
             )
         rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
-        places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
-        return _opened(
-            index, rank, [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
-        )
+        places = index.places.get(rank, array("Q"))
+        pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
+    return _part(index, rank, pieces)
 
 
-def _opened(index: _Index, rank: int, pieces: Sequence[bytes]) -> Opened:
+def _part(index: _Index, rank: int, pieces: list[bytes]) -> Part:
     is_damaged = not index.broken.isdisjoint({rank, _ANY})
-    return Opened(BytesIO(b"".join(pieces)), index.torn[rank] + index.torn[_ANY], is_damaged)
+    return Part([*map(_block_of, pieces)], index.torn[rank] + index.torn[_ANY], is_damaged)
 
 
-def opened_at_once(path: Path) -> dict[int, Opened]:
-    """Returns the opened rows of every rank of a node's file, which is read once. Raises OSError: unreadable."""
+def _block_of(data: bytes) -> Block:
+    _, extra_bytes, *_, check, _ = _HEAD.unpack_from(data)
+    end = HEAD_BYTES + extra_bytes - _EXTRA_BYTES
+    return Block(data[HEAD_BYTES:end], data[end:], check)
+
+
+def read_parts(path: Path) -> dict[int, Part]:
+    """Returns the blocks of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()
     index = _index(data)
     return {
-        rank: _opened(index, rank, [data[places[n] : places[n] + places[n + 1]] for n in range(0, len(places), 2)])
+        rank: _part(index, rank, [data[places[n] : places[n] + places[n + 1]] for n in range(0, len(places), 2)])
         for rank, places in index.places.items()
     }
 
 
 def parts_of(path: Path) -> dict[int, Path]:
-    """Returns the paths of the ranks' parts of a node's file; none for other files. Raises OSError: unreadable."""
+    """Returns the paths of the ranks' parts of a node's file. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
-        ranks = _index_of(path, file).places if file.peek(4)[:4] == _MARK else ()
-        return {rank: path / f"rank-{rank:04d}" for rank in ranks}
+        return {rank: path / f"rank-{rank:04d}" for rank in _index_of(path, file).places}

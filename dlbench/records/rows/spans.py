@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,12 @@ class SpanWriter(BlockWriter):
             path,
             content,
             SPAN_FIELDS,
-            delta=("start_ns",),
             rows_per_block=_SPANS_PER_BLOCK,
             max_bytes=max_bytes,
             rank=header["rank"],
         )
         self._names: dict[str, int] = {}
-        self._new_names: list[str] = []
+        self._num_written_names = 0
 
     def add(  # noqa: PLR0913 - the fields of a row; called in hot loops
         self,
@@ -71,15 +71,15 @@ class SpanWriter(BlockWriter):
         number = self._names.get(name)
         if number is None:
             number = self._names[name] = len(self._names)
-            self._new_names.append(name[:200])
         self.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
 
     def flush(self) -> None:
-        """Writes the rows in memory, names before the spans that use them. Raises OSError: the disk is full."""
-        if self._new_names:
-            names, self._new_names = self._new_names, []
-            self.note({"first": len(self._names) - len(names), "names": names}, before_rows=True)
-        super().flush()
+        """Writes the rows in memory with the names that they use first. Raises OSError: the disk is full."""
+        first = self._num_written_names
+        new_names = [name[:200] for name in islice(self._names, first, None)]
+        note = {"first": first, "names": new_names} if new_names else None
+        if self.flush_with(note):
+            self._num_written_names += len(new_names)
 
 
 class SpanReader(BlockReader):

@@ -1,4 +1,4 @@
-"""`node-NNNN.steps`: raw times of every step of the ranks of a node, ns; noisy times take about 27 bytes per step."""
+"""`node-NNNN.steps`: raw times of every step of the ranks of a node, ns; noisy times take about 43 bytes per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlbench.errors import IncompleteDataError, RunError, refused
 from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader
-from dlbench.records.rows.shared import Opened
+from dlbench.records.rows.shared import Part
 
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 
@@ -51,13 +51,11 @@ class StepWriter(BlockWriter):
         fields = (*FIELDS, *LAUNCH_FIELDS) if launches else FIELDS
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
         with _naming(path):
-            super().__init__(
-                path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity, rank=header["rank"]
-            )
+            super().__init__(path, content, fields, rows_per_block=capacity, rank=header["rank"])
 
-    def _write(self, data: bytes, num_rows: int = 0) -> None:
+    def flush(self) -> None:
         with _naming(self._path):
-            super()._write(data, num_rows)
+            super().flush()
 
     def sync(self) -> None:
         """Writes the rows in memory and syncs the file, before the record is written."""
@@ -100,10 +98,12 @@ class StepFile:
 
 
 class StepReader(BlockReader):
-    """Reads the steps of a rank. `rows`: an opened file; `run_id`: the run that they must belong to; empty: any."""
+    """Reads the steps of a rank. `part`: its blocks, if they were read before; `run_id`: the run that they must belong
+    to; empty: any.
+    """
 
-    def __init__(self, path: Path, rows: Opened | None = None, *, run_id: str = "") -> None:
-        super().__init__(path, STEPS_FORMAT, "step times", rows, run_id)
+    def __init__(self, path: Path, part: Part | None = None, *, run_id: str = "") -> None:
+        super().__init__(path, STEPS_FORMAT, "step times", part, run_id)
         version, fields = self.header.get("version"), self.header.get("fields")
         self.launches = fields == _ALL_FIELDS
         """Whether rows have `LAUNCH_FIELDS`."""
@@ -114,10 +114,5 @@ class StepReader(BlockReader):
 def read_steps(path: Path, run_id: str = "") -> StepFile:
     """Reads the steps of a rank. Raises IncompleteDataError: as `StepReader`, or they are damaged."""
     reader = StepReader(path, run_id=run_id)
-    blocks = [*reader.blocks()]
-    # Not `concatenate`, which compares the fields of all arrays with each other.
-    steps = np.empty(sum(len(block) for block in blocks), dtype=step_dtype(launches=reader.launches))
-    end = 0
-    for block in blocks:
-        steps[end : (end := end + len(block))] = block
+    steps = np.frombuffer(b"".join(reader.contents()), step_dtype(launches=reader.launches))
     return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)

@@ -21,7 +21,7 @@ from dlbench.perfetto.run import read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.reader import read_alike
-from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened
+from dlbench.records.rows.shared import HEAD_BYTES, block, read_parts
 from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
 from dlbench.records.scan import read_run
 from tests.support.watch_factory import gathered, large_run
@@ -71,19 +71,6 @@ def test_ranks_share_the_file_of_their_node(tmp_path: Path) -> None:
         read_steps(folder.steps(4))
 
 
-def test_runs_of_an_earlier_dlbench_are_read(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, 1, 2)
-    rows(folder.node_steps(0), 2, 5)
-    # A rank's own file was what its chunks hold now.
-    held = [opened(folder.steps(rank))[0].read() for rank in range(2)]
-    folder.node_steps(0).unlink()
-    for rank in range(2):
-        folder.rank_steps(rank).write_bytes(held[rank])
-    for rank in range(2):
-        assert folder.steps(rank) == folder.rank_steps(rank)
-        assert read_steps(folder.steps(rank)).steps["loss"].tolist() == [float(rank)] * 5
-
-
 def test_a_rank_begins_once(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
     rows(path, 2, 2)
@@ -109,12 +96,12 @@ def test_a_file_that_ends_anywhere_reads_up_to_there(
     whole = path.read_bytes()
     left = max(HEAD_BYTES, len(whole) - cut)
     path.write_bytes(whole[:left])
-    starts = [mark.start() for mark in re.finditer(re.escape(whole[:4]), whole)]
+    starts = [mark.start() for mark in re.finditer(re.escape(whole[:10]), whole)]
     ends = dict(zip(starts, [*starts[1:], len(whole)], strict=True))
     read, torn = 0, 0
     for rank in range(2):
         # Ranks take turns: a header each, then blocks of two steps.
-        header, *blocks = [ends[start] <= left for start in starts if whole[start + 4] == rank]
+        header, *blocks = [ends[start] <= left for start in starts if whole[start + 16] == rank]
         if not header:
             with pytest.raises(IncompleteDataError):
                 read_steps(path / f"rank-{rank:04d}")
@@ -131,12 +118,12 @@ def test_torn_chunks_between_whole_ones_are_passed_over(
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "node-0000.steps"
     rows(path, 3, 1)
-    streams = {rank: opened(path / f"rank-{rank:04d}")[0].read() for rank in range(3)}
-    head = {rank: stream.index(b"\n") + 1 for rank, stream in streams.items()}
+    blocks = {rank: part.blocks for rank, part in read_parts(path).items()}
     content, number = b"", dict.fromkeys(range(3), 0)
     for rank in (0, 1, 2, *order):
-        block = streams[rank][: head[rank]] if number[rank] == 0 else streams[rank][head[rank] :]
-        made = chunk(rank, number[rank], block)
+        first, later = blocks[rank]
+        one, seed = (later, first.check) if number[rank] else (first, 0)
+        made = block(rank, number[rank], one.json, one.rows, seed)
         if data.draw(st.booleans()):  # the disk was full for a moment: a part of it, and then the whole
             content += made[: data.draw(st.integers(0, len(made) - 1))]
         content += made
@@ -206,7 +193,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
 def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
     rows(path, 1, 1)
-    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
-    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
+    header, later = read_parts(path)[0].blocks
+    path.write_bytes(block(0, 0, header.json, header.rows, 0) + block(0, 2, later.json, later.rows, header.check))
     with pytest.raises(IncompleteDataError, match="a block is damaged"):
         read_steps(path / "rank-0000")
