@@ -39,7 +39,7 @@ class RunFolder:
     checkpoints = Named("checkpoints")  # The newest states of training, `step-00000123.safetensors`.
     node_steps = Numbered("node-{:04d}.steps")  # Raw step times of a node's ranks (see `dlbench.records.rows.steps`).
     node_spans = Numbered("node-{:04d}.spans")  # Spans of a node's ranks (see `dlbench.records.rows.spans`).
-    rank_steps = Numbered("rank-{:04d}.steps")  # Steps of a rank, in runs of an earlier dlbench.
+    rank_steps = Numbered("rank-{:04d}.steps")  # Steps of a rank alone, read in place of its node's file.
     rank_spans = Numbered("rank-{:04d}.spans")
     profile = Numbered("rank-{:04d}.profile.json")  # Chrome trace of a rank by torch.profiler.
     samples = Numbered("node-{:04d}.samples")  # Samples of a node (see `dlbench.records.rows.samples`).
@@ -57,7 +57,7 @@ class RunFolder:
         return self._rows(self.rank_spans, self.node_spans, rank)
 
     def _rows(self, of_rank: Callable[[int], Path], of_node: Callable[[int], Path], rank: int) -> Path:
-        # Runs of an earlier version have a file per rank, even if this one is missing.
+        # A folder has a file per rank or per node, even if this one is missing.
         if (rank_file := of_rank(rank)).exists() or of_rank(0).exists():
             return rank_file
         try:

@@ -22,7 +22,6 @@ from dlbench.node.training.run import Rank
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.rows.shared import opened
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, read_run
 from dlbench.records.status import RankStatus, read_statuses
@@ -128,7 +127,7 @@ def test_every_layer_of_the_window_lies_in_its_step_and_phase(tmp_path: Path) ->
     found = watch_of(run)
     assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 1, 3)
     assert (found.num_spans, found.dropped_spans, found.nodes) == (len(spans), 0, ())
-    assert found.trace_bytes == len(opened(run.folder.spans(0))[0].read())
+    assert found.trace_bytes == run.folder.node_spans(0).stat().st_size
     assert (found.overhead.low, found.overhead.high, found.overhead.num_pairs) == (0.0, 0.0, 0)
 
 
