@@ -72,7 +72,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
         opened.steps(plan.run_id[:-1])
     with pytest.raises(UserError, match="points"):
         opened.table("point")
-    (tmp_path / "runs" / plan.run_id / "rank-0000.steps").write_bytes(b"torn")
+    (tmp_path / "runs" / plan.run_id / "node-0000.steps").write_bytes(b"torn")
     with pytest.raises(IncompleteDataError, match=plan.run_id):
         dlbench.open(tmp_path / "runs").steps(plan.run_id)
     with pytest.raises(UserError):

@@ -229,19 +229,11 @@ def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
 
 def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     """Returns readers of several ranks; a file of a whole node is opened once."""
-    rows: dict[int, tuple[Path, Part]] = {}
+    parts: dict[int, tuple[Path, Part]] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
-        path = run.folder.steps(first.rank)
-        file = file_of(path)
-        if file != path:
-            rows |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}
-    readers = []
-    for entry in entries:
-        path_and_part: tuple[Path, Part | None] = (run.folder.steps(entry.rank), None)
-        if rows:
-            path_and_part = rows[entry.rank]
-        readers.append(StepReader(*path_and_part, run_id=run.plan.run_id))
-    return readers
+        file = file_of(run.folder.steps(first.rank))
+        parts |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}
+    return [StepReader(*parts[entry.rank], run_id=run.plan.run_id) for entry in entries]
 
 
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:

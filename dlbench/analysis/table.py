@@ -18,7 +18,6 @@ from dlbench.analysis.telemetry.readings import MachineReading, Samples, read_ma
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
@@ -246,11 +245,7 @@ def _weight(run: Run) -> int:
     """Returns the bytes of a run's step files, estimated from the first, plus `FILE_BYTES` for each."""
     layout = run.plan.layout
     try:
-        first = run.folder.steps(0)
-        file = file_of(first)
-        size = file.stat().st_size
-        if file != first:
-            size //= layout.ranks_per_node
+        size = run.folder.node_steps(0).stat().st_size // layout.ranks_per_node
     except (OSError, IncompleteDataError):
         size = 0
     return layout.ranks * (size + FILE_BYTES)

@@ -55,8 +55,7 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     lines = [_line(begin_ms, key, value, metadata) for key, value, metadata in rows]
     lines += [_event(event, run.record) for event in events]
     if throughput is not None:
-        files = "rank-*.steps" if run.folder.rank_steps(0).exists() else "node-*.steps"
-        metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": files}
+        metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": "node-*.steps"}
         lines.append(_line(end_ms, "tracked_stats", {"throughput": throughput}, metadata))
     return "".join(f"{TOKEN}{line}\n" for line in lines)
 

@@ -20,7 +20,7 @@ MAX_DEPTH = 3  # Depth of folders within a run's folder, e.g. `checkpoints/`.
 
 # Files whose content identifies a run. Figures need nothing else, except for the stages of energy the spans of each
 # node's first rank; all other files may differ or be missing.
-_FIGURE_FILE = re.compile(r"plan\.json|record\.json|(rank|node)-\d{4,}\.steps|node-\d{4,}\.samples")
+_FIGURE_FILE = re.compile(r"plan\.json|record\.json|node-\d{4,}\.(steps|samples)")
 _BLOCK = 1 << 20
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,8 +38,6 @@ class RunFolder:
     checkpoints = Named("checkpoints")  # The newest states of training, `step-00000123.safetensors`.
     node_steps = Numbered("node-{:04d}.steps")  # Raw step times of a node's ranks (see `dlbench.records.rows.steps`).
     node_spans = Numbered("node-{:04d}.spans")  # Spans of a node's ranks (see `dlbench.records.rows.spans`).
-    rank_steps = Numbered("rank-{:04d}.steps")  # Steps of a rank alone, read in place of its node's file.
-    rank_spans = Numbered("rank-{:04d}.spans")
     profile = Numbered("rank-{:04d}.profile.json")  # Chrome trace of a rank by torch.profiler.
     samples = Numbered("node-{:04d}.samples")  # Samples of a node (see `dlbench.records.rows.samples`).
     clock = Named("clock.json")  # Where node 0 answers while nodes compare their clocks.
@@ -50,23 +47,19 @@ class RunFolder:
     log = Numbered("rank-{:04d}.log")  # Standard output and error of one rank.
 
     def steps(self, rank: int) -> Path:
-        """Returns the path of the step times of a rank: its own file, or a part of its node's."""
-        return self._rows(self.rank_steps, self.node_steps, rank)
+        """Returns the path of the step times of a rank, a part of its node's file."""
+        return self.node_steps(self._node_of(rank)) / f"rank-{rank:04d}"
 
     def spans(self, rank: int) -> Path:
-        return self._rows(self.rank_spans, self.node_spans, rank)
+        return self.node_spans(self._node_of(rank)) / f"rank-{rank:04d}"
 
-    def _rows(self, of_rank: Callable[[int], Path], of_node: Callable[[int], Path], rank: int) -> Path:
-        # A folder has a file per rank or per node, even if this one is missing.
-        if (rank_file := of_rank(rank)).exists() or of_rank(0).exists():
-            return rank_file
+    def _node_of(self, rank: int) -> int:
         try:
             status = self.plan.stat()
-            node = rank // _ranks_per_node(self.plan, status.st_ino, status.st_mtime_ns)
+            return rank // _ranks_per_node(self.plan, status.st_ino, status.st_mtime_ns)
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             why = f"does not show which node has rank {rank}: {why_unreadable(error)}"
             raise IncompleteDataError(f"{self.plan}: {why}") from None
-        return of_node(node) / f"rank-{rank:04d}"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"

@@ -19,6 +19,8 @@ from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import tabulate
 from dlbench.errors import IncompleteDataError
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.shared import HEAD_BYTES, file_of, read_parts
 from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.records.scan import read_run, scan
 from dlbench.report.wording import basis_text
@@ -36,6 +38,7 @@ from tests.support.run_factory import (
     write_scaling,
     write_unfinished,
 )
+from tests.support.watch_factory import leave_out_steps, with_header
 
 PHASES = (5.0, 1.0, 30.0, 50.0, 20.0, 10.0)
 OTHER = 4.0  # 120 ms a step in all
@@ -108,11 +111,10 @@ def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path
         tmp_path, plan, lambda rank, step: ([MS * (1 + rank + step), 0, 0, 0, 7 * (rank == step), 0], 100 + rank)
     )
     if odd is not None:
-        path = folder.steps(odd)
-        whole = read_steps(path)
-        path.unlink()
-        header = {key: value for key, value in whole.header.items() if key not in ("fields", "delta")}
-        with StepWriter(path, header, capacity=3) as writer:
+        whole = read_steps(folder.steps(odd))
+        header = {key: value for key, value in whole.header.items() if key != "fields"}
+        leave_out_steps(folder, odd)
+        with StepWriter(file_of(folder.steps(odd)), header, capacity=3) as writer:
             for row in whole.steps.tolist():
                 writer.append(row)
     found = load_steps(read_run(folder.path))
@@ -130,22 +132,24 @@ def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path
 
 
 def damage(folder: Path, what: str) -> None:
-    steps = folder / "rank-0001.steps"
+    steps = folder / "node-0000.steps"
     if what == "missing":
         steps.unlink()
     elif what == "torn":
         steps.write_bytes(steps.read_bytes()[:-5])
-    elif what == "short":
-        steps.write_bytes(steps.read_bytes()[:-84])
+    elif what == "short":  # without the last block, that of rank 1
+        last = read_parts(steps)[1].blocks[-1]
+        steps.write_bytes(steps.read_bytes()[: -HEAD_BYTES - len(last.rows)])
     elif what == "no header":
         steps.write_bytes(b"\x00" * 100)
     elif what == "other rank":
-        shutil.copy(folder / "rank-0000.steps", steps)
+        parts = read_parts(steps)
+        steps.write_bytes(with_header(parts[0], ".steps", 0) + with_header(parts[0], ".steps", 1))
     elif what == "negative phase":
-        head, _, body = steps.read_bytes().partition(b"\n")
-        values = bytearray(body)
-        values[-48:-40] = (-5).to_bytes(8, "little", signed=True)
-        steps.write_bytes(head + b"\n" + bytes(values))
+        leave_out_steps(RunFolder(folder), 1)
+        with StepWriter(steps, {"rank": 1, "run_id": folder.name}) as writer:
+            for row in read_steps(steps / "rank-0000").steps.tolist():
+                writer.append((*row[:4], -5, *row[5:]))
     elif what in ("samples", "measured_s"):
         ranks = json.loads((folder / "record.json").read_text())["ranks"]
         ranks[1][what] *= 3

@@ -654,7 +654,7 @@ def test_first_nights_are_skipped_cases_and_real_faults_are_not(tmp_path: Path, 
 
 def test_damaged_data_ends_with_4_and_the_rest_is_told(tmp_path: Path, old: Path) -> None:
     new = write_side(tmp_path / "new", slower(1.0, 6))
-    (new / sorted(path.name for path in new.iterdir())[0] / "rank-0000.steps").write_bytes(b"nothing")
+    (new / sorted(path.name for path in new.iterdir())[0] / "node-0000.steps").write_bytes(b"nothing")
     result = call("check", "--baseline", old, "--candidate", new, "--junit", tmp_path / "j.xml")
     assert result.exit_code == ExitCode.INCOMPLETE
     assert "damaged" in result.output
@@ -789,7 +789,7 @@ def test_a_baseline_needs_five_runs_and_whole_data(tmp_path: Path, old: Path) ->
     assert not file.exists()
     assert call("baseline", few, "-o", file, "--allow-few").exit_code == 0
     assert call("check", "--baseline", file, "--candidate", old).exit_code == 6
-    (old / sorted(path.name for path in old.iterdir())[0] / "rank-0000.steps").write_bytes(b"")
+    (old / sorted(path.name for path in old.iterdir())[0] / "node-0000.steps").write_bytes(b"")
     file.unlink()
     assert isinstance(refused("baseline", old, "-o", file), IncompleteDataError)
     assert not file.exists()

@@ -122,7 +122,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
 def test_a_changed_run_is_not_exported(made: Path, tmp_path: Path) -> None:
     store = Path(shutil.copytree(made, tmp_path / "copy"))
     history = open_history(store)
-    with (history.run_folder(history.entries()[2]) / "rank-0000.steps").open("ab") as file:
+    with (history.run_folder(history.entries()[2]) / "node-0000.steps").open("ab") as file:
         file.write(b"x")
     with pytest.raises(IncompleteDataError, match="changed"):
         write_archive(history, history.entries(), tmp_path / "a.tar")

@@ -130,7 +130,7 @@ def test_the_digest_is_as_documented(tmp_path: Path) -> None:
     folder = write_run(tmp_path, history_plan(0, 0, points=(2,)), STEP)
     (folder.path / "rank-0000.log").write_text("talk")
     digest = hashlib.sha256()
-    for name in ("plan.json", "rank-0000.steps", "rank-0001.steps", "record.json"):
+    for name in ("node-0000.steps", "plan.json", "record.json"):
         content = (folder.path / name).read_bytes()
         digest.update(name.encode() + b"\0" + str(len(content)).encode() + b"\0" + content)
     assert content_digest(folder) == digest.hexdigest()

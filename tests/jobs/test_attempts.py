@@ -17,7 +17,7 @@ LEFT = (
     "node-0000.status.json",
     "launch.log",
     "record.json",
-    "rank-0000.steps",
+    "node-0000.steps",
     "interrupted.json",
     "accounting.json",
 )

@@ -25,13 +25,22 @@ from dlbench.perfetto.events import LATE
 from dlbench.perfetto.spans import Tracks
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
+from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGE, STAGING, SWAP
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.support.paths import SUPPORT
 from tests.support.run_factory import MS, Story, constant, plans, write_run, write_unfinished
 from tests.support.trace_checker import Trace, checked, nanoseconds
-from tests.support.watch_factory import clock_line, large_run, node_watch, watch_result, write_samples, write_spans
+from tests.support.watch_factory import (
+    clock_line,
+    large_run,
+    leave_out_steps,
+    node_watch,
+    watch_result,
+    write_samples,
+    write_spans,
+)
 
 PHASE_MS = [5.0, 0.0, 30.0, 50.25, 10.0, 4.0]
 STEP_NS = round((sum(PHASE_MS) + 0.75) * MS)
@@ -131,9 +140,9 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
 
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
     """Replaces a rank's steps: (start, length, phases...) each."""
-    folder.steps(rank).unlink()
+    leave_out_steps(folder, rank)
     with StepWriter(
-        folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
+        file_of(folder.steps(rank)), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
     ) as writer:
         for step, (start, took, *phases) in enumerate(rows):
             writer.append((step, 0, start, took, *phases, 4, 1.0))
@@ -557,7 +566,7 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(IncompleteDataError, match="no rank left step times"):
         trace(folder, output)
     with StepWriter(
-        folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": folder.path.name}
+        folder.node_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": folder.path.name}
     ) as writer:
         writer.append((0, 1, FIRST_NS, STEP_NS, *(round(ms * MS) for ms in PHASE_MS), 4, 1.0))
     done = trace(folder, output)

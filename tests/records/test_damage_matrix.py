@@ -34,7 +34,7 @@ from tests.support.datasets import write_samples as write_bert_samples
 from tests.support.history_factory import write_history
 from tests.support.paths import DATA, ROOT
 from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
-from tests.support.watch_factory import gathered, write_samples, write_spans
+from tests.support.watch_factory import write_samples, write_spans
 
 for package in ("h5py", "PIL", "pyarrow", "tokenizers", "google_crc32c"):
     pytest.importorskip(package)
@@ -94,8 +94,6 @@ def write_runs(root: Path) -> None:
         for rank in range(2):
             write_spans(folder, rank, [{"lane": STAGE, "name": "building", "start_ns": 0, "end_ns": 10**9}])
         write_samples(folder, 0, ["host.energy.package-0_j"], [(n * 10**7, 1.0 * n) for n in range(300)])
-    # Of the last one ranks share the files of their node.
-    gathered(folder, 2)
 
 
 def write_ended(root: Path) -> None:
@@ -182,10 +180,8 @@ FORMATS = {
     "plan": Format("runs", "runs/*/plan.json", REPORT, is_json=True),
     "record": Format("runs", "runs/*/record.json", REPORT, is_json=True),
     "status": Format("runs", "runs/*/rank-0001.status.json", STATUS, is_json=True),
-    "steps": Format("runs", "runs/*/rank-0001.steps", REPORT),
-    "spans": Format("runs", "runs/*/rank-0001.spans", REPORT),
-    "steps of a node": Format("runs", "runs/*/node-0000.steps", REPORT),
-    "spans of a node": Format("runs", "runs/*/node-0000.spans", "history import ROOT/runs --store ROOT/new"),
+    "steps": Format("runs", "runs/*/node-0000.steps", REPORT),
+    "spans": Format("runs", "runs/*/node-0000.spans", "history import ROOT/runs --store ROOT/new"),
     "samples": Format("runs", "runs/*/node-0000.samples", REPORT),
     "failure": Format("ended", "runs/*/failure.json", STATUS, is_json=True),
     "submission": Format("ended", "runs/*/submission.json", STATUS, is_json=True),
@@ -278,13 +274,12 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 HARMLESS = {
-    ("spans", "zeros at its end"),  # As a torn tail, which a machine that lost power leaves.
     ("archive", "zeros at its end"),
     ("packed archive", "zeros at its end"),
 }
 """What changes nothing that is read, by format and damage."""
 NO_DAMAGE = {
-    ("spans of a node", "cut"),
+    ("spans", "cut"),
     ("samples", "cut"),  # A torn tail: the report counts fewer samples.
     ("archive", "a folder"),
     ("packed archive", "a folder"),

@@ -367,14 +367,14 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     runs = tmp_path / "runs"
     series = write_scaling(runs, repeats=3)
     (runs / series[0].run_id / "record.json").write_text('{"format": "dlbench.rec', encoding="utf-8")
-    (runs / series[1].run_id / "rank-0001.steps").unlink()
+    (runs / series[1].run_id / "node-0000.steps").unlink()
     found = run_cli(runs, "-o", tmp_path / "report.html")
     assert found.exit_code == 4
     for plan in series[:2]:
         assert f"damaged: {runs / plan.run_id}" in found.stderr
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert series[0].run_id in content
-    assert f"{series[1].run_id}/rank-0001.steps" in content
+    assert f"{series[1].run_id}/node-0000.steps" in content
     (group,) = json.loads(run_cli(runs, "--format", "json").stdout)["groups"]
     assert [point["throughput"]["n"] for point in group["points"]] == [2, 2]
 

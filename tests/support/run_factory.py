@@ -13,6 +13,7 @@ from typing import Any
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
+from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.steps import LAUNCHED, PHASES, StepWriter
 from dlbench.records.scan import Run
 from dlbench.records.status import RankStatus, write_status
@@ -158,7 +159,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
     measured_ns = samples = 0
     header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
     launch = story.launch
-    with StepWriter(folder.rank_steps(rank), header, launches=launch is not None) as writer:
+    with StepWriter(file_of(folder.steps(rank)), header, launches=launch is not None) as writer:
         for step in range(_num_steps(plan, story)):
             phases, other = times(rank, step)
             now_ns += story.pause_ns(rank, step)

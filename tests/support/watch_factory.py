@@ -20,7 +20,7 @@ from dlbench.records.record import Record
 from dlbench.records.rows.format import deflated_json
 from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.samples import sample_writer
-from dlbench.records.rows.shared import block, read_parts
+from dlbench.records.rows.shared import Part, block, file_of, read_parts
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
 from dlbench.records.status import NodeStatuses, read_statuses, write_node_statuses, write_status
@@ -45,7 +45,7 @@ def write_spans(
     folder: RunFolder, rank: int, spans: Iterable[Mapping[str, Any]], max_bytes: int = SPAN_SHARE
 ) -> SpanWriter:
     """The spans of one rank; each is the arguments of `SpanWriter.add`. Returns the closed writer."""
-    writer = SpanWriter(folder.rank_spans(rank), {"rank": rank, "run_id": folder.path.name}, max_bytes)
+    writer = SpanWriter(file_of(folder.spans(rank)), {"rank": rank, "run_id": folder.path.name}, max_bytes)
     for span in spans:
         writer.add(**span)
     writer.close()
@@ -257,10 +257,12 @@ def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
     own, nodes = record["ranks"], record["watch"]["nodes"]
     plan = _large_plan(ranks, record["steps"], 8, 0, 1)
     folder = create(out, plan)
-    for rank in range(ranks):
-        for kind in ("steps", "spans"):
-            content = _renamed(first.path / f"rank-{rank % len(own):04d}.{kind}", rank=rank, run_id=plan.run_id)
-            (folder.path / f"rank-{rank:04d}.{kind}").write_bytes(content)
+    for kind in ("steps", "spans"):
+        parts = [part for path in sorted(first.path.glob(f"node-*.{kind}")) for part in read_parts(path).values()]
+        for rank in range(ranks):
+            content = with_header(parts[rank % len(own)], f".{kind}", rank, rank=rank, run_id=plan.run_id)
+            with (folder.path / f"node-{rank // 8:04d}.{kind}").open("ab") as file:
+                file.write(content)
     clock = nodes[1]["clock"]  # node 0's has no points
     places = [{"node_rank": node, "host": _host(node)} for node in range(plan.layout.nodes)]
     for at in places:
@@ -276,24 +278,28 @@ def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
 
 
 def _renamed(path: Path, **changes: Any) -> bytes:
-    """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
-    written = b""
-    for rank, part in sorted(read_parts(path).items()):
-        header = BlockReader(path, f"dlbench{path.suffix}", part=part).header
-        first = deflated_json({**header, **changes})
-        for number, one in enumerate(part.blocks):
-            seed = zlib.crc32(first + part.blocks[0].rows) if number else 0
-            written += block(changes.get("rank", rank), number, one.json if number else first, one.rows, seed)
-    return written
+    """A file of rows as that of another run."""
+    return b"".join(with_header(part, path.suffix, rank, **changes) for rank, part in sorted(read_parts(path).items()))
+
+
+def with_header(part: Part, suffix: str, rank: int, **changes: Any) -> bytes:
+    """The rows of a rank with another header, which every block's checksum holds."""
+    header, *others = part.blocks
+    first = deflated_json({**BlockReader(Path("x"), f"dlbench{suffix}", part=part).header, **changes})
+    seed = zlib.crc32(first + header.rows)
+    written = block(rank, 0, first, header.rows, 0)
+    return written + b"".join(block(rank, n, one.json, one.rows, seed) for n, one in enumerate(others, 1))
+
+
+def leave_out_steps(folder: RunFolder, rank: int) -> None:
+    """Removes the steps of a rank from its node's file."""
+    file = file_of(folder.steps(rank))
+    others = sorted(other for other in read_parts(file).items() if other[0] != rank)
+    file.write_bytes(b"".join(with_header(part, file.suffix, other) for other, part in others))
 
 
 def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
-    """The same run with the rows and the statuses of a node's ranks in one file, as ranks write them."""
-    for kind in ("steps", "spans"):
-        for path in sorted(folder.path.glob(f"rank-*.{kind}")):
-            with (folder.path / f"node-{int(path.stem[5:]) // ranks_per_node:04d}.{kind}").open("ab") as file:
-                file.write(path.read_bytes())
-            path.unlink()
+    """The same run with the statuses of a node's ranks in one file, as ranks write them."""
     statuses = read_statuses(folder)
     for node in {one.rank // ranks_per_node for one in statuses}:
         own = tuple(one for one in statuses if one.rank // ranks_per_node == node)
@@ -354,7 +360,7 @@ def _write_steps(folder: RunFolder, plan: RunPlan, course: Course, rank: int, rn
     phases = course.phases[rank].tolist()
     losses = (2.5 * np.exp(-np.arange(len(starts)) / 400) + rng.normal(0, 0.05, len(starts))).tolist()
     header = {"rank": rank, "clock": "monotonic", "device": f"cuda:{rank % 8}", "run_id": plan.run_id}
-    with StepWriter(folder.rank_steps(rank), header) as writer:
+    with StepWriter(file_of(folder.steps(rank)), header) as writer:
         for step, (start, took, parts, loss) in enumerate(zip(starts, times, phases, losses, strict=True)):
             if step >= warmup and (step - warmup) % COLLECT_EVERY == 0:  # as ranks do when training stands still
                 writer.flush()

@@ -333,8 +333,8 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
 
 def with_pause(folder: RunFolder, spans: Iterable[Mapping[str, Any]]) -> Run:
     """A run that pauses for 3 s before its last measured step, from second 15 to 18."""
-    folder.steps(0).unlink()
-    with StepWriter(folder.rank_steps(0), {"rank": 0}) as writer:
+    folder.node_steps(0).unlink()
+    with StepWriter(folder.node_steps(0), {"rank": 0}) as writer:
         for step in range(15):
             start = S * (1 + step + (3 if step == 14 else 0))
             writer.append((step, int(step < 3), start, S, *([S // 6] * 6), 4, 2.0))

@@ -12,7 +12,7 @@ from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import parts_of
 from dlbench.records.rows.spans import SpanReader
 
-_TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
+_TRACES = re.compile(r"node-\d{4,}\.(spans|samples)")
 
 
 def damaged_traces(folder: Path, run_id: str, *, every_block: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from dlbench.records.rows.shared import block, open_shared
+from dlbench.records.rows.shared import HEAD_BYTES, block, open_shared
 
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
@@ -51,14 +51,11 @@ class BlockWriter:
         """Bytes of this rank in the file."""
         self.num_rows = 0  # Rows in the file.
         self.dropped = 0  # Rows left out, or not written because of errors.
-        json_data = deflated_json({**header, "fields": [list(field) for field in fields]})
-        if len(json_data) > MAX_JSON:
-            raise ValueError(f"{path}: a header of {len(json_data)} bytes, but at most {MAX_JSON} can be read")
+        first_block = self._block({**header, "fields": [list(field) for field in fields]})
         self._path = path
         self._file = open_shared(path, rank)
-        rows = deflated_rows(b"")
-        self._write(self._block(json_data, rows))
-        self._seed = zlib.crc32(json_data + rows)
+        self._write(first_block)
+        self._seed = zlib.crc32(first_block[HEAD_BYTES:])
 
     def append(self, row: Sequence[float]) -> None:
         """Adds a row; values too large for a 4-byte float become infinite. Raises struct.error: one does not fit."""
@@ -85,10 +82,7 @@ class BlockWriter:
     def note(self, content: Mapping[str, Any]) -> None:
         """Writes the rows in memory, then a note. Raises OSError: as `flush`; ValueError: it is too large."""
         self.flush()
-        json_data = deflated_json(content)
-        if len(json_data) > MAX_JSON:
-            raise ValueError(f"a note of {len(json_data)} bytes, but at most {MAX_JSON} can be read")
-        self._write(self._block(json_data, deflated_rows(b"")))
+        self._write(self._block(content))
 
     def flush(self) -> None:
         """Writes the rows in memory. Raises OSError: the disk is full or gone, now or earlier; no more is written."""
@@ -99,22 +93,21 @@ class BlockWriter:
         if not self._rows:
             return False
         rows, self._rows = self._rows, []
-        json_data = b"" if note is None else deflated_json(note)
-        block = self._block(json_data, deflated_rows(b"".join(rows)))
-        has_room = self._max_bytes is None or self.bytes_written + len(block) <= self._max_bytes
-        if not has_room or len(json_data) > MAX_JSON:
-            self.dropped += len(rows)
-            return False
+        self.dropped += len(rows)
         try:
-            self._write(block)
-        except OSError:
-            self.dropped += len(rows)
-            raise
+            data = self._block(note, b"".join(rows))
+        except ValueError:  # more names than a block can have
+            return False
+        if self._max_bytes is not None and self.bytes_written + len(data) > self._max_bytes:
+            return False
+        self._write(data)
+        self.dropped -= len(rows)
         self.num_rows += len(rows)
         return True
 
-    def _block(self, json_data: bytes, rows: bytes) -> bytes:
-        return block(self._rank, self._num_blocks, json_data, rows, self._seed)
+    def _block(self, note: Mapping[str, Any] | None, rows: bytes = b"") -> bytes:
+        json_data = b"" if note is None else deflated_json(note)
+        return block(self._rank, self._num_blocks, json_data, deflated_rows(rows), self._seed)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -157,9 +150,11 @@ def deflated_rows(rows: bytes) -> bytes:
 
 
 def deflated_json(content: Mapping[str, Any]) -> bytes:
-    """Returns a header or a note as a subfield of a gzip member."""
+    """Returns a header or a note as a subfield of a gzip member. Raises ValueError: it is too large."""
     data = _deflated(json.dumps(content, allow_nan=False, sort_keys=True).encode())
-    return SUBFIELD.pack(b"DJ", len(data) & 0xFFFF) + data
+    if len(data) > MAX_JSON:
+        raise ValueError(f"a header or a note of {len(data)} bytes, but at most {MAX_JSON} can be read")
+    return SUBFIELD.pack(b"DJ", len(data)) + data
 
 
 def _deflated(data: bytes) -> bytes:

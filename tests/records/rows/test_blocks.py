@@ -151,9 +151,9 @@ def test_rows_are_seen_while_the_writer_writes(path: Path) -> None:
 
 def test_json_that_no_extra_field_holds_is_refused(path: Path) -> None:
     noise = {"names": [f"{random.Random(n).getrandbits(8000):x}" for n in range(100)]}
-    with pytest.raises(ValueError, match=r"a header of \d+ bytes, but at most 65000 can be read"):
+    with pytest.raises(ValueError, match="but at most 65000 can be read"):
         BlockWriter(path, noise, [("a", "<i8")])
-    with pytest.raises(ValueError, match=r"a note of \d+ bytes, but at most 65000 can be read"):
+    with pytest.raises(ValueError, match="but at most 65000 can be read"):
         write(path, [noise], [("a", "<i8")])
 
 

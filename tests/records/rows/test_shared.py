@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.perfetto.export import write_perfetto
-from dlbench.perfetto.rows import Notes
-from dlbench.perfetto.run import read_trace_run
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.reader import read_alike
 from dlbench.records.rows.shared import HEAD_BYTES, block, read_parts
 from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
-from dlbench.records.scan import read_run
-from tests.support.watch_factory import gathered, large_run
 
 ROW = (0, 10, 20, 1, 2, 3, 4, 5, 5, 8, 0.5)
 
@@ -168,26 +161,6 @@ def test_a_plan_that_says_nothing_of_nodes_is_named(tmp_path: Path) -> None:
     with pytest.raises(IncompleteDataError, match=r"plan\.json: does not show which node has rank 3: No such file"):
         folder.spans(3)
     assert str(run_folder(tmp_path, 1, 4).steps(3)) == f"{tmp_path}/node-0000.steps/rank-0003"
-
-
-def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> None:
-    apart = large_run(tmp_path / "apart", ranks=4, steps=40, ranks_per_node=2)
-    together = gathered(large_run(tmp_path / "together", ranks=4, steps=40, ranks_per_node=2), 2)
-    assert sorted(path.name for path in together.path.glob("*.s[tp][ea]*s")) == [
-        *("node-0000.spans", "node-0000.steps", "node-0001.spans", "node-0001.steps"),
-    ]
-    one, other = (read_run(folder.path) for folder in (apart, together))
-    assert measure(one) == measure(other)
-    assert damaged_traces(together.path, together.path.name, every_block=True) == ()
-    texts = []
-    for run in (one, other):
-        notes = Notes()
-        path = tmp_path / "trace.json"
-        write_perfetto(*read_trace_run(run, notes), notes, path)
-        assert notes.problems == {}
-        texts.append(path.read_bytes())
-    assert texts[0] == texts[1]
-    assert len(texts[0]) > 10_000
 
 
 def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:

@@ -434,7 +434,7 @@ def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: P
 
 def test_damaged_and_empty_folders_end_with_four(tmp_path: Path) -> None:
     write_series(tmp_path, {"exchange": 25.0}, repeats=1)
-    (victim,) = tmp_path.glob("*n0002*/rank-0001.steps")
+    (victim,) = tmp_path.glob("*n0002*/node-0000.steps")
     victim.write_bytes(victim.read_bytes()[:-1])
     result = CliRunner().invoke(cli, ["diagnose", "--full", str(tmp_path)])
     assert result.exit_code == 4
