@@ -19,7 +19,6 @@ from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import tabulate
 from dlbench.errors import IncompleteDataError
-from dlbench.records.folder import RunFolder
 from dlbench.records.rows.shared import HEAD_BYTES, file_of, read_parts
 from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.records.scan import read_run, scan
@@ -38,7 +37,7 @@ from tests.support.run_factory import (
     write_scaling,
     write_unfinished,
 )
-from tests.support.watch_factory import leave_out_steps, with_header
+from tests.support.watch_factory import leave_out, with_header
 
 PHASES = (5.0, 1.0, 30.0, 50.0, 20.0, 10.0)
 OTHER = 4.0  # 120 ms a step in all
@@ -113,7 +112,7 @@ def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path
     if odd is not None:
         whole = read_steps(folder.steps(odd))
         header = {key: value for key, value in whole.header.items() if key != "fields"}
-        leave_out_steps(folder, odd)
+        leave_out(folder.steps(odd))
         with StepWriter(file_of(folder.steps(odd)), header, capacity=3) as writer:
             for row in whole.steps.tolist():
                 writer.append(row)
@@ -146,7 +145,7 @@ def damage(folder: Path, what: str) -> None:
         parts = read_parts(steps)
         steps.write_bytes(with_header(parts[0], ".steps", 0) + with_header(parts[0], ".steps", 1))
     elif what == "negative phase":
-        leave_out_steps(RunFolder(folder), 1)
+        leave_out(steps / "rank-0001")
         with StepWriter(steps, {"rank": 1, "run_id": folder.name}) as writer:
             for row in read_steps(steps / "rank-0000").steps.tolist():
                 writer.append((*row[:4], -5, *row[5:]))

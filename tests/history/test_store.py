@@ -217,7 +217,7 @@ def test_what_a_history_does_not_keep(tmp_path: Path) -> None:
     check = {"name": "finite loss", "passed": False, "detail": "loss not finite"}
     write_run(runs, history_plan(4, 0, points=(1,)), STEP, Story(state="invalid", checks=[check]))
     torn = write_run(runs, history_plan(5, 0, points=(1,)), STEP)
-    torn.steps(0).write_bytes(torn.steps(0).read_bytes()[:-3])
+    torn.node_steps(0).write_bytes(torn.node_steps(0).read_bytes()[:-3])
     (runs / "z-empty").mkdir()
     linked = write_run(runs, history_plan(6, 0, points=(1,)), STEP)
     (linked.path / "data").symlink_to("/etc/passwd")
@@ -249,7 +249,7 @@ def test_a_run_that_goes_on_is_not_taken_in(tmp_path: Path) -> None:
     def make_and_write(folders: Sequence[RunFolder]) -> Sequence[HistoryEntry]:
         entries = make_entries(folders)
         for folder in folders:
-            with folder.steps(0).open("ab") as file:
+            with folder.node_steps(0).open("ab") as file:
                 file.write(b"more")
         return entries
 

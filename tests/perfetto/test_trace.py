@@ -25,7 +25,7 @@ from dlbench.perfetto.events import LATE
 from dlbench.perfetto.spans import Tracks
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.shared import file_of
+from dlbench.records.rows.shared import file_of, read_parts
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGE, STAGING, SWAP
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
@@ -35,7 +35,7 @@ from tests.support.trace_checker import Trace, checked, nanoseconds
 from tests.support.watch_factory import (
     clock_line,
     large_run,
-    leave_out_steps,
+    leave_out,
     node_watch,
     watch_result,
     write_samples,
@@ -140,7 +140,7 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
 
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
     """Replaces a rank's steps: (start, length, phases...) each."""
-    leave_out_steps(folder, rank)
+    leave_out(folder.steps(rank))
     with StepWriter(
         file_of(folder.steps(rank)), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
     ) as writer:
@@ -514,7 +514,7 @@ def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
     write_spans(folder, 0, [span(STAGE, f"s{n}", step_start(0) + n, step_start(0) + n) for n in range(600)])
     write_samples(folder, 0, ["gpu.0.power_w"], [(FIRST_NS + n * SECOND, 10.0) for n in range(40)])
     whole = exported(folder)
-    for path in (folder.steps(0), folder.spans(0), folder.samples(0)):
+    for path in (folder.node_steps(0), folder.node_spans(0), folder.samples(0)):
         path.write_bytes(path.read_bytes()[:-3])
     torn = exported(folder)
     assert 0 < len(torn.of("C")) < len(whole.of("C"))
@@ -524,12 +524,12 @@ def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
 
 def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(Path(shutil.copytree(large.path, tmp_path / large.path.name)))
-    for path in (copy.spans(3), copy.samples(1)):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        path.write_bytes(bytes(data))
-    copy.steps(2).unlink()
-    copy.spans(5).unlink()
+    for path, rank in ((file_of(copy.spans(3)), 3), (copy.samples(1), 0)):
+        blocks = read_parts(path)[rank].blocks
+        damaged = blocks[len(blocks) // 2].rows
+        path.write_bytes(path.read_bytes().replace(damaged, bytes(len(damaged))))
+    leave_out(copy.steps(2))
+    leave_out(copy.spans(5))
     copy.samples(2).unlink()
     found = exported(copy, code=4)
     told = "\n".join(found.about["problems"])
@@ -549,14 +549,14 @@ def test_rows_of_another_run_are_named_and_not_drawn(tmp_path: Path, kind: str) 
         write_spans(folder, 0, [span(STAGE, "starting", FIRST_NS + begin, FIRST_NS + MS)])
         write_samples(folder, 0, ["host.cpu.busy"], [(FIRST_NS, 0.5)])
     path = {"steps": one.steps(0), "spans": one.spans(0), "samples": one.samples(0)}[kind]
-    shutil.copy(other.path / path.name, path)
+    shutil.copy(other.path / file_of(path).name, file_of(path))
     said = f"{path}: belongs to run '{other.path.name}', not to {one.path.name}"
     output = tmp_path / "trace.json"
     done = trace(one, output)
     assert (done.exit_code, f"incomplete: {said}" in done.output) == (4, True)
     assert said in checked(output).about["problems"]
     reported = CliRunner().invoke(cli, ["report", str(tmp_path)], standalone_mode=False)
-    assert (reported.exit_code, path.name in reported.output) == (4, True)
+    assert (reported.exit_code, file_of(path).name in reported.output) == (4, True)
 
 
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
@@ -676,7 +676,7 @@ def test_perfetto_reads_every_event(large: RunFolder, tmp_path: Path, monkeypatc
     copy = RunFolder(Path(shutil.copytree(large.path, tmp_path / large.path.name)))
     at = 10**12
     write_names = [span(STAGE, name, at + n * MS, at + (n + 1) * MS) for n, name in enumerate(HOSTILE[:5])]
-    copy.spans(7).unlink()
+    leave_out(copy.spans(7))
     write_spans(copy, 7, write_names)
     found = exported(copy)
     answers = perfetto(

@@ -291,9 +291,9 @@ def with_header(part: Part, suffix: str, rank: int, **changes: Any) -> bytes:
     return written + b"".join(block(rank, n, one.json, one.rows, seed) for n, one in enumerate(others, 1))
 
 
-def leave_out_steps(folder: RunFolder, rank: int) -> None:
-    """Removes the steps of a rank from its node's file."""
-    file = file_of(folder.steps(rank))
+def leave_out(rows: Path) -> None:
+    """Removes the rows of a rank from its node's file; `rows`: `folder.steps(rank)` or `folder.spans(rank)`."""
+    file, rank = file_of(rows), int(rows.name[5:])
     others = sorted(other for other in read_parts(file).items() if other[0] != rank)
     file.write_bytes(b"".join(with_header(part, file.suffix, other) for other, part in others))
 

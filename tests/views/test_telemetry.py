@@ -225,11 +225,10 @@ def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatc
 def test_damage_that_reading_for_energy_meets_is_named(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
     write_spans(folder, 0, [{"lane": STAGE, "name": "evaluation", "start_ns": 5 * S, "end_ns": 6 * S}])
-    path = folder.spans(0)
-    content = bytearray(path.read_bytes())
+    content = bytearray(folder.node_spans(0).read_bytes())
     content[-8] ^= 0xFF  # in the last block, which only reading meets
-    path.write_bytes(content)
-    assert str(path) in assemble(scan(tmp_path), views=VIEWS, with_digests=False).damaged[0]
+    folder.node_spans(0).write_bytes(content)
+    assert str(folder.spans(0)) in assemble(scan(tmp_path), views=VIEWS, with_digests=False).damaged[0]
 
 
 # Data path

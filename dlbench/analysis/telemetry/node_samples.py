@@ -12,6 +12,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Array, Times, np
 from dlbench.records.record import RankResult
 from dlbench.records.rows.samples import SamplesReader
+from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
@@ -166,7 +167,7 @@ def node_stages(run: Run, node: int) -> NodeStages:
         intervals["warm-up"] = [(first, measured[0])]
     spans: list[tuple[str, int, int]] = []
     path = run.folder.spans(node_ranks(run, node)[0].rank)
-    if path.exists():
+    if file_of(path).exists():
         reader = SpanReader(path=path, run_id=run.plan.run_id)
         for block in reader.blocks():
             for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
