@@ -16,7 +16,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
 from dlbench.records.rows.reader import read_alike
-from dlbench.records.rows.shared import Part, file_of, read_parts
+from dlbench.records.rows.shared import RankRows, file_of, read_parts
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader
 from dlbench.records.scan import Run
 
@@ -229,7 +229,7 @@ def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
 
 def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     """Returns readers of several ranks; a file of a whole node is opened once."""
-    parts: dict[int, tuple[Path, Part]] = {}
+    parts: dict[int, tuple[Path, RankRows]] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
         file = file_of(run.folder.steps(first.rank))
         parts |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}

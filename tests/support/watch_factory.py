@@ -20,7 +20,7 @@ from dlbench.records.record import Record
 from dlbench.records.rows.format import deflated_json
 from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.samples import sample_writer
-from dlbench.records.rows.shared import Part, block, file_of, read_parts
+from dlbench.records.rows.shared import RankRows, block, file_of, read_parts
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
 from dlbench.records.status import NodeStatuses, read_statuses, write_node_statuses, write_status
@@ -282,7 +282,7 @@ def _renamed(path: Path, **changes: Any) -> bytes:
     return b"".join(with_header(part, path.suffix, rank, **changes) for rank, part in sorted(read_parts(path).items()))
 
 
-def with_header(part: Part, suffix: str, rank: int, **changes: Any) -> bytes:
+def with_header(part: RankRows, suffix: str, rank: int, **changes: Any) -> bytes:
     """The rows of a rank with another header, which every block's checksum holds."""
     header, *others = part.blocks
     first = deflated_json({**BlockReader(Path("x"), f"dlbench{suffix}", part=part).header, **changes})

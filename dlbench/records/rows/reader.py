@@ -12,7 +12,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np, npt
 from dlbench.opening import parse_json
 from dlbench.records.rows.format import CODES, MAX_CONTENT, SUBFIELD, TRAILER
-from dlbench.records.rows.shared import Block, Part, read_header_block, read_part
+from dlbench.records.rows.shared import RankRows, RowBlock, read_header_block, read_part
 
 if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
@@ -30,7 +30,7 @@ class BlockReader:
     """
 
     def __init__(
-        self, path: Path, format_name: str, content: str | None = None, part: Part | None = None, run_id: str = ""
+        self, path: Path, format_name: str, content: str | None = None, part: RankRows | None = None, run_id: str = ""
     ) -> None:
         self.path = path
         self._part = part
@@ -89,7 +89,7 @@ class BlockReader:
         if part.is_damaged:
             raise self._damaged()
 
-    def _inflated(self, block: Block, data: bytes) -> tuple[bytes, bytes]:
+    def _inflated(self, block: RowBlock, data: bytes) -> tuple[bytes, bytes]:
         """Returns the inflated beginning of a part of a block, and what follows it."""
         if zlib.crc32(block.rows, zlib.crc32(block.json, self._seed)) != block.check:
             raise self._damaged()
@@ -103,7 +103,7 @@ class BlockReader:
             raise self._damaged()
         return plain, engine.unused_data
 
-    def _json(self, block: Block) -> dict[str, Any]:
+    def _json(self, block: RowBlock) -> dict[str, Any]:
         text, _ = self._inflated(block, block.json[SUBFIELD.size :])
         try:
             content = parse_json(text)

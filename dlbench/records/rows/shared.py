@@ -33,7 +33,7 @@ _MAX_HEADER = 1 << 17  # More than the bytes of a header, whose JSON is in an ex
 _ANY = -1  # In place of a rank that is not known.
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """A block as it is in the file."""
 
     json: bytes  # Subfield of a header or a note; empty: none.
@@ -41,10 +41,10 @@ class Block(NamedTuple):
     check: int  # CRC-32 of both.
 
 
-class Part(NamedTuple):
+class RankRows(NamedTuple):
     """The blocks of one rank in a file."""
 
-    blocks: list[Block]
+    blocks: list[RowBlock]
     torn_bytes: int = 0  # Bytes of an incomplete block after them.
     is_damaged: bool = False  # Whether further blocks are damaged.
 
@@ -58,8 +58,8 @@ class _Index(NamedTuple):
 
 
 def block(rank: int, number: int, json: bytes, rows: bytes, seed: int) -> bytes:
-    """Returns a block of a rank, the number of which counts from 0. `json`, `rows`: see `Block`. `seed`: `check` of the
-    rank's header; of the header itself 0.
+    """Returns a block of a rank, the number of which counts from 0. `json`, `rows`: see `RowBlock`. `seed`: `check` of
+    the rank's header; of the header itself 0.
     """
     content = json + rows
     check = zlib.crc32(content, seed)
@@ -127,7 +127,7 @@ def file_of(path: Path) -> Path:
     return path.parent if is_part else path
 
 
-def read_header_block(path: Path) -> Block | None:
+def read_header_block(path: Path) -> RowBlock | None:
     """Returns the first block of a file or of a rank's part of one, if there is one. Raises OSError: unreadable."""
     node_file = file_of(path)
     with open_file(node_file, follow=False) as file:
@@ -145,7 +145,7 @@ def read_header_block(path: Path) -> Block | None:
     return _block_of(head + content) if len(content) == length else None
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> RankRows:
     """Reads the blocks of a file of one rank, or of a rank's part of a file. Raises OSError: unreadable."""
     node_file = file_of(path)
     with open_file(node_file, follow=False) as file:
@@ -161,18 +161,18 @@ def read_part(path: Path) -> Part:
     return _part(index, rank, pieces)
 
 
-def _part(index: _Index, rank: int, pieces: list[bytes]) -> Part:
+def _part(index: _Index, rank: int, pieces: list[bytes]) -> RankRows:
     is_damaged = not index.broken.isdisjoint({rank, _ANY})
-    return Part([*map(_block_of, pieces)], index.torn[rank] + index.torn[_ANY], is_damaged)
+    return RankRows([*map(_block_of, pieces)], index.torn[rank] + index.torn[_ANY], is_damaged)
 
 
-def _block_of(data: bytes) -> Block:
+def _block_of(data: bytes) -> RowBlock:
     _, extra_bytes, *_, check, _ = _HEAD.unpack_from(data)
     end = HEAD_BYTES + extra_bytes - _EXTRA_BYTES
-    return Block(data[HEAD_BYTES:end], data[end:], check)
+    return RowBlock(data[HEAD_BYTES:end], data[end:], check)
 
 
-def read_parts(path: Path) -> dict[int, Part]:
+def read_parts(path: Path) -> dict[int, RankRows]:
     """Returns the blocks of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()

@@ -12,7 +12,7 @@ from dlbench.errors import IncompleteDataError, RunError, refused
 from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader
-from dlbench.records.rows.shared import Part
+from dlbench.records.rows.shared import RankRows
 
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 
@@ -102,7 +102,7 @@ class StepReader(BlockReader):
     to; empty: any.
     """
 
-    def __init__(self, path: Path, part: Part | None = None, *, run_id: str = "") -> None:
+    def __init__(self, path: Path, part: RankRows | None = None, *, run_id: str = "") -> None:
         super().__init__(path, STEPS_FORMAT, "step times", part, run_id)
         version, fields = self.header.get("version"), self.header.get("fields")
         self.launches = fields == _ALL_FIELDS

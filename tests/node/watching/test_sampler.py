@@ -526,4 +526,4 @@ def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started
     taken = started(order_of(tmp_path))
     watch = account_of(taken)
     (failure,) = failures_of(watch)
-    assert "File exists" in failure
+    assert "already contains rows" in failure
