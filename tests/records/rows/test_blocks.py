@@ -31,7 +31,7 @@ from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
 from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import LANES, SpanReader, SpanWriter
-from dlbench.records.rows.steps import StepWriter, read_steps
+from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps
 from tests.support.paths import ROOT
 from tests.support.watch_factory import (
     clock_line,
@@ -223,6 +223,16 @@ def test_a_file_torn_at_any_byte_keeps_what_was_before(path: Path) -> None:
         assert reader.torn_bytes == cut - sizes[whole]
         assert reader.read("a")["a"].tolist() == [part[0] for part in told[whole] if not isinstance(part, dict)]
         assert reader.torn_bytes == cut - sizes[whole]
+
+
+def test_a_few_bytes_of_another_block_are_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "x.steps"
+    with StepWriter(path, {"rank": 0}) as writer:
+        writer.append((0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 4, 0.5))
+    whole = path.read_bytes()
+    for length in range(9):
+        path.write_bytes(whole + b"\x1f\x8b torn"[:length])
+        assert (len(read_steps(path).steps), read_steps(path).torn_bytes) == (1, min(length, 7))
 
 
 def test_any_byte_changed_to_anything_is_told(path: Path) -> None:
@@ -430,25 +440,19 @@ def test_spans_come_back_with_their_names(spans: list[dict[str, Any]], flushed: 
             assert found == []
 
 
-def span_header(**change: Any) -> dict[str, Any]:
+def test_spans_whose_names_no_block_holds_are_counted(path: Path) -> None:
+    letters = random.Random(0)
+    with SpanWriter(path, {"rank": 0}, 10**7) as writer:
+        for _ in range(256):
+            writer.add(0, "".join(chr(letters.randrange(0x1000, 0x9000)) for _ in range(200)), 0, 1)
+    assert (writer.num_rows, writer.dropped) == (0, 256)
+    assert spans_of(path) == []
+
+
+def span_header() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         SpanWriter(Path(folder) / "x.spans", {"rank": 0}, 10**6).close()
-        content = SpanReader(Path(folder) / "x.spans").header
-    return {**content, **change}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"version": 2}, {"version": None}, {"fields": []}, {"fields": [["start_ns", "<i8"]]}, {"lanes": ["compute"]}],
-    ids=str,
-)
-def test_spans_of_another_version_are_refused(path: Path, change: dict[str, Any]) -> None:
-    path.write_bytes(forged(span_header(**change)))
-    with pytest.raises(IncompleteDataError, match="spans of an unknown version"):
-        SpanReader(path=path)
-    path.write_bytes(forged(span_header(format="dlbench.samples")))
-    with pytest.raises(IncompleteDataError, match="not a file of spans"):
-        SpanReader(path=path)
+        return SpanReader(Path(folder) / "x.spans").header
 
 
 @pytest.mark.parametrize(
@@ -527,31 +531,54 @@ SAMPLES = {
 }
 
 
+STEPS = {"format": "dlbench.steps", "version": 1, "fields": [list(field) for field in FIELDS]}
+READERS: dict[str, tuple[type[BlockReader], dict[str, Any]]] = {
+    "steps": (StepReader, STEPS),
+    "spans": (SpanReader, span_header()),
+    "samples": (SamplesReader, SAMPLES),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("kind", "change", "words"),
     [
-        ({"format": "dlbench.spans"}, "not a file of samples"),
-        ({"version": 2}, "samples of an unknown version"),
-        ({"node_rank": "0"}, "`node_rank` is damaged"),
-        ({"host": 5}, "`host` is damaged"),
-        ({"period_s": 0}, "`period_s` is damaged"),
-        ({"period_s": math.inf}, "`period_s` is damaged"),
-        ({"period_s": math.nan}, "`period_s` is damaged"),
-        ({"period_s": None}, "`period_s` is damaged"),
-        ({"unavailable": []}, "`unavailable` is damaged"),
-        ({"fields": [["time_ns", "<i8"]]}, "`fields` are damaged"),
-        ({"fields": [["late_ns", "<i8"], ["time_ns", "<i8"]]}, "`fields` are damaged"),
-        ({"fields": [*SAMPLES["fields"], ["x", "<i8"]]}, "`fields` are damaged"),  # type: ignore[misc]
-        ({"fields": 5}, "`fields` are damaged"),
+        ("steps", {"format": "other"}, "not a file of step times"),
+        ("steps", {"format": None}, "not a file of step times"),
+        ("steps", {"version": 2}, "unknown version (2)"),
+        ("steps", {"version": None}, "unknown version (None)"),
+        ("steps", {"fields": []}, "unknown version"),
+        ("steps", {"fields": [["step", "<i8"]]}, "unknown version"),
+        ("spans", {"format": "dlbench.samples"}, "not a file of spans"),
+        ("spans", {"version": 2}, "spans of an unknown version"),
+        ("spans", {"version": None}, "spans of an unknown version"),
+        ("spans", {"fields": []}, "spans of an unknown version"),
+        ("spans", {"fields": [["start_ns", "<i8"]]}, "spans of an unknown version"),
+        ("spans", {"lanes": ["compute"]}, "spans of an unknown version"),
+        ("samples", {"format": "dlbench.spans"}, "not a file of samples"),
+        ("samples", {"version": 2}, "samples of an unknown version"),
+        ("samples", {"node_rank": "0"}, "`node_rank` is damaged"),
+        ("samples", {"host": 5}, "`host` is damaged"),
+        ("samples", {"period_s": 0}, "`period_s` is damaged"),
+        ("samples", {"period_s": math.inf}, "`period_s` is damaged"),
+        ("samples", {"period_s": math.nan}, "`period_s` is damaged"),
+        ("samples", {"period_s": None}, "`period_s` is damaged"),
+        ("samples", {"unavailable": []}, "`unavailable` is damaged"),
+        ("samples", {"fields": [["time_ns", "<i8"]]}, "`fields` are damaged"),
+        ("samples", {"fields": [["late_ns", "<i8"], ["time_ns", "<i8"]]}, "`fields` are damaged"),
+        ("samples", {"fields": [*SAMPLES["fields"], ["x", "<i8"]]}, "`fields` are damaged"),  # type: ignore[misc]
+        ("samples", {"fields": 5}, "`fields` are damaged"),
     ],
     ids=str,
 )
-def test_a_hostile_header_of_samples_is_told(path: Path, change: dict[str, Any], words: str) -> None:
-    path.write_bytes(forged(SAMPLES))
-    assert SamplesReader(path=path).columns == ["host.load_1min"]
-    path.write_bytes(forged({**SAMPLES, **change}))
-    with pytest.raises(IncompleteDataError, match=words):
-        SamplesReader(path=path)
+def test_another_header_is_refused(path: Path, kind: str, change: dict[str, Any], words: str) -> None:
+    reader, header = READERS[kind]
+    path.write_bytes(forged(header))
+    assert list(reader(path=path).blocks()) == []  # type: ignore[call-arg]
+    path.write_bytes(forged({**header, **change}))
+    with pytest.raises(IncompleteDataError) as caught:
+        reader(path=path)  # type: ignore[call-arg]
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
 
 
 # Clocks
