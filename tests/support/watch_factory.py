@@ -282,7 +282,7 @@ def _renamed(path: Path, **changes: Any) -> bytes:
     return b"".join(with_header(part, path.suffix, rank, **changes) for rank, part in sorted(read_parts(path).items()))
 
 
-def with_header(part: RankRows, suffix: str, rank: int, **changes: Any) -> bytes:
+def with_header(part: RankRows, suffix: str, rank: int, /, **changes: Any) -> bytes:
     """The rows of a rank with another header, which every block's checksum holds."""
     header, *others = part.blocks
     first = deflated_json({**BlockReader(Path("x"), f"dlbench{suffix}", part=part).header, **changes})
