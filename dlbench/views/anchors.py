@@ -39,7 +39,7 @@ class Work(Spec):
     batch_per_rank: Count = Field(description="Samples per rank and step.")
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
-    model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
+    model: dict[str, str | int | float | list[int]] = Field(description="Keys of the network; `family` names it.")
     sequence_length: Count | None = Field(None, description="Tokens per sample, for text.")
     optimizer: Name | None = Field(None, description="Of a time to a target.")
     target: float | None = Field(None, description="Value of the quality metric that was reached, of a time.")
@@ -214,7 +214,7 @@ def anchor_layers(rows: Rows) -> list[Any]:
     base = alt.Chart(inline(rows)).encode(x=alt.X("ranks:Q"), y=alt.Y("value:Q"))
     tooltip = tooltips({"title": "published", "shown": "figure", "hardware": "on", "source": "source"})
     point = base.mark_point(color=PUBLISHED, shape="diamond", filled=False, size=90, opacity=1)
-    text = base.mark_text(color=PUBLISHED, align="right", dx=-8, dy=-8, fontSize=11)
+    text = base.mark_text(color=PUBLISHED, align="right", dx=-8, dy=12, fontSize=11)
     return [point.encode(tooltip=tooltip), text.encode(text="title:N")]
 
 

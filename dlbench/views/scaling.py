@@ -195,7 +195,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
 
 def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows} | {anchor.ranks for anchor in anchors})
-    is_long = counts[-1] > _LINEAR * counts[0]
+    is_long = bool(anchors) or counts[-1] > _LINEAR * counts[0]
     # Space on the right for the labels at the ends of the lines.
     scale: dict[str, Any] = {"domain": [0, counts[-1] * 1.28], "nice": False}
     if is_long:
