@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, Self
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import WEIGHT_BYTES, CountedMemory, LayerTimes, as_counted
+from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
-from dlbench.specs.layers import Layer
+from dlbench.specs.layers import WEIGHT_BYTES, Layer
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
 from dlbench.units import format_bytes
 
