@@ -228,7 +228,7 @@ def rank_leaves(layout: Layout) -> Numbers:
     return numbers[ranks // layout.node_size]
 
 
-def _outer_block(layout: Layout) -> int:
+def outer_block(layout: Layout) -> int:
     """Returns the ranks of the largest equal blocks that some messages leave; all ranks if nodes are in any order."""
     if layout.leaves is not None:
         return layout.ranks
@@ -506,7 +506,7 @@ def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
     """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further. Distances beyond the outermost block
     load a network equally, and so do distances d and p - d.
     """
-    p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
+    p, block, ranks = layout.ranks, outer_block(layout), np.arange(layout.ranks)
     kinds: Counter[tuple[int, int]] = Counter()  # Steps by distance and elements of a message.
     for distance in range(1, p):
         count = int(_cut(elements, p, distance))
@@ -523,7 +523,7 @@ def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator
     """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member. A full window of chunks
     loads a network as one that is a block further.
     """
-    p, block = layout.ranks, _outer_block(layout)
+    p, block = layout.ranks, outer_block(layout)
     kinds: Counter[int] = Counter()
     for step in range(p - 2 + chunks):
         if lumped and chunks - 1 <= step <= p - 2:

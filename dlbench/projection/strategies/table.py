@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, groupby, pairwise, product
 from operator import le
 from typing import Any, NamedTuple, Self
@@ -21,7 +21,7 @@ from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, sc
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
-from dlbench.projection.strategies.network import Groups
+from dlbench.projection.strategies.network import Groups, Prices
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
 from dlbench.specs.layers import WEIGHT_BYTES, Layer
@@ -187,6 +187,14 @@ class StrategyCase:
     def _weights(self) -> int:
         return sum(layer.weights for layer in self.layers)
 
+    @cached_property
+    def _prices(self) -> Prices:
+        return {}
+
+    def _groups(self, size: int, stride: int = 1) -> Groups:
+        """Returns groups of ranks; layers with equal messages are priced once."""
+        return Groups(self.layout, self.network, size, stride, self._prices)
+
     def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
         limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
         if name in ("serial", *INNER):
@@ -206,9 +214,9 @@ class StrategyCase:
         model = self._model(inner, size, batch)
         if model is None:
             return replace(row, refused=f"no grid of {size} ranks divides the extents {self._extents}")
-        summed = Groups(self.layout, self.network, replicas, size)
+        summed = self._groups(replicas, size)
         if inner == "spatial":
-            summed = Groups(self.layout, self.network, ranks)
+            summed = self._groups(ranks)
         sent, exposed = self._overlapped(model, summed)
         compute, memory, notes = model.compute_s, model.memory_bytes, model.notes
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
@@ -232,6 +240,10 @@ class StrategyCase:
         elif name == "out-of-core":
             if self.memory_limit is None:
                 return replace(row, refused="it needs a memory limit, which is not known")
+            state_bytes = (2 + self.slots) * weight_bytes
+            if self.chain is None and state_bytes > self.memory_limit:
+                why = f"parameters, gradients and optimizer state alone take {format_bytes(state_bytes)}"
+                return replace(row, bound_by="memory", refused=why)
             try:
                 plan, note = self._planned(batch, self.memory_limit)
             except DoesNotFitError as error:
@@ -274,12 +286,12 @@ class StrategyCase:
             return self._tensor(size, batch)
         if inner == "pipeline":
             return self._pipeline(size, batch)
-        return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
+        return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, self._groups(1))
 
     def _planned(self, batch: int, memory_limit: int) -> tuple[BlockPlan, str]:
+        """Returns the plan and its blocks in words. Raises `DoesNotFitError`: there is none."""
         chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
-        swap = self.rates is not None
-        plan = plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+        plan = _best_plan(chain, self.rates, memory_limit)
         decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
         blocks = "measured blocks" if self.chain else "blocks of the network"
         return plan, f"a plan for {blocks}: {decisions}"
@@ -357,7 +369,7 @@ class StrategyCase:
         """
         by_filter = inner == "filter"
         forth, back = FILTER_COLLECTIVES if by_filter else FILTER_COLLECTIVES[::-1]
-        groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
+        groups, shares, seconds, width = self._groups(size), [], 0.0, self.activation_bytes
         last = next(layer for layer in reversed(self.layers) if layer.is_product)
         for layer in self.layers:
             parts = layer.filters if by_filter else layer.channels * layer.has_gradient
@@ -372,7 +384,7 @@ class StrategyCase:
 
     def _tensor(self, size: int, batch: int) -> GroupModel:
         """Returns the model of tensor (Shoeybi et al., Megatron-LM (2019), section 3): heads and features are split."""
-        groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
+        groups, shares, seconds, width = self._groups(size), [], 0.0, self.activation_bytes
         summed = 0.0
         heads = next(layer.heads for layer in self.layers if layer.heads)
         for layer in self.layers:
@@ -389,8 +401,8 @@ class StrategyCase:
     def _on_grid(self, grid: tuple[int, ...], batch: int) -> GroupModel:
         """Returns the model of spatial on a grid; neighbours along the last dimension are neighbouring ranks."""
         size, width = math.prod(grid), self.activation_bytes
-        lines = [Groups(self.layout, self.network, n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
-        groups, shares, seconds = Groups(self.layout, self.network, size), [LayerShare()] * len(self.layers), 0.0
+        lines = [self._groups(n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
+        groups, shares, seconds = self._groups(size), [LayerShare()] * len(self.layers), 0.0
         for number, layer in enumerate(self.layers):
             if not layer.extents:
                 if number and self.layers[number - 1].extents:  # The parts are gathered.
@@ -406,10 +418,10 @@ class StrategyCase:
                 # Two parts have a neighbour on one side only, a single part has none.
                 sides = {1: [], 2: reaches[-1:]}.get(n, reaches)
                 for reach in sides:
-                    seconds += line.send_seconds(reach * layer.inputs / layer.extents[axis] * slab)
+                    seconds += line.send(reach * layer.inputs / layer.extents[axis] * slab).seconds
                     if layer.has_gradient:
                         back = -(-reach // layer.stride) * layer.outputs / out[axis]
-                        seconds += line.send_seconds(back * slab)
+                        seconds += line.send(back * slab).seconds
         return self._divided(batch, shares, seconds, groups)
 
     def _pipeline(self, size: int, batch: int) -> GroupModel:
@@ -418,8 +430,8 @@ class StrategyCase:
         work = list(map(sum, zip(*self._passes(1), strict=True)))
         stages = [list(chain.from_iterable(self._blocks[first:last])) for first, last in cut(work, size)]
         parts = max(n for n in range(1, min(batch, PARTS_PER_STAGE * size) + 1) if batch % n == 0)
-        groups, share = Groups(self.layout, self.network, size), batch / parts
-        sends = [groups.send_seconds(share * self.layers[stage[-1]].outputs * width) for stage in stages[:-1]]
+        groups, share = self._groups(size), batch / parts
+        sends = [groups.send(share * self.layers[stage[-1]].outputs * width).seconds for stage in stages[:-1]]
         total = alone = 0.0
         for half in halves:
             stage_s = [share * _sum(half, stage) for stage in stages]
@@ -431,7 +443,7 @@ class StrategyCase:
         if size > 1 and (shared := sum(layer.shared_weights for layer in self.layers)):
             # The first and the last stage hold them.
             stage_weights[-1] += shared
-            sent += 2 * groups.send_seconds(shared * WEIGHT_BYTES / 2)  # a ring of two
+            sent += 2 * groups.send(shared * WEIGHT_BYTES / 2).seconds  # a ring of two
             notes.append("the first and the last stage hold the same embedding, and sum its gradient")
         layer_elements = [layer.inputs + layer.outputs for layer in self.layers]
         elements = [_sum(layer_elements, stage) for stage in stages]
@@ -446,6 +458,12 @@ class StrategyCase:
         )
 
 
+@lru_cache(maxsize=64)
+def _best_plan(chain: Chain, rates: TransferRates | None, memory_limit: int) -> BlockPlan:
+    swap = rates is not None
+    return plan_blocks(chain, rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+
+
 def _outputs(layer: Layer) -> list[int]:
     return [-(-extent // layer.stride) for extent in layer.extents]
 
@@ -456,18 +474,28 @@ def _sum(by_layer: Sequence[float], numbers: Sequence[int]) -> float:
 
 def cut(work: Sequence[float], parts: int) -> tuple[tuple[int, int], ...]:
     """Returns consecutive non-empty pieces (first, end) with the smallest largest sum."""
-    sums = [0.0, *accumulate(work)]
+    return tuple(pairwise((0, *_cuts(tuple(work))[parts - 1])))
+
+
+@lru_cache(maxsize=16)
+def _cuts(work: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns the ends of the pieces of the best cut into 1, 2, ... parts."""
+    import numpy as np
+
+    sums = np.array([0.0, *accumulate(work)])
+    numbers = range(len(sums))
+    pieces = np.where(np.tri(len(sums), k=-1, dtype=bool), sums[:, None] - sums, np.inf)  # From `column` to `row`.
     # Smallest largest sum of the first n blocks in `part` parts, and the ends of these parts.
-    best_cuts: dict[int, tuple[float, tuple[int, ...]]] = {n: (sums[n], (n,)) for n in range(1, len(sums))}
-    for part in range(2, parts + 1):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for n in range(part, len(sums)):
-            options = [
-                (max(best_cuts[end][0], sums[n] - sums[end]), (*best_cuts[end][1], n)) for end in range(part - 1, n)
-            ]
-            longer[n] = min(options)
-        best_cuts = longer
-    return tuple(pairwise((0, *best_cuts[len(work)][1])))
+    largest, ends = sums.copy(), [(n,) for n in numbers]
+    largest[0] = np.inf
+    cuts = [ends[-1]]
+    for _ in range(1, len(work)):
+        options = np.maximum(largest, pieces)
+        largest = options.min(axis=1)
+        ties = [np.flatnonzero(options[n] == largest[n]) for n in numbers]
+        ends = [(*min(ends[end] for end in ties[n]), n) for n in numbers]
+        cuts.append(ends[-1])
+    return tuple(cuts)
 
 
 def _passed(times: Sequence[float], parts: int) -> float:
