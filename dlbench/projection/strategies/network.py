@@ -18,6 +18,20 @@ class Message(NamedTuple):
     link_seconds: Mapping[LevelName, float] = {}  # Seconds of its bytes on the links that decide, by level.
     phi: float = 1.0  # Flows of a link at once, at least 1.
 
+    def then(self, other: Message) -> Message:
+        """Returns the price of both, one after the other."""
+        link_seconds = dict(self.link_seconds)
+        for name, seconds in other.link_seconds.items():
+            link_seconds[name] = link_seconds.get(name, 0.0) + seconds
+        return Message(self.seconds + other.seconds, link_seconds, max(self.phi, other.phi))
+
+    def shared_with(self, other: Message) -> float:
+        """Returns the seconds of another message on links that this message uses, by how much of its time it does."""
+        if not self.seconds:
+            return 0.0
+        use = self.link_seconds
+        return sum(seconds * use.get(name, 0.0) for name, seconds in other.link_seconds.items()) / self.seconds
+
 
 Prices = dict[tuple[Collective, float, int, int, int], Message]  # By collective, bytes, element bytes, size, stride.
 
@@ -25,7 +39,7 @@ Prices = dict[tuple[Collective, float, int, int, int], Message]  # By collective
 class Groups:
     """Groups of `size` ranks, `stride` apart: 1 for neighbours, more for equal indexes in neighbouring groups."""
 
-    def __init__(  # noqa: PLR0913  # Where the ranks are, and the prices that groups of one training share.
+    def __init__(
         self, layout: Layout, network: NetworkModel, size: int, stride: int = 1, prices: Prices | None = None
     ) -> None:
         self.size, self._stride = size, stride
