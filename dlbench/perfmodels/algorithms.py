@@ -308,10 +308,13 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
     # Steps by the patterns that are under way: (chunk, number of the pattern) and how often.
     kinds: Counter[tuple[tuple[tuple[int, int], int], ...]] = Counter()
     for step in range(len(order) + chunks - 1):
-        active: Counter[tuple[int, int]] = Counter()
-        for chunk in range(max(0, step - len(order) + 1), min(chunks, step + 1)):
-            active[0 if is_equal else chunk, order[step - chunk]] += 1
-        kinds[tuple(active.items())] += 1
+        first = max(0, step - chunks + 1)
+        under_way = order[first : step + 1]  # Of the last chunk under way first.
+        if is_equal:
+            active = [((0, number), times) for number, times in Counter(under_way).items()]
+        else:
+            active = [((step - first - place, number), 1) for place, number in enumerate(under_way)]
+        kinds[tuple(active)] += 1
     for together, repeat in kinds.items():
         columns = []
         for (chunk, number), times in together:
