@@ -170,28 +170,23 @@ class StrategyCase:
         """Yields the rows of three factors: tensor inside a node, then pipeline, and data or shards outermost."""
         ranks, group = self.layout.ranks, self.layout.group_size
         heads, reason = self._most("tensor")
-        most_stages = 1
+        row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
+        stage_counts, most_of_group = range(1, 2), ranks - 1
         if name == "data+pipeline+tensor":
-            most_stages, reason = len(self._blocks), f"blocks x {reason}"
-        limit = heads * most_stages
-        rows: list[StrategyRow] = []
-        for tensor in range(2, min(heads, group) + 1):
-            if group % tensor or ranks % tensor:
-                continue
-            sizes = [tensor]
-            if most_stages > 1:
-                sizes = [tensor * stages for stages in range(2, most_stages + 1)]
-            fitting = [size for size in sizes if ranks % size == 0 and (group % size == 0 or size % group == 0)]
-            rows += [
-                self._row(name, size, limit, reason, tensor) for size in fitting if size < ranks or most_stages > 1
-            ]
-        if not rows:
-            why = f"no ranks of a node of {group} can share the layers of {ranks} ranks so ({reason})"
-            row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason, refused=why)
-            rows = [row]
-            if not heads:
-                rows = [replace(row, refused=reason)]
-        yield from rows
+            stage_counts, most_of_group = range(2, len(self._blocks) + 1), ranks
+            reason = f"blocks x {reason}"
+        factors = product(range(2, min(heads, group) + 1), stage_counts)
+        sizes = [(tensor * stages, tensor) for tensor, stages in factors if group % tensor == 0]
+        sizes = [
+            (size, tensor)
+            for size, tensor in sizes
+            if size <= most_of_group and ranks % size == 0 and (group % size == 0 or size % group == 0)
+        ]
+        if not sizes:
+            why = f"no such groups divide {ranks} ranks and nodes of {group}" if heads else row.bound_by
+            yield replace(row, refused=why)
+        for size, tensor in sizes:
+            yield self._row(name, size, heads * stage_counts[-1], reason, tensor)
 
     def _most(self, inner: str) -> tuple[int, str]:
         """Returns the most ranks of a group and the limiting factor; 0: the strategy is impossible, and the reason."""
@@ -262,12 +257,11 @@ class StrategyCase:
             summed = self._groups(ranks)
         sent, exposed = self._overlapped(model, summed)
         compute, memory, notes = model.compute_s, model.memory_bytes, model.notes
+        weight_bytes = WEIGHT_BYTES * self._weights
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
-        once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
+        once = weight_bytes * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
         update = self.times.update_s * sum(model.weights) / self._weights
-        weight_bytes = WEIGHT_BYTES * self._weights
-        held_bytes = WEIGHT_BYTES * sum(model.weights)
         if name == "zero-1":
             gathered = summed.seconds("all-gather", weight_bytes, WEIGHT_BYTES)
             sent, exposed, update = sent + gathered, exposed + gathered, update / ranks
@@ -275,7 +269,7 @@ class StrategyCase:
         elif name in ("fsdp", "fsdp+tensor"):
             sent, exposed, largest, bytes_sent = self._gathered(model, summed)
             update /= replicas
-            memory += 2 * largest - (2 + self.slots) * held_bytes * (1 - 1 / replicas)
+            memory += 2 * largest - (2 + self.slots) * WEIGHT_BYTES * sum(model.weights) * (1 - 1 / replicas)
         elif name == "local-sgd":
             values = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
             sent = exposed = summed.seconds("allreduce", values * weight_bytes, WEIGHT_BYTES) / self.average_every
