@@ -226,6 +226,7 @@ def project_points(
 @TO
 @value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
+@value_option("--set overrides", "KEY=VALUE", "Change a setting of model, data or train, repeatable.", multiple=True)
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
@@ -235,6 +236,7 @@ def project_spec(
     to: str,
     system: SystemSpec,
     preset: str | None,
+    overrides: tuple[str, ...],
     scaling: str,
     strategy: str | None,
     memory_limit: int | None,
@@ -243,21 +245,25 @@ def project_spec(
     """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
     \b
-    Example:
+    Examples:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
+      dlbench project spec bert --preset 13b --system abci --to 1024 --strategy all --set train.batch_per_rank=1
     """
     from dlbench.projection.ideal import by_data_sheet, workload_for
     from dlbench.projection.strategies.section import chosen
-    from dlbench.specs.requests import parse_counts
+    from dlbench.specs.choices import read_sizes
+    from dlbench.specs.requests import parse_counts, parse_set
 
+    settings = read_sizes(parse_set(overrides), "--set")
     strategies = ("data",) if strategy is None else chosen(strategy)
     document, is_answered = by_data_sheet(
-        workload_for(workload, preset, system),
+        workload_for(workload, preset, system, settings),
         system,
         parse_counts(to, "--to"),
         strategies=strategies,
         is_strong=scaling == "strong",
         memory_limit=memory_limit,
+        overrides=settings,
     )
     write(document, "strategies")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)

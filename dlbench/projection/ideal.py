@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.errors import UserError
@@ -15,8 +15,15 @@ from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.files import find
+from dlbench.specs.plan import AxisValue, value_text
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
+
+# Beginnings of the keys on which a projection by data sheet depends.
+READ = (
+    *("model.", "data.sequence_length", "data.max_predictions"),
+    *("train.batch_per_rank", "train.precision", "train.optimizer.name", "train.optimizer.momentum"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,7 @@ class IdealReport(BaseReport):
     preset: str
     system: str
     sources: tuple[str, ...]  # Sources of links and device in the system file.
+    overrides: dict[str, AxisValue]  # Settings given by --set.
     global_batch: dict[int, int]  # Samples of a step, by ranks.
     rows: tuple[StrategyRow, ...]
 
@@ -62,17 +70,28 @@ def ideal_rows(
     return tuple(replace(row, is_ideal=True) for row in case.table(strategies))
 
 
-def workload_for(name: str, preset: str | None, system: SystemSpec) -> Workload:
-    """Returns a preset of a workload; by default one with a precision for which the device has a peak."""
+def workload_for(
+    name: str, preset: str | None, system: SystemSpec, settings: Mapping[str, AxisValue] | None = None
+) -> Workload:
+    """Returns a preset of a workload; by default one with a precision for which the device has a peak. `settings` are
+    those of --set; raises `UserError`: one is wrong, or data sheets do not depend on it.
+    """
     file = WorkloadFile(find("workloads", name))
-    if preset is not None:
-        return choose(file, preset, {}).workload()
+    overrides = {key: (value, "--set") for key, value in (settings or {}).items()}
     default = file.preset_on(system)
-    for candidate in (default, *file.presets):
-        workload = choose(file, candidate, {}).workload()
+    candidates = (default, *file.presets)
+    if preset is not None:
+        default, candidates = preset, ()
+    first = choose(file, default, overrides).workload()
+    for key in overrides:
+        if not key.startswith(READ):
+            names = ", ".join(beginning.rstrip(".") for beginning in READ)
+            raise UserError(f"--set {key}: has no effect on a projection by data sheet, which reads {names}")
+    for candidate in candidates:
+        workload = choose(file, candidate, overrides).workload()
         if peak_tflops(system, workload.train.precision):
             return workload
-    return choose(file, default, {}).workload()
+    return first
 
 
 def by_data_sheet(
@@ -83,6 +102,7 @@ def by_data_sheet(
     strategies: Sequence[str],
     is_strong: bool = False,
     memory_limit: int | None = None,
+    overrides: Mapping[str, AxisValue] | None = None,
 ) -> tuple[Document, bool]:
     """Returns the projection by data sheet, and whether a strategy fits. `is_strong`: equal global batches."""
     per_node = system.node.default_ranks
@@ -115,10 +135,12 @@ def by_data_sheet(
         preset=workload.preset,
         system=system.name,
         sources=sources,
+        overrides=dict(overrides or {}),
         global_batch=batches,
         rows=tuple(rows),
     )
-    title = f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}."
+    changed = "".join(f", {key}={value_text(key, value)}" for key, value in report.overrides.items())
+    title = f"{workload.title}, {workload.preset} preset{changed}, {workload.train.precision}, on {system.title}."
     return _document(report, title, words), any(not row.refused and row.fits is not False for row in rows)
 
 
