@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, where_option
-from dlbench.cli.estimate import amount_of
+from dlbench.cli.estimate import amount_of, positive, whole
 from dlbench.cli.options import FILE, OUTPUT, InOrder, decorated, size_in_bytes, value_option
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, network_option, prepared
-from dlbench.errors import UserError
+from dlbench.errors import UserError, nearest
 from dlbench.removed import respelt_projection
 
 if TYPE_CHECKING:
@@ -57,17 +58,50 @@ def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, 
 RUNS = click.argument("runs", nargs=-1, type=FILE, metavar="RUNS...", callback=_given_runs)
 
 
-def _machine(_ctx: click.Context, _param: click.Parameter, name: str | None) -> SystemSpec | None:
+def _machines(_ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]) -> tuple[SystemSpec, ...]:
     from dlbench.specs.choices import choose_system_with_origins
 
-    return None if name is None else choose_system_with_origins(name, {})[0]
+    systems = {name: choose_system_with_origins(name, {})[0] for name in names}
+    if len({system.name for system in systems.values()}) < len(names):
+        raise UserError(f"--system {' '.join(names)}: a system is given twice; the names in the files must differ")
+    return tuple(systems.values())
+
+
+def _machine(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> SystemSpec | None:
+    if len(names) > 1:
+        raise UserError(
+            f"--system {' '.join(names)}: takes one system here, because computing stays that of the runs; compare "
+            f"systems by their data sheets: dlbench project spec WORKLOAD --system {' --system '.join(names)}"
+        )
+    return next(iter(_machines(ctx, param, names)), None)
 
 
 def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float | None, str]:
+    return _price_of(text)
+
+
+def _price_of(text: str | None) -> tuple[float | None, str]:
     price, currency, hours_of = amount_of("--price-per-node-hour", text)
     if hours_of not in ("", "node"):
         raise UserError(f"--price-per-node-hour {text}: must be the price of a node-hour, not of a {hours_of}-hour")
     return price, currency
+
+
+def _node_prices(texts: Sequence[str], systems: Sequence[str]) -> tuple[dict[str, float], str]:
+    """Returns the price of a node-hour by system, and the currency, from texts `9 EUR` or `SYSTEM=9 EUR`."""
+    price_by_system: dict[str, float] = {}
+    currencies = set()
+    for text in texts:
+        name, _, amount = text.rpartition("=")
+        if name not in ("", *systems):
+            raise UserError(f"--price-per-node-hour {text}: {nearest(name, systems)}")
+        price, currency = _price_of(amount)
+        if price is not None:
+            price_by_system |= dict.fromkeys([name] if name else systems, price)
+        currencies.add(currency)
+    if len(currencies) > 1:
+        raise UserError(f"--price-per-node-hour {' and '.join(texts)}: must have one currency")
+    return price_by_system, "".join(currencies)
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +127,7 @@ def _question_options(costs: str, scaling: str) -> Callable[[Callable[..., None]
         network_option(f"instead of {costs}"),
         value_option("--scaling", None, f"{SCALING_HELP}  [default: {scaling}]", type=SCALING_TYPE),
         value_option("--set overrides", "sync.KEY=VALUE", exchange_help, multiple=True),
-        value_option("--system", "SYSTEM", system_help, callback=_machine),
+        value_option("--system", "SYSTEM", system_help, multiple=True, callback=_machine),
         value_option("--price-per-node-hour price", "PRICE", price, callback=_node_price),
         value_option("--history", "DIR", slow, type=FILE),
     ]
@@ -224,42 +258,67 @@ def project_points(
 @project.command("spec", short_help="Project the training of a workload from data sheets.")
 @click.argument("workload")
 @TO
-@value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
+@value_option(
+    "--system systems",
+    "SYSTEM",
+    "System to project to, by its data sheet; repeatable, to compare systems.",
+    required=True,
+    multiple=True,
+    callback=_machines,
+)
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
+@value_option("--epochs", "NUMBER", "Epochs of the training (default: those of the recipe).", callback=positive)
+@value_option("--samples", "N", "Samples of the training, instead of epochs.", callback=whole)
+@value_option(
+    "--price-per-node-hour prices", "PRICE", "Price of a node-hour, '9 EUR'; 'SYSTEM=9 EUR', repeatable.", multiple=True
+)
 @_page_options
 def project_spec(
     workload: str,
     to: str,
-    system: SystemSpec,
+    systems: tuple[SystemSpec, ...],
     preset: str | None,
     scaling: str,
     strategy: str | None,
     memory_limit: int | None,
+    epochs: float | None,
+    samples: int | None,
+    prices: tuple[str, ...],
     write: Write,
 ) -> None:
     """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
+    With several systems, time, node-hours, energy and price of the same training are compared, and the nodes at which
+    they are equal are searched.
+
     \b
-    Example:
+    Examples:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
+      dlbench project spec resnet50 --system abci --system p40-roce --to 8,64,512
     """
-    from dlbench.projection.ideal import by_data_sheet, workload_for
+    from dlbench.perfmodels.training_time import asked_samples
+    from dlbench.projection.ideal import CostQuestion, IdealCase, by_data_sheet, workload_for
     from dlbench.projection.strategies.section import chosen
     from dlbench.specs.requests import parse_counts
 
+    if epochs is not None and samples is not None:
+        raise UserError(f"--epochs {epochs:g}: --samples {samples} sets the amount already; leave one out")
     strategies = ("data",) if strategy is None else chosen(strategy)
+    trained, counts = workload_for(workload, preset, *systems), parse_counts(to, "--to")
+    case = IdealCase(workload=trained, system=systems[0], strategies=strategies, memory_limit=memory_limit)
+    if scaling == "strong":
+        case = replace(case, global_batch=trained.train.batch_per_rank * min(counts))
+    num_samples, work = asked_samples(trained, epochs=epochs, samples=samples)
+    node_prices, currency = _node_prices(prices, [system.name for system in systems])
     document, is_answered = by_data_sheet(
-        workload_for(workload, preset, system),
-        system,
-        parse_counts(to, "--to"),
-        strategies=strategies,
-        is_strong=scaling == "strong",
-        memory_limit=memory_limit,
+        [replace(case, system=system) for system in systems],
+        counts,
+        CostQuestion(samples=num_samples, work=work, node_prices=node_prices, currency=currency),
     )
-    write(document, "strategies")
+    write(document, "strategies" if len(systems) == 1 else "machines")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 
