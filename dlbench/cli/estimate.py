@@ -31,7 +31,7 @@ _FORMS = {
 }
 
 
-def positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -45,14 +45,15 @@ def positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
 
 def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Parses an efficiency as a share, not as a percentage; it may be above 1, because caches can help."""
-    share = positive(ctx, param, text)
+    share = _positive(ctx, param, text)
     if share is not None and share > 2:
         raise UserError(f"{param.opts[0]} {text!r}: must be a share, e.g. 0.992 for 99.2 %")
     return share
 
 
 def whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    number = positive(ctx, param, text)
+    """Parses a whole number above zero, e.g. 2500000 or 2.5e6."""
+    number = _positive(ctx, param, text)
     if number is not None and not number.is_integer():
         raise UserError(f"{param.opts[0]} {text!r}: must be a whole number, e.g. 2500000 or 2.5e6")
     return None if number is None else int(number)
@@ -61,7 +62,7 @@ def whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
 @where_option("--where", "runs")
-@value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=positive)
+@value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=_positive)
 @value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=whole)
 @value_option("--samples", "N", "Number of samples to train, instead of epochs.", callback=whole)
 @value_option(
@@ -73,7 +74,7 @@ def whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
 @value_option("--deadline", "DURATION", "Find the cheapest rank count within this time, e.g. 3d.", callback=duration)
 @value_option("--budget", "AMOUNT", "Find the fastest rank count within e.g. '500 GPU-hours' or '900 EUR'.")
 @AS_JSON
-@value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=positive)
+@value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
 @value_option("--ranks", "N", "Rank count, for --per-rank.", callback=whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, where_option
-from dlbench.cli.estimate import amount_of, positive, whole
+from dlbench.cli.estimate import amount_of, whole
 from dlbench.cli.options import FILE, OUTPUT, InOrder, decorated, size_in_bytes, value_option
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, network_option, prepared
-from dlbench.errors import UserError, nearest
+from dlbench.errors import UserError
 from dlbench.removed import respelt_projection
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ def _machines(_ctx: click.Context, _param: click.Parameter, names: tuple[str, ..
     from dlbench.specs.choices import choose_system_with_origins
 
     systems = {name: choose_system_with_origins(name, {})[0] for name in names}
-    if len({system.name for system in systems.values()}) < len(names):
-        raise UserError(f"--system {' '.join(names)}: a system is given twice; the names in the files must differ")
+    if len({system.name for system in systems.values()}) < len(names) or len(names) > 2:
+        raise UserError(f"--system {' '.join(names)}: needs one system, or two with different names")
     return tuple(systems.values())
 
 
@@ -77,31 +76,20 @@ def _machine(ctx: click.Context, param: click.Parameter, names: tuple[str, ...])
 
 
 def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float | None, str]:
-    return _price_of(text)
-
-
-def _price_of(text: str | None) -> tuple[float | None, str]:
     price, currency, hours_of = amount_of("--price-per-node-hour", text)
     if hours_of not in ("", "node"):
         raise UserError(f"--price-per-node-hour {text}: must be the price of a node-hour, not of a {hours_of}-hour")
     return price, currency
 
 
-def _node_prices(texts: Sequence[str], systems: Sequence[str]) -> tuple[dict[str, float], str]:
-    """Returns the price of a node-hour by system, and the currency, from texts `9 EUR` or `SYSTEM=9 EUR`."""
-    price_by_system: dict[str, float] = {}
-    currencies = set()
-    for text in texts:
-        name, _, amount = text.rpartition("=")
-        if name not in ("", *systems):
-            raise UserError(f"--price-per-node-hour {text}: {nearest(name, systems)}")
-        price, currency = _price_of(amount)
-        if price is not None:
-            price_by_system |= dict.fromkeys([name] if name else systems, price)
-        currencies.add(currency)
-    if len(currencies) > 1:
+def _node_prices(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Sequence[float | None], str]:
+    """Returns prices of a node-hour, and their currency."""
+    amounts = [_node_price(ctx, param, text) for text in texts]
+    if len({currency for _, currency in amounts}) > 1:
         raise UserError(f"--price-per-node-hour {' and '.join(texts)}: must have one currency")
-    return price_by_system, "".join(currencies)
+    return [price for price, _ in amounts], next((currency for _, currency in amounts), "")
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -261,7 +249,7 @@ def project_points(
 @value_option(
     "--system systems",
     "SYSTEM",
-    "System to project to, by its data sheet; repeatable, to compare systems.",
+    "System to project to, by its data sheet; a second one is compared with it.",
     required=True,
     multiple=True,
     callback=_machines,
@@ -270,10 +258,13 @@ def project_points(
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
-@value_option("--epochs", "NUMBER", "Epochs of the training (default: those of the recipe).", callback=positive)
-@value_option("--samples", "N", "Samples of the training, instead of epochs.", callback=whole)
+@value_option("--samples", "N", "Samples of the training (default: those of the recipe).", callback=whole)
 @value_option(
-    "--price-per-node-hour prices", "PRICE", "Price of a node-hour, '9 EUR'; 'SYSTEM=9 EUR', repeatable.", multiple=True
+    "--price-per-node-hour prices",
+    "PRICE",
+    "Price of a node-hour, e.g. '9 EUR'; one for each --system, in their order.",
+    multiple=True,
+    callback=_node_prices,
 )
 @_page_options
 def project_spec(
@@ -284,41 +275,55 @@ def project_spec(
     scaling: str,
     strategy: str | None,
     memory_limit: int | None,
-    epochs: float | None,
     samples: int | None,
-    prices: tuple[str, ...],
+    prices: tuple[Sequence[float | None], str],
     write: Write,
 ) -> None:
     """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
-    With several systems, time, node-hours, energy and price of the same training are compared, and the nodes at which
-    they are equal are searched.
+    With two systems, time, node-hours, energy and price of the same training are compared, and the numbers of nodes at
+    which they are equal are searched.
 
     \b
     Examples:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
       dlbench project spec resnet50 --system abci --system p40-roce --to 8,64,512
     """
-    from dlbench.perfmodels.training_time import asked_samples
-    from dlbench.projection.ideal import CostQuestion, IdealCase, by_data_sheet, workload_for
+    from dlbench.perfmodels.training_time import UNSTATED_SAMPLES
+    from dlbench.projection.ideal import IdealCase, by_data_sheet, workload_for
     from dlbench.projection.strategies.section import chosen
     from dlbench.specs.requests import parse_counts
 
-    if epochs is not None and samples is not None:
-        raise UserError(f"--epochs {epochs:g}: --samples {samples} sets the amount already; leave one out")
     strategies = ("data",) if strategy is None else chosen(strategy)
     trained, counts = workload_for(workload, preset, *systems), parse_counts(to, "--to")
-    case = IdealCase(workload=trained, system=systems[0], strategies=strategies, memory_limit=memory_limit)
+    global_batch = None
     if scaling == "strong":
-        case = replace(case, global_batch=trained.train.batch_per_rank * min(counts))
-    num_samples, work = asked_samples(trained, epochs=epochs, samples=samples)
-    node_prices, currency = _node_prices(prices, [system.name for system in systems])
-    document, is_answered = by_data_sheet(
-        [replace(case, system=system) for system in systems],
-        counts,
-        CostQuestion(samples=num_samples, work=work, node_prices=node_prices, currency=currency),
-    )
-    write(document, "strategies" if len(systems) == 1 else "machines")
+        global_batch = trained.train.batch_per_rank * min(counts)
+    num_samples, basis = samples or trained.train.total_samples(trained.train.schedule, min(counts)), "as asked"
+    if samples is None:
+        basis = "the schedule's"
+    if num_samples is None:
+        num_samples, basis = UNSTATED_SAMPLES, "as the schedule does not say how many; --samples N"
+    node_prices, currency = prices
+    if len(node_prices) not in (0, len(systems)):
+        raise UserError(
+            f"--price-per-node-hour: {len(node_prices)} prices for {len(systems)} systems; give one for each"
+        )
+    cases = [
+        IdealCase(
+            workload=trained,
+            system=system,
+            strategies=strategies,
+            memory_limit=memory_limit,
+            global_batch=global_batch,
+            samples=num_samples,
+            node_price=price,
+        )
+        for system, price in zip(systems, node_prices or [None] * len(systems), strict=True)
+    ]
+    work = f"{num_samples:,.0f} {trained.sample_unit} ({basis})"
+    document, is_answered = by_data_sheet(cases, counts, work=work, currency=currency)
+    write(document, "strategies" if len(systems) == 1 else "costs")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 

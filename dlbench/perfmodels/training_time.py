@@ -8,12 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.errors import UserError
-from dlbench.units import plural
-
 if TYPE_CHECKING:
     from dlbench.specs.plan import RunPlan
-    from dlbench.specs.workload import Workload
 
 UNSTATED_SAMPLES = 1_000_000  # Samples of a training whose length is not stated.
 HOUR_S = 3_600
@@ -101,24 +97,3 @@ def training_length_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLeng
     if quality is not None and quality.max_samples is not None:
         return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
     return None
-
-
-def asked_samples(
-    workload: Workload, *, epochs: float | None = None, epoch_samples: int | None = None, samples: int | None = None
-) -> tuple[float, str]:
-    """Returns the samples of a training as asked, or else those of the recipe's schedule, and how they are counted; a
-    million if neither is known. Raises `UserError`: epochs are asked, and their samples are not known.
-    """
-    unit, schedule = workload.sample_unit, workload.train.schedule
-    if samples is not None:
-        return samples, f"{samples:,} {unit}"
-    per_epoch = epoch_samples or schedule.epoch_samples
-    if per_epoch is None and workload.model.epoch_samples is not None:
-        per_epoch = workload.model.epoch_samples[0]
-    passes = epochs or schedule.total_epochs
-    if passes is not None and per_epoch is not None:
-        total = round(passes * per_epoch)
-        return total, f"{passes:g} {plural('epoch', passes)} x {per_epoch:,} = {total:,} {unit}"
-    if epochs is not None:
-        raise UserError(f"--epochs {epochs:g}: {workload.name} has no train.schedule.epoch_samples; give --samples N")
-    return UNSTATED_SAMPLES, f"{UNSTATED_SAMPLES:,} {unit} (the recipe states no length; give --samples N)"

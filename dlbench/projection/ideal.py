@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from typing import Any
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
-from dlbench.projection.machines import BreakEven, Machine, MachineCost, break_evens, machines_section
-from dlbench.projection.spec_machine import ideal_times, layout_of, network_of, peak_tflops
+from dlbench.perfmodels.training_time import HOUR_S
+from dlbench.projection.spec_machine import (
+    LayerPass,
+    ideal_times,
+    layer_rows,
+    layers_section,
+    layout_of,
+    network_of,
+    peak_tflops,
+)
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
 from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import StrategyCase, StrategyRow, best
 from dlbench.report.document import BaseReport, Document, Section
+from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.files import find
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
-from dlbench.units import and_text
+from dlbench.units import and_text, format_number
+
+
+def _figure_column(title: str) -> dict[str, Any]:
+    return column(title, text=format_number, is_brief=True)
+
+
+def _equal_column(figure: str) -> dict[str, Any]:
+    return column(f"Equal {figure}", text="{:,}".format, missing="never", is_brief=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCost:
+    """The cost of a training on some nodes of a system, by data sheet, with the fastest strategy that fits. Equal: the
+    fewest nodes of the other system that take at most this time, or the most that need at most this energy or price;
+    None: no node count within the asked ones, or no figure.
+    """
+
+    system: str = field(metadata=column("System", is_brief=True))
+    nodes: int = field(metadata=column("Nodes", is_brief=True))
+    ranks: int = field(metadata=column("Ranks"))
+    strategy: str = field(metadata=column("Strategy"))
+    hours: float = field(metadata=_figure_column("Time, h"))
+    node_hours: float = field(metadata=_figure_column("Node-hours"))
+    kwh: float | None = field(metadata=_figure_column("kWh"))  # None: the power of a node is not known.
+    price: float | None = field(metadata=_figure_column("Price"))
+    equal_hours: int | None = field(default=None, metadata=_equal_column("time"))
+    equal_kwh: int | None = field(default=None, metadata=_equal_column("energy"))
+    equal_price: int | None = field(default=None, metadata=_equal_column("price"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +72,9 @@ class IdealReport(BaseReport):
     system: str
     sources: tuple[str, ...]  # Sources of links and device in the system file.
     global_batch: dict[int, int]  # Samples of a step, by ranks.
-    rows: tuple[StrategyRow, ...]  # System by system.
-    machines: tuple[MachineCost, ...] = ()  # Cost of the same training, by system and ranks.
-    break_evens: tuple[BreakEven, ...] = ()  # Of the first system against each other one.
+    rows: tuple[StrategyRow, ...]  # Of one system.
+    costs: tuple[MachineCost, ...]
+    layers: tuple[LayerPass, ...]  # Of one system.
 
 
 def ideal_rows(
@@ -83,140 +119,183 @@ def workload_for(name: str, preset: str | None, *systems: SystemSpec) -> Workloa
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostQuestion:
-    """The training whose cost is asked, and prices."""
-
-    samples: float = UNSTATED_SAMPLES
-    work: str = f"{UNSTATED_SAMPLES:,} samples"  # `samples` in words.
-    node_prices: Mapping[str, float] = field(default_factory=dict)  # Price of a node-hour by name of the system.
-    currency: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class IdealCase:
-    """A workload on one system, by data sheet."""
+    """A training on one system, by data sheet."""
 
     workload: Workload
     system: SystemSpec
     strategies: Sequence[str]
     memory_limit: int | None
-    global_batch: int | None = None  # Samples of a step of all ranks; None: the workload's batch on each rank.
+    global_batch: int | None  # Samples of a step of all ranks; None: the workload's batch on each rank.
+    samples: float  # Samples of the training.
+    node_price: float | None  # Price of a node-hour.
 
     def batch(self, ranks: int) -> int:
         return self.global_batch or self.workload.train.batch_per_rank * ranks
 
     def rows(self, ranks: int) -> tuple[StrategyRow, ...]:
         """Returns the strategies on full nodes. Raises `UserError`: the ranks do not fill them."""
-        per_node = self.system.node.default_ranks
+        system, per_node = self.system, self.system.node.default_ranks
         if ranks > per_node and ranks % per_node:
-            raise UserError(
-                f"--to {ranks}: does not fill nodes of {per_node} ranks of {self.system.name}; choose a multiple of "
-                f"{per_node}"
-            )
-        return ideal_rows(
-            self.workload,
-            self.system,
-            layout_of(self.system, ranks),
-            batch=self.batch(ranks),
-            strategies=self.strategies,
-            memory_limit=self.memory_limit,
-        )
+            raise UserError(f"--to {ranks}: does not fill nodes of {per_node} ranks; choose a multiple of {per_node}")
+        layout, batch, limit = layout_of(system, ranks), self.batch(ranks), self.memory_limit
+        return ideal_rows(self.workload, system, layout, batch=batch, strategies=self.strategies, memory_limit=limit)
 
-    def cost(self, ranks: int, question: CostQuestion) -> MachineCost | None:
+    def cost(self, ranks: int) -> MachineCost | None:
         """Returns the cost with the fastest strategy on some ranks; None: none fits."""
         fastest = best(self.rows(ranks))
         if fastest is None:
             return None
         nodes = -(-ranks // self.system.node.default_ranks)
-        samples_per_s = self.batch(ranks) / fastest.step_s
-        node_hours = nodes * question.samples / samples_per_s / HOUR_S
-        watts, price = self.system.device and self.system.device.node_watts, question.node_prices.get(self.system.name)
+        hours = self.samples / self.batch(ranks) * fastest.step_s / HOUR_S
+        kwh = price = None
+        if self.system.device is not None and self.system.device.node_watts is not None:
+            kwh = nodes * hours * self.system.device.node_watts / 1000
+        if self.node_price is not None:
+            price = nodes * hours * self.node_price
         return MachineCost(
             system=self.system.name,
             nodes=nodes,
             ranks=ranks,
             strategy=fastest.strategy,
-            samples_per_s=samples_per_s,
-            hours=node_hours / nodes,
-            node_hours=node_hours,
-            kwh=None if watts is None else node_hours * watts / 1000,
-            price=None if price is None else node_hours * price,
+            hours=hours,
+            node_hours=nodes * hours,
+            kwh=kwh,
+            price=price,
         )
 
-    def machine(self, ranks: Sequence[int], question: CostQuestion) -> Machine:
-        """Returns the system with its full nodes among some rank counts."""
-        per_node = self.system.node.default_ranks
-        full = [count // per_node for count in sorted(ranks) if count % per_node == 0]
-        return Machine(self.system.name, full, cache(lambda nodes: self.cost(nodes * per_node, question)))
+
+def _costs(cases: Sequence[IdealCase], counts: Sequence[int]) -> Iterator[MachineCost]:
+    """Yields the costs on each system; on one of two with the node counts of the other at which figures are equal."""
+    costs_at = [cache(case.cost) for case in cases]
+    for cost_at, other_case, other_cost_at in zip(costs_at, reversed(cases), reversed(costs_at), strict=True):
+        per_node = other_case.system.node.default_ranks
+        full_counts = [count for count in counts if count % per_node == 0]
+        for cost in filter(None, map(cost_at, counts)):
+            equal_nodes: dict[str, Any] = {}
+            if len(cases) > 1:
+                equal_nodes["equal_hours"] = _equal_nodes(cost, "hours", other_cost_at, full_counts, per_node)
+                for name in ("kwh", "price"):
+                    equal_nodes[f"equal_{name}"] = _equal_nodes(cost, name, other_cost_at, full_counts[::-1], per_node)
+            yield replace(cost, **equal_nodes)
+
+
+def _equal_nodes(
+    cost: MachineCost, name: str, cost_at: Callable[[int], MachineCost | None], counts: Sequence[int], per_node: int
+) -> int | None:
+    """Returns the first node count, of some rank counts or between them, at which a figure is at most that of `cost`.
+    None: it is at none.
+    """
+
+    def is_within(nodes: int) -> bool:
+        figure, limit = getattr(cost_at(nodes * per_node), name, None), getattr(cost, name)
+        return figure is not None and limit is not None and figure <= limit
+
+    beyond = None
+    for count in counts:
+        nodes = count // per_node
+        if is_within(nodes):
+            while beyond is not None and abs(nodes - beyond) > 1:
+                middle = (nodes + beyond) // 2
+                if is_within(middle):
+                    nodes = middle
+                else:
+                    beyond = middle
+            return nodes
+        beyond = nodes
+    return None
+
+
+def _cost_section(costs: Sequence[MachineCost], *, work: str, currency: str) -> Section:
+    """Returns the cost of a training by system and rank count. `work`: its samples in words."""
+    names = ["system", "nodes", "ranks", "strategy", "hours", "node_hours", "kwh", "price"]
+    if len({cost.system for cost in costs}) > 1:
+        figures = ("hours", "kwh", "price")
+        names += [f"equal_{name}" for name in figures if any(getattr(cost, name) is not None for cost in costs)]
+    unknown = dict.fromkeys(cost.system for cost in costs if cost.kwh is None)
+    sheet = Sheet(
+        name="costs",
+        title="Cost by system",
+        columns=columns_of(MachineCost, *names, titles={"price": currency or "Price"}),
+        rows=costs,
+        caption="Equal, within the asked counts: the fewest nodes of the other system that take at most this time, and "
+        "the most nodes that need at most this energy or price.",
+        in_terminal=True,
+    )
+    return Section(
+        id="cost",
+        title="Cost of the training",
+        level="answer",
+        about=(f"For {work}.",),
+        brief=(f"For {work}.",),
+        sheets=(sheet,),
+        notes=(
+            "Ideal, by data sheet: training steps only, without start, evaluations, checkpoints and queue.",
+            *(f"Energy of {name}: device.node_watts is missing in its file." for name in unknown),
+        ),
+    )
+
+
 def by_data_sheet(
-    cases: Sequence[IdealCase], ranks: Sequence[int], question: CostQuestion
+    cases: Sequence[IdealCase], ranks: Sequence[int], *, work: str, currency: str
 ) -> tuple[Document, bool]:
-    """Returns the projection of a workload by the data sheets of one or several systems, and whether a strategy fits on
-    any of them.
+    """Returns the projection by data sheet of one training, by strategy, or of one on two systems, and whether a
+    strategy fits. `work`: its samples in words; `currency`: that of prices.
     """
     first, counts = cases[0], sorted(ranks)
-    rows_by_system: dict[str, tuple[StrategyRow, ...]] = {}
+    workload, costs = first.workload, list(_costs(cases, counts))
+    rows: list[StrategyRow] = []
     words: list[str] = []
-    for case in cases:
-        rows: list[StrategyRow] = []
+    layers: tuple[LayerPass, ...] = ()
+    sections = [_cost_section(costs, work=work, currency=currency)]
+    if len(cases) == 1:
         for count in counts:
-            count_rows = case.rows(count)
+            count_rows = first.rows(count)
             rows += count_rows
-            words += _throughput_words(case, count, count_rows, of_several=len(cases) > 1)
-        rows_by_system[case.system.name] = tuple(rows)
-    costs = [cost for case in cases for count in counts if (cost := case.cost(count, question)) is not None]
-    machines = [case.machine(counts, question) for case in cases]
+            words += _throughput_words(first, count, count_rows)
+        layers = layer_rows(workload.model.layer_table(workload.data), first.system, workload.train)
+        sections += [section(rows, ("Every figure is ideal, by data sheet.",)), layers_section(layers)]
+    sources: list[str] = []
+    for system in (case.system for case in cases):
+        if system.device is not None:
+            sources.append(system.device.source)
+        sources += network_of(system).sources
     report = IdealReport(
-        workload=first.workload.name,
-        preset=first.workload.preset,
-        system=" ".join(rows_by_system),
-        sources=tuple(dict.fromkeys(chain.from_iterable(_sources(case.system) for case in cases))),
+        workload=workload.name,
+        preset=workload.preset,
+        system=" and ".join(case.system.name for case in cases),
+        sources=tuple(dict.fromkeys(sources)),
         global_batch={count: first.batch(count) for count in counts},
-        rows=tuple(chain.from_iterable(rows_by_system.values())),
-        machines=tuple(costs),
-        break_evens=tuple(chain.from_iterable(break_evens(machines[0], other) for other in machines[1:])),
+        rows=tuple(rows),
+        costs=tuple(costs),
+        layers=tuple(layers),
     )
-    document = _document(report, cases, rows_by_system, words, question)
-    return document, any(not row.refused and row.fits is not False for row in report.rows)
+    title = f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on "
+    title += and_text([case.system.title for case in cases])
+    is_answered = bool(costs) or any(not row.refused and row.fits is not False for row in rows)
+    return _document(report, f"{title}.", words, sections), is_answered
 
 
-def _throughput_words(
-    case: IdealCase, ranks: int, rows: Sequence[StrategyRow], *, of_several: bool
-) -> Iterator[str]:
+def _throughput_words(case: IdealCase, ranks: int, rows: Sequence[StrategyRow]) -> Iterator[str]:
     """Yields the throughput of the fastest strategy against that of one rank; nothing if none fits."""
     fastest = best([row for row in rows if row.strategy != "serial"] or rows)
-    if fastest is None:
-        return
-    alone, rate = max(1, case.batch(ranks) // ranks), case.batch(ranks) / fastest.step_s
-    (serial,) = replace(case, strategies=("serial",), global_batch=alone).rows(1)
-    place = f"{case.system.name}, " if of_several else ""
-    yield (
-        f"{place}{ranks_text(ranks)}, {fastest.strategy}: {rate:,.0f} {case.workload.sample_unit}/s, "
-        f"{percent(rate / (ranks * alone / serial.step_s))} of one rank's with its batch; ideal."
-    )
+    if fastest is not None:
+        batch = case.batch(ranks)
+        alone, rate = max(1, batch // ranks), batch / fastest.step_s
+        (serial,) = replace(case, strategies=("serial",), global_batch=alone).rows(1)
+        yield (
+            f"{ranks_text(ranks)}, {fastest.strategy}: {rate:,.0f} {case.workload.sample_unit}/s, "
+            f"{percent(rate / (ranks * alone / serial.step_s))} of one rank's with its batch; ideal."
+        )
 
 
-def _sources(system: SystemSpec) -> tuple[str, ...]:
-    sources = network_of(system).sources
-    if system.device is None:
-        return sources
-    return (system.device.source, *sources)
-
-
-def _document(
-    report: IdealReport,
-    cases: Sequence[IdealCase],
-    rows_by_system: Mapping[str, tuple[StrategyRow, ...]],
-    words: Sequence[str],
-    question: CostQuestion,
-) -> Document:
-    workload, titles = cases[0].workload, and_text([case.system.title for case in cases])
-    sections = [
+def _document(report: IdealReport, title: str, words: Sequence[str], sections: Sequence[Section]) -> Document:
+    return report.document(
         Section(
             id="ideal",
             title="Ideal throughput",
             level="answer",
-            about=(f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {titles}.",),
+            about=(title,),
             words=tuple(words),
             brief=tuple(words),
             notes=(
@@ -225,28 +304,7 @@ def _document(
                 "dlbench project runs RUNS --to RANKS.",
                 *report.sources,
             ),
-        )
-    ]
-    if report.machines:
-        unknown = [name for name in rows_by_system if not any(row.kwh for row in report.machines if row.system == name)]
-        notes = [f"Energy of {name}: device.node_watts is missing in its file." for name in unknown]
-        sections.append(
-            machines_section(
-                report.machines, report.break_evens, work=question.work, currency=question.currency, notes=notes
-            )
-        )
-    for name, rows in rows_by_system.items():
-        strategies = section(rows, ("Every figure is ideal, by data sheet.",))
-        if len(cases) > 1:
-            strategies = replace(
-                strategies,
-                id=f"strategies-{name}",
-                title=f"{strategies.title}, {name}",
-                level="evidence",
-                where={"system": name},
-            )
-        sections.append(strategies)
-    return report.document(
+        ),
         *sections,
         notices=("Modelled by data sheet, not measured.",),
         file_prefix="ideal-",
