@@ -110,7 +110,7 @@ def _passes(
     layers: Sequence[Layer], system: SystemSpec, precision: Precision, batch: int, half: Literal["forward", "backward"]
 ) -> list[LayerPass]:
     """Returns a pass of each layer on one device at its peak. `batch`: samples of a rank, which share the weights."""
-    flops_per_s, bytes_per_s = _device_peaks(system, precision)
+    flops_per_s, bytes_per_s = device_peak(system, precision), _memory_rate(system)
     is_backward, passes = half == "backward", []
     for layer in layers:
         # Forward reads x and writes y; backward reads y's gradient and x, and writes x's gradient if it is needed.
@@ -139,13 +139,12 @@ def ideal_times(
     layers: Sequence[Layer], system: SystemSpec, precision: Precision, *, batch: int, optimizer_slots: int
 ) -> LayerTimes:
     """Returns the times of layers on one device at its peak. `batch`: samples of a rank, which share the weights."""
-    _, bytes_per_s = _device_peaks(system, precision)
     weights = sum(layer.weights for layer in layers)
     return LayerTimes(
         forward=tuple(row.seconds for row in _passes(layers, system, precision, batch, "forward")),
         backward=tuple(row.seconds for row in _passes(layers, system, precision, batch, "backward")),
         # Weight, gradient and the optimizer's values are read; weight and values are written.
-        update_s=weights * (3 + 2 * optimizer_slots) * WEIGHT_BYTES / bytes_per_s,
+        update_s=weights * (3 + 2 * optimizer_slots) * WEIGHT_BYTES / _memory_rate(system),
     )
 
 
@@ -180,10 +179,9 @@ def layers_section(rows: Sequence[LayerPass]) -> Section:
     )
 
 
-def _device_peaks(system: SystemSpec, precision: Precision) -> tuple[float, float]:
-    """Returns FLOP/s and bytes/s of one device. Raises `UserError`: neither the system nor a data sheet has them."""
-    device, name = system.device, (system.device and system.device.name) or ""
-    sheet, tflops = sheet_of(name), peak_tflops(system, precision)
+def device_peak(system: SystemSpec, precision: Precision) -> float:
+    """Returns FLOP/s of one device. Raises `UserError`: neither the system's file nor a data sheet has them."""
+    name, tflops = (system.device and system.device.name) or "", peak_tflops(system, precision)
     if not tflops:
         reason = ""
         if name:
@@ -192,13 +190,18 @@ def _device_peaks(system: SystemSpec, precision: Precision) -> tuple[float, floa
             f"system {system.name}: node.peak_tflops has no {precision}, and there is no data sheet with it{reason}; "
             f"give {{{precision}: TFLOP/s}} and peak_source"
         )
+    return tflops * TERA
+
+
+def _memory_rate(system: SystemSpec) -> float:
+    """Returns bytes/s of the memory of one device."""
+    device = system.device
+    sheet = sheet_of((device and device.name) or "")
     if device is not None and device.memory_gb_per_s is not None:
-        rate = device.memory_gb_per_s * _GIGA
-    elif sheet is not None and sheet.memory_bytes_per_s is not None:
-        rate = sheet.memory_bytes_per_s
-    else:
-        raise UserError(f"system {system.name}: device.memory_gb_per_s is missing, and no data sheet has it")
-    return tflops * TERA, rate
+        return device.memory_gb_per_s * _GIGA
+    if sheet is not None and sheet.memory_bytes_per_s is not None:
+        return sheet.memory_bytes_per_s
+    raise UserError(f"system {system.name}: device.memory_gb_per_s is missing, and no data sheet has it")
 
 
 def _level(link: LinkSpec | None) -> Level | None:
