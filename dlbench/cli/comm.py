@@ -41,7 +41,7 @@ SIZES = value_option(
     "Buffer sizes per rank; a range LOW:HIGH is stepped by factors of 4; LOW:HIGH:COUNT has COUNT sizes.",
     "1KiB:64MiB",
 )
-SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-server (default: every rank).", type=int)
+SHARDS = value_option("--shards", "K", "Servers of parameter-server (default: every rank).", type=int)
 
 
 @click.command(short_help="Report collective benchmark runs: rates, algorithms, costs.")
@@ -250,7 +250,8 @@ def predict(
     """Predict the time of collectives from NETWORK, a file of fitted costs.
 
     Ranks, groups and sizes outside the fitted range are marked as extrapolated, with the error that a fit without the
-    largest rank count has there. Libraries are only predicted at measured rank counts.
+    largest rank count has there. Libraries are only predicted at measured rank counts. With `--algorithms
+    dedicated-servers`, the last ranks (--shards, default 1) are parameter servers that do not train.
 
     \b
     Examples:

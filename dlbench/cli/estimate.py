@@ -142,7 +142,7 @@ def estimate(
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]})")
     for option in given_options("where", "price", "deadline", "budget", "as_json", "mfu"):
-        raise UserError(f"{option}: has no effect on WORKLOAD --throughput")
+        raise UserError(f"{option}: only for RUNS or --system, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):

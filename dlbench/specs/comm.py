@@ -38,6 +38,9 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 }
 """dlbench's own algorithms, executed message by message."""
 
+DEDICATED_SERVERS = "dedicated-servers"
+"""All-reduce of workers by servers that do not work, the last ranks; only modelled, as it leaves the servers out."""
+
 ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
 """Collectives from or to rank 0; some ranks do not wait for others."""
 
