@@ -82,7 +82,14 @@ def report(
 @value_option("--system", "NAME", "System to fit, if RUNS contains several.")
 @value_option("--transport", "NAME", "Transport to fit, if RUNS contains several.")
 @value_option("--dtype", "NAME", "Element type to fit (default: fp32, if it was measured).")
-def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
+@value_option(
+    "--of fitted_to",
+    None,
+    "Time of a point: median over runs, or minimum of all iterations, which leaves out congestion.",
+    "median",
+    type=click.Choice(["median", "minimum"]),
+)
+def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: Any) -> None:
     """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
     alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. Training

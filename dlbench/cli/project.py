@@ -181,7 +181,8 @@ def project_runs(
     for group, sample in zip(groups, measured.samples, strict=True):
         compared = None
         if strategies:
-            compared = projecting.StrategiesAsked(strategies, memory_limit, sample, groups)
+            least = projecting.least_costs(group, question, runs)
+            compared = projecting.StrategiesAsked(strategies, memory_limit, sample, groups, least)
         projected.append(projecting.projected(group, question, rows, compared))
         projection = projected[-1].projection
         if record and projection.targets:

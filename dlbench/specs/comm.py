@@ -303,6 +303,9 @@ class NetworkModel(Spec):
     median_error: NonNegative | None = Field(None, description="Median |predicted / measured - 1| at left-out points.")
     errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
+    fitted_to: Literal["median", "minimum"] = Field(
+        "median", description="Fitted times of a point; minimum: of its fastest iteration, which leaves out congestion."
+    )
     fitted_over: FittedRange | None = Field(None, description="Range of these points; none: no fitted message costs.")
     largest_held_out: LargestHeldOut | None = Field(None, description="Error at the largest rank count, if left out.")
     residuals: tuple[Residual, ...] = Field((), description="Errors at the fitted rank counts; none: costs not fitted.")
