@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any
 
 from dlbench.errors import UserError
-from dlbench.perfmodels.schedules import Layout
-from dlbench.perfmodels.training_time import HOUR_S
+from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
 from dlbench.projection.spec_machine import (
     LayerPass,
     ideal_times,
@@ -77,34 +76,6 @@ class IdealReport(BaseReport):
     layers: tuple[LayerPass, ...]  # Of one system.
 
 
-def ideal_rows(
-    workload: Workload,
-    system: SystemSpec,
-    layout: Layout,
-    *,
-    batch: int,
-    strategies: Sequence[str],
-    memory_limit: int | None = None,
-) -> tuple[StrategyRow, ...]:
-    """Returns the rows of strategies by data sheet. `batch`: samples of a step of all ranks."""
-    layers, train = workload.model.layer_table(workload.data), workload.train
-    if not layers:
-        raise UserError(f"project spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
-    per_rank, slots = max(1, batch // layout.ranks), train.optimizer.slots
-    times = ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots)
-    case = StrategyCase(
-        layers=layers,
-        times=times,
-        network=network_of(system),
-        layout=layout,
-        batch=batch,
-        slots=slots,
-        activation_bytes=ELEMENT_BYTES[train.precision],
-        memory_limit=limit(memory_limit, system)[0],
-    )
-    return tuple(replace(row, is_ideal=True) for row in case.table(strategies))
-
-
 def workload_for(name: str, preset: str | None, *systems: SystemSpec) -> Workload:
     """Returns a preset of a workload; by default one with a precision for which the devices have a peak."""
     file = WorkloadFile(find("workloads", name))
@@ -125,10 +96,10 @@ class IdealCase:
     workload: Workload
     system: SystemSpec
     strategies: Sequence[str]
-    memory_limit: int | None
-    global_batch: int | None  # Samples of a step of all ranks; None: the workload's batch on each rank.
-    samples: float  # Samples of the training.
-    node_price: float | None  # Price of a node-hour.
+    memory_limit: int | None = None  # Bytes of a rank; None: of a device.
+    global_batch: int | None = None  # Samples of a step of all ranks; None: the workload's batch on each rank.
+    samples: float = UNSTATED_SAMPLES  # Samples of the training.
+    node_price: float | None = None  # Price of a node-hour.
 
     def batch(self, ranks: int) -> int:
         return self.global_batch or self.workload.train.batch_per_rank * ranks
@@ -138,8 +109,27 @@ class IdealCase:
         system, per_node = self.system, self.system.node.default_ranks
         if ranks > per_node and ranks % per_node:
             raise UserError(f"--to {ranks}: does not fill nodes of {per_node} ranks; choose a multiple of {per_node}")
-        layout, batch, limit = layout_of(system, ranks), self.batch(ranks), self.memory_limit
-        return ideal_rows(self.workload, system, layout, batch=batch, strategies=self.strategies, memory_limit=limit)
+        layers, train, batch = (
+            self.workload.model.layer_table(self.workload.data),
+            self.workload.train,
+            self.batch(ranks),
+        )
+        if not layers:
+            raise UserError(
+                f"project spec: layers of {self.workload.name} are not known (layer_table, docs/architecture.md)"
+            )
+        slots, per_rank = train.optimizer.slots, max(1, batch // ranks)
+        case = StrategyCase(
+            layers=layers,
+            times=ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots),
+            network=network_of(system),
+            layout=layout_of(system, ranks),
+            batch=batch,
+            slots=slots,
+            activation_bytes=ELEMENT_BYTES[train.precision],
+            memory_limit=limit(self.memory_limit, system)[0],
+        )
+        return tuple(replace(row, is_ideal=True) for row in case.table(self.strategies))
 
     def cost(self, ranks: int) -> MachineCost | None:
         """Returns the cost with the fastest strategy on some ranks; None: none fits."""

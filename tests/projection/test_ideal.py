@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
-from dlbench.projection.ideal import IdealCase, ideal_rows
+from dlbench.projection.ideal import IdealCase
 from dlbench.projection.spec_machine import layer_rows, layout_of, network_of
 from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
 from dlbench.specs.files import find
@@ -37,7 +37,7 @@ def run(text: str, *more: str) -> Result:
 
 def test_computing_is_operations_at_the_peak_and_the_exchange_a_ring_over_stated_links() -> None:
     workload, system = workload_of("resnet50"), system_of("p40-roce")
-    (row,) = ideal_rows(workload, system, layout_of(system, 64), batch=64 * 64, strategies=("data",))
+    (row,) = IdealCase(workload=workload, system=system, strategies=("data",)).rows(64)
     least = 64 * workload.model.training_flops(workload.data) / 12e12
     assert least < row.compute_s < 1.5 * least  # the rest is bytes of layers that compute little
     weights = 4 * sum(layer.weights for layer in workload.model.layer_table(workload.data))
@@ -49,7 +49,7 @@ def test_computing_is_operations_at_the_peak_and_the_exchange_a_ring_over_stated
 
 def test_flows_share_the_adapters_that_are_stated() -> None:
     bert, system = workload_of("bert"), system_of("abci")
-    rows = ideal_rows(bert, system, layout_of(system, 64), batch=64, strategies=("data+tensor",))
+    rows = IdealCase(workload=bert, system=system, strategies=("data+tensor",), global_batch=64).rows(64)
     # Each of the four places in a node has an all-reduce of its own, over the node's two adapters.
     assert {row.phi for row in rows if row.replicas == 16} == {2}
 
@@ -64,7 +64,7 @@ def test_an_ideal_all_reduce_uses_all_links_of_a_node_and_its_leaf() -> None:
         across = system.network.across.model_copy(update={"links": links})
         changed = {"across": across, "beyond": None, "nodes_per_leaf": 4, "leaf_taper": taper}
         other = system.model_copy(update={"network": system.network.model_copy(update=changed)})
-        (row,) = ideal_rows(workload, other, layout_of(other, 64), batch=64 * 64, strategies=("data",))
+        (row,) = IdealCase(workload=workload, system=other, strategies=("data",)).rows(64)
         sent.append(row.communication_s)
     assert sent[0] > 1.05 * sent[1] > 1.05 * sent[2]
     assert sent[3] > 1.05 * sent[2]
@@ -123,8 +123,8 @@ BOTH = "project spec resnet50 --preset full --system abci --system p40-roce"
 
 
 def case_of(system: str, **changes: Any) -> IdealCase:
-    asked = {"strategies": ("data",), "memory_limit": None, "global_batch": None, "samples": 1e6, "node_price": 9.0}
-    return IdealCase(workload=workload_of("resnet50"), system=system_of(system), **{**asked, **changes})
+    asked = {"strategies": ("data",), "node_price": 9.0, **changes}
+    return IdealCase(workload=workload_of("resnet50"), system=system_of(system), **asked)
 
 
 @pytest.mark.parametrize("scaling", ["weak", "strong"])
