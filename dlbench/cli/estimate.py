@@ -171,13 +171,15 @@ def _by_peak(
     from dlbench.specs.choices import choose_system_with_origins
 
     system = choose_system_with_origins(system_name, {})[0]
+    if not system.node.gpus:
+        raise UserError(f"--system {system_name}: has no GPUs (node.gpus), to whose peak the utilisation refers")
     workload, count = workload_for(what[0], None, system), ranks or system.node.default_ranks
     precision, nodes = workload.train.precision, -(-count // system.node.default_ranks)
-    flops_per_s, device = device_peak(system, precision), "GPU" if system.node.gpus else "rank"
+    flops_per_s = device_peak(system, precision)
     price, currency, held = amount_of("--price", price_text)
-    num_held = {"": count, device: count, "node": nodes}.get(held)
+    num_held = {"": count, "GPU": count, "node": nodes}.get(held)
     if num_held is None:
-        raise UserError(f"--price {price_text}: with --system, must be of a {device}-hour or a node-hour")
+        raise UserError(f"--price {price_text}: with --system, must be of a GPU-hour or a node-hour")
     unit, own_samples, _ = _workload(what[0])
     samples, epochs, amount = _amount(what[0], own_samples, unit, *length)
     flops = samples * epochs * workload.model.training_flops(workload.data)
@@ -189,7 +191,7 @@ def _by_peak(
     )
     for share, source in _PUBLISHED_MFU if mfu is None else ((mfu, "as assumed"),):
         seconds = flops / (count * flops_per_s * share)
-        cost = f"{_time(seconds)}, {_count(count * seconds / HOUR_S)} {device}-hours"
+        cost = f"{_time(seconds)}, {_count(count * seconds / HOUR_S)} GPU-hours"
         if price is not None:
             cost += f", price {_count(num_held * seconds / HOUR_S * price)} {currency}".rstrip()
         _row(f"MFU {share:.2%}", f"{source}: {cost}")

@@ -109,15 +109,10 @@ class IdealCase:
         system, per_node = self.system, self.system.node.default_ranks
         if ranks > per_node and ranks % per_node:
             raise UserError(f"--to {ranks}: does not fill nodes of {per_node} ranks; choose a multiple of {per_node}")
-        layers, train, batch = (
-            self.workload.model.layer_table(self.workload.data),
-            self.workload.train,
-            self.batch(ranks),
-        )
+        workload, train, batch = self.workload, self.workload.train, self.batch(ranks)
+        layers, name = workload.model.layer_table(workload.data), workload.name
         if not layers:
-            raise UserError(
-                f"project spec: layers of {self.workload.name} are not known (layer_table, docs/architecture.md)"
-            )
+            raise UserError(f"project spec: layers of {name} are not known (layer_table, docs/architecture.md)")
         slots, per_rank = train.optimizer.slots, max(1, batch // ranks)
         case = StrategyCase(
             layers=layers,
@@ -201,7 +196,7 @@ def _cost_section(costs: Sequence[MachineCost], *, work: str, currency: str) -> 
     names = ["system", "nodes", "ranks", "strategy", "hours", "node_hours", "kwh", "price"]
     if len({cost.system for cost in costs}) > 1:
         figures = ("hours", "kwh", "price")
-        names += [f"equal_{name}" for name in figures if any(getattr(cost, name) is not None for cost in costs)]
+        names += [f"equal_{name}" for name in figures if all(getattr(cost, name) is not None for cost in costs)]
     unknown = dict.fromkeys(cost.system for cost in costs if cost.kwh is None)
     sheet = Sheet(
         name="costs",

@@ -330,6 +330,12 @@ class NetworkModel(Spec):
         costs_by_level = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
         return {name: level for name, level in costs_by_level if level is not None}
 
+    @property
+    def points_text(self) -> str:
+        """Returns how many points were fitted, e.g. `48 points`, and that their minima were."""
+        text = f"{self.num_points} points"
+        return text if self.fitted_to == "median" else f"minimum times of {text}"
+
     def is_poor(self, collective: str, algorithm: str) -> bool:
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor

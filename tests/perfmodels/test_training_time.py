@@ -118,7 +118,7 @@ def test_estimate_by_peak_is_flops_over_peak_and_the_assumed_share() -> None:
         ([*BY_PEAK, "--deadline", "3d"], "--deadline: has no effect on WORKLOAD --system"),
         ([*BY_PEAK, "bert"], "needs one WORKLOAD, not 2"),
         ([*BY_PEAK, "--price", "1 EUR/core-hour"], "must be of a GPU-hour or a node-hour"),
-        (["resnet50", "--system", "local", "--epochs", "1"], "system local: node.peak_tflops has no fp32"),
+        (["resnet50", "--system", "local", "--epochs", "1"], "--system local: has no GPUs (node.gpus)"),
     ],
 )
 def test_wrong_usage_names_the_option(arguments: list[str], named: str) -> None:
