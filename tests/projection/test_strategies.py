@@ -356,7 +356,7 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     assert "by multiply-adds" in " ".join(full.split())
 
 
-def test_accuracy_has_a_step_without_congestion_where_comm_runs_stand_beside(runs: Path, tmp_path: Path) -> None:
+def test_accuracy_has_a_step_without_congestion_with_comm_runs(runs: Path, tmp_path: Path) -> None:
     def change(point: dict[str, Any]) -> dict[str, Any]:
         return {"times_s": [point["times_s"][0], *[10 * seconds for seconds in point["times_s"][1:]]]}
 
