@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from dlbench.errors import UserError
@@ -104,8 +104,12 @@ class IdealCase:
     def batch(self, ranks: int) -> int:
         return self.global_batch or self.workload.train.batch_per_rank * ranks
 
-    def rows(self, ranks: int) -> tuple[StrategyRow, ...]:
-        """Returns the strategies on full nodes. Raises `UserError`: the ranks do not fill them."""
+    @cached_property
+    def rows(self) -> Callable[[int], tuple[StrategyRow, ...]]:
+        """The strategies by ranks, on full nodes. Raises `UserError`: the ranks do not fill them."""
+        return cache(self._rows)
+
+    def _rows(self, ranks: int) -> tuple[StrategyRow, ...]:
         system, per_node = self.system, self.system.node.default_ranks
         if ranks > per_node and ranks % per_node:
             raise UserError(f"--to {ranks}: does not fill nodes of {per_node} ranks; choose a multiple of {per_node}")
@@ -152,28 +156,28 @@ class IdealCase:
 
 def _costs(cases: Sequence[IdealCase], counts: Sequence[int]) -> Iterator[MachineCost]:
     """Yields the costs on each system; on one of two with the node counts of the other at which figures are equal."""
-    costs_at = [cache(case.cost) for case in cases]
-    for cost_at, other_case, other_cost_at in zip(costs_at, reversed(cases), reversed(costs_at), strict=True):
-        per_node = other_case.system.node.default_ranks
-        full_counts = [count for count in counts if count % per_node == 0]
-        for cost in filter(None, map(cost_at, counts)):
+    for case, other in zip(cases, reversed(cases), strict=True):
+        # Between the asked counts, only strategies that are fastest at one of them are priced.
+        fastest = {cost.strategy: None for cost in map(other.cost, counts) if cost is not None}
+        searched = replace(other, strategies=tuple(fastest))
+        full_counts = [count for count in counts if count % other.system.node.default_ranks == 0]
+        for cost in filter(None, map(case.cost, counts)):
             equal_nodes: dict[str, Any] = {}
             if len(cases) > 1:
-                equal_nodes["equal_hours"] = _equal_nodes(cost, "hours", other_cost_at, full_counts, per_node)
+                equal_nodes["equal_hours"] = _equal_nodes(cost, "hours", searched, full_counts)
                 for name in ("kwh", "price"):
-                    equal_nodes[f"equal_{name}"] = _equal_nodes(cost, name, other_cost_at, full_counts[::-1], per_node)
+                    equal_nodes[f"equal_{name}"] = _equal_nodes(cost, name, searched, full_counts[::-1])
             yield replace(cost, **equal_nodes)
 
 
-def _equal_nodes(
-    cost: MachineCost, name: str, cost_at: Callable[[int], MachineCost | None], counts: Sequence[int], per_node: int
-) -> int | None:
-    """Returns the first node count, of some rank counts or between them, at which a figure is at most that of `cost`.
-    None: it is at none.
+def _equal_nodes(cost: MachineCost, name: str, case: IdealCase, counts: Sequence[int]) -> int | None:
+    """Returns the first node count of a case, of some rank counts or between them, at which a figure is at most that of
+    `cost`. None: it is at none.
     """
+    per_node = case.system.node.default_ranks
 
     def is_within(nodes: int) -> bool:
-        figure, limit = getattr(cost_at(nodes * per_node), name, None), getattr(cost, name)
+        figure, limit = getattr(case.cost(nodes * per_node), name, None), getattr(cost, name)
         return figure is not None and limit is not None and figure <= limit
 
     beyond = None
