@@ -297,10 +297,9 @@ def project_spec(
 
     strategies = ("data",) if strategy is None else chosen(strategy)
     trained, counts = workload_for(workload, preset, *systems), parse_counts(to, "--to")
-    global_batch = None
-    if scaling == "strong":
-        global_batch = trained.train.batch_per_rank * min(counts)
-    num_samples, basis = samples or trained.train.total_samples(trained.train.schedule, min(counts)), "as asked"
+    smallest_batch = trained.train.batch_per_rank * min(counts)
+    schedule_batch = trained.train.optimizer.reference_batch or smallest_batch
+    num_samples, basis = samples or trained.train.total_samples(trained.train.schedule, schedule_batch), "as asked"
     if samples is None:
         basis = "the schedule's"
     if num_samples is None:
@@ -316,7 +315,7 @@ def project_spec(
             system=system,
             strategies=strategies,
             memory_limit=memory_limit,
-            global_batch=global_batch,
+            global_batch=smallest_batch if scaling == "strong" else None,
             samples=num_samples,
             node_price=price,
         )

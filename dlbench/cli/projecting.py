@@ -127,8 +127,8 @@ def _strategies_section(
     case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # The runs are no measurements of another system.
     measured = () if target_group else measured_rows(case, group, strategies_asked.groups)
-    if not target_group and group.network is not None and strategies_asked.least_costs is not None:
-        least = strategies_asked.least_costs
+    least = strategies_asked.least_costs
+    if group.network is not None and least is not None:
         networks = {"medians of the network's costs": group.network, "minima, without congestion": least}
         basis += accuracy_steps(case, group, {**networks, "scaled to the anchor": case.network})
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
@@ -175,7 +175,7 @@ def least_costs(group: Ingredients, question: Question, runs: Sequence[Path]) ->
     """Returns the costs fitted to the fastest iterations of `dlbench comm` runs in RUNS; None: there are none."""
     from dlbench.comm.measurements import tabulate as tabulate_collectives
 
-    if question.costs_of_groups is not None:
+    if group.network is None or question.costs is not None or question.system is not None:
         return None
     return _fitted(tabulate_collectives(read_comm_runs(runs)), group, named(runs), "minimum")
 
