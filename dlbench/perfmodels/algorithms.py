@@ -25,7 +25,7 @@ from dlbench.perfmodels.schedules import (
     pipeline_chunks,
     power_below,
 )
-from dlbench.specs.comm import Collective
+from dlbench.specs.comm import DEDICATED_SERVERS, Collective
 
 Numbers = npt.NDArray[np.int64]
 
@@ -164,7 +164,8 @@ def patterns(
         raise UserError(problem)
     if p == 1:
         return iter(())
-    return _patterns(collective, algorithm, layout, elements, shards or p, chunks, lumped)
+    servers = shards or (1 if algorithm == DEDICATED_SERVERS else p)
+    return _patterns(collective, algorithm, layout, elements, servers, chunks, lumped)
 
 
 def _patterns(
@@ -177,6 +178,8 @@ def _patterns(
     def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
         return _ring(teams, n, parts, phases, lumped)
 
+    if algorithm == DEDICATED_SERVERS:
+        return _there_and_back(_to_dedicated(p, n, servers))
     # Generators: only the steps of the one that is returned are computed.
     steps: dict[str, Iterator[Pattern]] = {
         "allreduce naive": _everything(layout, n, lumped),
@@ -454,6 +457,14 @@ def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> It
         return
     source, target = _pairs(layout.ranks, servers)
     yield Pattern(source, target, _begin(elements, servers, target), _cut(elements, servers, target), reduce=True)
+
+
+def _to_dedicated(ranks: int, elements: int, servers: int) -> Iterator[Pattern]:
+    """Yields one step in which each server, on the last ranks, gets its part from all other ranks, which take turns."""
+    turn, source = np.indices((servers, ranks - servers)).reshape(2, -1)
+    part = (source + turn) % servers
+    target = ranks - servers + part
+    yield Pattern(source, target, _begin(elements, servers, part), _cut(elements, servers, part), reduce=True)
 
 
 def _everything(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:

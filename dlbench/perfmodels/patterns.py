@@ -19,7 +19,7 @@ import numpy as np
 
 from dlbench.perfmodels.algorithms import Numbers, Pattern, outer_block, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
-from dlbench.specs.comm import LEVELS, Collective, LevelName
+from dlbench.specs.comm import DEDICATED_SERVERS, LEVELS, Collective, LevelName
 
 Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, ascending, and how many messages.
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
@@ -132,7 +132,7 @@ def summarise(
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:
         # Every part has a whole number of elements.
         elements = 2 * layout.ranks * power_below(layout.ranks) * chunks
-        if shards and algorithm == "parameter-server":
+        if shards and algorithm in ("parameter-server", DEDICATED_SERVERS):
             elements *= shards
     return _summary(collective, algorithm, layout, elements, shards, chunks, sharing)
 

@@ -106,7 +106,7 @@ def projected_group(
     if network is not None:
         costs = f"{network.system}, {network.transport}"
         if network.num_points:
-            costs += f", {network.num_points} points"
+            costs += f", {network.points_text}"
     runs = sum(len(point.runs) for point in ingredients.points)
     ranks = counts_text([point.ranks for point in ingredients.points])
     basis = (

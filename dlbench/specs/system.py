@@ -94,6 +94,7 @@ class DeviceSpec(Spec):
     )
     memory_bytes: Bytes | None = Field(None, description="Memory size, bytes, checked before runs; none: not known.")
     memory_gb_per_s: Positive | None = Field(None, description="Peak memory bandwidth, GB/s; none: by the data sheet.")
+    node_watts: Positive | None = Field(None, description="Power of a whole node that trains, W; none: not known.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 

@@ -30,6 +30,7 @@ from dlbench.specs.layers import Layer, Layers
 from dlbench.specs.workload import Model, ResNetModel
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, write
+from tests.support import collectives_factory as factory
 from tests.support.schemas import validator
 
 ALPHA, BETA = 1e-5, 1e-9
@@ -465,6 +466,22 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     full = cli(*asked(runs, "--to", "64", "--strategy", "pipeline", "--full")).stdout
     assert "model only" in full
     assert "by multiply-adds" in " ".join(full.split())
+
+
+def test_accuracy_has_a_step_without_congestion_with_comm_runs(runs: Path, tmp_path: Path) -> None:
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        return {"times_s": [point["times_s"][0], *[10 * seconds for seconds in point["times_s"][1:]]]}
+
+    asked_for: dict[str, Any] = {"points_are": "nodes", "ranks_per_node": 2, "group_size": None, "backends": "none"}
+    story = factory.Story(noise=0.0, change=change)
+    factory.write_comm_series(
+        tmp_path, story, system="box", points=(2, 4), repeats=1, algorithms="ring", sizes="64KiB:1MiB", **asked_for
+    )
+    words = ["project", "runs", str(runs), str(tmp_path), "--to", "16", "--strategy", "data", "--full"]
+    steps = r"medians of the network's costs (\S+) %, minima, without congestion (\S+) %, scaled to the anchor \S+ %"
+    found = re.search(f"step by step: {steps}", " ".join(CliRunner().invoke(command, words).output.split()))
+    assert found is not None
+    assert found[1] != found[2]
 
 
 def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

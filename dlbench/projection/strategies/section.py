@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -20,6 +20,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, columns_of
 from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.comm import NetworkModel
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes, format_seconds
 
@@ -130,6 +131,17 @@ def measured_rows(
             if point.batch_per_rank is not None and not is_repeated:
                 rows += _point_rows(case_of_group, point, name, point.ranks * point.batch_per_rank)
     return tuple(sorted(rows, key=attrgetter("ranks")))
+
+
+def accuracy_steps(case: StrategyCase, group: Ingredients, networks: Mapping[str, NetworkModel]) -> tuple[str, ...]:
+    """Returns a sentence with the accuracy of the model for data at the largest measured point, by network costs."""
+    steps = []
+    for title, network in networks.items():
+        rows = measured_rows(replace(case, network=network), group)
+        steps += [f"{title} {percent(row.accuracy)}" for row in rows if row.strategy == "data" and row.accuracy][-1:]
+    if not steps:
+        return ()
+    return (f"Accuracy for data at the largest measured point, step by step: {', '.join(steps)}.",)
 
 
 def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
