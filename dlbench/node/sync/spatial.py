@@ -26,7 +26,6 @@ from dlbench.specs.layers import cut_bytes, cut_layers
 from dlbench.specs.plan import RunPlan
 
 DEPTH = 2  # Dimension of a batch of volumes (N, C, depth, height, width) that is cut.
-_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Bytes of an activation under autocast.
 
 
 class SlabLayers:
@@ -39,21 +38,16 @@ class SlabLayers:
         self.end_step, self.evaluating = self._watch.end_step, self._watch.paused
         self._ranks = place.replica(plan.ranks_per_replica).ranks
         self._number = place.rank - self._ranks.start
-        table = plan.workload.model.layer_table(plan.workload.data)
-        self._cut = cut_layers(table, len(self._ranks))
+        self._table = plan.workload.model.layer_table(plan.workload.data)
+        self._cut = cut_layers(self._table, len(self._ranks))
         for first in range(0, place.size, len(self._ranks)):
             group = dist.new_group(list(range(first, first + len(self._ranks))))
             if first == self._ranks.start:
                 self._group: Any = group
         neighbours = (place.rank - 1, place.rank + 1)
         self._neighbours = [rank if rank in self._ranks else None for rank in neighbours]
-        halo_bytes, slab_bytes = cut_bytes(
-            table,
-            len(self._ranks),
-            neighbours=sum(rank is not None for rank in self._neighbours),
-            element_bytes=_ELEMENT_BYTES[train.precision],
-        )
-        self._expected_bytes = round((halo_bytes + slab_bytes) * train.batch_per_rank * len(self._ranks))
+        self._samples = train.batch_per_rank * len(self._ranks)
+        self._element_bytes = torch.float32.itemsize  # Of an activation; autocast decides by device.
 
     def divide(self, model: nn.Module) -> None:
         """Makes the first layers compute on slabs, and the others on gathered slabs."""
@@ -71,6 +65,7 @@ class SlabLayers:
         return whole
 
     def _all_gather(self, name: str, slab: Tensor) -> Tensor:
+        self._element_bytes = slab.element_size()
         slabs = [torch.empty_like(slab, memory_format=torch.contiguous_format) for _ in self._ranks]
         whole = slab.new_empty([*slab.shape[:DEPTH], slab.shape[DEPTH] * len(slabs), *slab.shape[DEPTH + 1 :]])
 
@@ -78,9 +73,7 @@ class SlabLayers:
             dist.all_gather(slabs, slab.contiguous(), group=self._group)
             torch.cat(slabs, DEPTH, out=whole)
 
-        self._watch.run_collective(
-            run, whole, self._group, method=SLABS, phase="forward", module=name, num_tensors=1
-        )
+        self._watch.run_collective(run, whole, self._group, method=SLABS, phase="forward", module=name, num_tensors=1)
         return whole
 
     def waits(self) -> CollectiveWaits:
@@ -113,6 +106,15 @@ class SlabLayers:
         """Returns the bytes that this rank sent in the last step, and whether they were as expected in every step."""
         sent_bytes = sum(call.sent_bytes for call in self._watch.last)
         return sent_bytes, list(self._watch.bytes_of_activations) == [self._expected_bytes]
+
+    @property
+    def _expected_bytes(self) -> int:
+        """The bytes of planes and slabs that this rank sends in a step."""
+        neighbours = sum(rank is not None for rank in self._neighbours)
+        size, element_bytes = len(self._ranks), self._element_bytes
+        return round(
+            self._samples * sum(cut_bytes(self._table, size, neighbours=neighbours, element_bytes=element_bytes))
+        )
 
     @property
     def text(self) -> str:
