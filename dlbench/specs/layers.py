@@ -52,6 +52,10 @@ class Layer:
         """Planes beyond a slab of its input on either side that its windows need."""
         return (self.kernel - 1) // 2
 
+    def slab_inputs(self, slabs: int) -> float:
+        """Returns the elements of a slab of its input with the planes beyond."""
+        return self.inputs * (1 / slabs + 2 * self.reach / self.extents[0])
+
     def passes(self, *, backward: bool) -> int:
         """Returns multiply-adds of the forward or backward pass; backward has one product or two."""
         if backward and self.has_gradient:

@@ -24,7 +24,7 @@ from dlbench.projection.strategies.layers import WEIGHT_BYTES, CountedMemory, La
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
-from dlbench.specs.layers import Layer
+from dlbench.specs.layers import Layer, cut_bytes, cut_layers
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
 from dlbench.units import format_bytes
 
@@ -103,7 +103,9 @@ class GroupModel:
     weights: Sequence[float]  # Weights of a rank by layer, whose gradients it exchanges.
     backward: Sequence[float]  # Seconds of each layer's backward pass, which hides that exchange.
     phi: float
-    sent_bytes: float = 0.0  # Bytes that a rank sends within its group, for tensor.
+    sent_bytes: float = (
+        0.0  # Bytes that a rank sends, of tensor within its group, of spatial as measured with gradients.
+    )
     notes: tuple[str, ...] = ()
 
 
@@ -126,6 +128,7 @@ class StrategyCase:
     rest_s: float = 0.0  # Other parts of a step.
     average_every: int = AVERAGE_EVERY  # Updates between two averages of local SGD.
     scatter: Collective = "reduce-scatter"  # That of FSDP; Gloo uses an all-reduce.
+    cuts_depth: bool = False  # Whether spatial cuts the depth only, as in runs, and not along the fastest grid.
 
     def at(self, ranks: int, batch: int) -> Self:
         return replace(self, layout=replace(self.layout, ranks=ranks), batch=batch)
@@ -164,6 +167,8 @@ class StrategyCase:
             return min(heads), "heads"
         if not convolutions:
             return 0, "it has no convolutions"
+        if inner == "spatial" and self.cuts_depth:
+            return convolutions[0].extents[0] // 2, "depth"  # Slabs are pooled by 2.
         if inner == "spatial":
             return math.prod(self._extents), "extents"
         if inner == "filter":
@@ -214,6 +219,8 @@ class StrategyCase:
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
+        if inner == "spatial":
+            bytes_sent = model.sent_bytes or None
         update = self.times.update_s * sum(model.weights) / self._weights
         weight_bytes = WEIGHT_BYTES * self._weights
         if name == "zero-1":
@@ -238,8 +245,7 @@ class StrategyCase:
                 return replace(row, bound_by="memory", refused=str(error))
             compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
             notes = (note,)
-        if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
-            memory = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
+        memory = self._counted_memory(name, size, batch) or memory
         return self._with_fit(
             row,
             step_s=compute + update + model.communication_s + exposed + self.rest_s,
@@ -252,6 +258,14 @@ class StrategyCase:
             sent_bytes=bytes_sent,
             notes=notes,
         )
+
+    def _counted_memory(self, name: str, size: int, batch: int) -> float | None:
+        """Returns bytes of a rank by the memory that runs counted; None if there is none for the strategy."""
+        slabs = size if self.cuts_depth and name in ("spatial", "data+spatial") else 1
+        if self.counted is None or (slabs == 1 and name not in ("serial", "data", "zero-1", "fsdp")):
+            return None
+        ranks = self.layout.ranks
+        return as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs)
 
     def _with_fit(self, row: StrategyRow, **figures: Any) -> StrategyRow:
         row = replace(row, **figures)
@@ -268,6 +282,8 @@ class StrategyCase:
             # Each rank has a part of the image or volume, and its neighbours send the halo; on the fastest grid.
             divisors = [n for n in range(1, size + 1) if size % n == 0]
             grids = [grid for grid in product(divisors, repeat=len(self._extents)) if math.prod(grid) == size]
+            if self.cuts_depth:
+                return self._on_grid((size, *[1] * (len(self._extents) - 1)), batch)
             models = [self._on_grid(grid, batch) for grid in grids if all(map(le, grid, self._extents))]
             return min(models, key=lambda model: model.compute_s + model.communication_s, default=None)
         if inner == "tensor":
@@ -391,9 +407,15 @@ class StrategyCase:
         size, width = math.prod(grid), self.activation_bytes
         lines = [Groups(self.layout, self.network, n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
         groups, shares, seconds = Groups(self.layout, self.network, size), [LayerShare()] * len(self.layers), 0.0
+        are_whole, sent_bytes = [not layer.extents for layer in self.layers], 0.0
+        if self.cuts_depth:
+            are_whole = [number >= len(cut_layers(self.layers, size)) for number in range(len(self.layers))]
+            neighbours = 2 * (size - 1) / size
+            sent_bytes = batch * sum(cut_bytes(self.layers, size, neighbours=neighbours, element_bytes=width))
+            sent_bytes += 2 * WEIGHT_BYTES * self._weights * (1 - 1 / self.layout.ranks)
         for number, layer in enumerate(self.layers):
-            if not layer.extents:
-                if number and self.layers[number - 1].extents:  # The parts are gathered.
+            if are_whole[number]:
+                if number and not are_whole[number - 1]:  # The parts are gathered.
                     seconds += groups.seconds("all-gather", batch * layer.inputs * width, width)
                 continue
             out = _outputs(layer)
@@ -410,7 +432,7 @@ class StrategyCase:
                     if layer.has_gradient:
                         back = -(-reach // layer.stride) * layer.outputs / out[axis]
                         seconds += line.send_seconds(back * slab)
-        return self._divided(batch, shares, seconds, groups)
+        return replace(self._divided(batch, shares, seconds, groups), sent_bytes=sent_bytes)
 
     def _pipeline(self, size: int, batch: int) -> GroupModel:
         """Returns the model of GPipe (Huang et al. 2019): micro-batches pass all stages forward and backward."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -15,10 +14,14 @@ from safetensors.torch import load_file
 from dlbench.errors import UserError
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node.models.cosmoflow import slab
+from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.strategies.layers import LayerTimes, counted
+from dlbench.projection.strategies.table import StrategyCase
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.plan import RunPlan
 from tests.node.sync.test_strategies import every_plan
 from tests.support.forked_runs import planned
@@ -32,7 +35,7 @@ SMALL = (
 )
 TRAINED = (
     *("--set", "measure.warmup_steps=2", "--set", f"measure.measured_steps={STEPS - 2}"),
-    *("--set", f"checkpoint.every_steps={STEPS}", "--set", "train.gradient_accumulation=2"),
+    *("--set", f"checkpoint.every_steps={STEPS}"),
 )
 TO_QUALITY = (
     *("--to-accuracy", "--set", "quality.target=0.0001", "--set", "quality.max_epochs=1.0"),
@@ -67,7 +70,7 @@ def test_what_cannot_be_cut_is_refused_by_name(words: Sequence[str], why: str) -
 
 def test_too_thin_slabs_are_refused_with_the_most_ranks_that_fit() -> None:
     words = ("cosmoflow", "--preset", "ci", "--engine", "ddp", "--ranks", "32")
-    with pytest.raises(UserError, match="a depth of 32 planes cannot be cut into 32 slabs .* at most 16 of 32 ranks"):
+    with pytest.raises(UserError, match=r"a depth of 32 planes cannot be cut into 32 slabs .* at most 16 of 32 ranks"):
         planned(*words, *shared(32))
     (plan,) = planned(*words, *shared(16))[0]
     assert (plan.strategy, plan.replicas) == ("data+spatial", 2)
@@ -79,12 +82,6 @@ def test_slabs_are_planes_in_memory_of_their_own(dtype: torch.dtype, depth: int)
     slabs = [slab({"volume": volume}, number=number, parts=2)["volume"] for number in range(2)]
     assert torch.equal(torch.cat(slabs, depth), volume)
     assert {part.untyped_storage().nbytes() for part in slabs} == {volume.nbytes // 2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    whole: Run
-    cut: Run
 
 
 def trained(folder: Path, plans: Mapping[str, RunPlan]) -> dict[str, Run]:
@@ -147,7 +144,7 @@ def test_ranks_send_the_planes_at_the_cut_and_count_them(runs: Mapping[str, Run]
     assert (cut.exchange.bytes_inside or 0) - (whole.exchange.bytes_inside or 0) == planes_bytes
     methods = [message.method for message in cut.exchange.messages if message.method.endswith("activations")]
     one_pass = [*["sends of halo activations"] * 3, "all-gather of activations", *["sends of halo activations"] * 2]
-    assert methods == 2 * one_pass  # two parts of a batch
+    assert methods == one_pass
     assert len(cut.exchange.of_gradients) == len(whole.exchange.of_gradients)
     (setting,) = [setting for setting in cut.settings if setting.key == "engine.ddp.spatial_ranks"]
     assert (setting.requested, setting.effective) == (2, 2)
@@ -158,10 +155,25 @@ def test_ranks_send_the_planes_at_the_cut_and_count_them(runs: Mapping[str, Run]
         assert 0 < sum(rank.waits.exchange_s.values()) < rank.measured_s
 
 
-def test_a_slab_takes_less_memory_than_a_whole_volume(runs: Mapping[str, Run]) -> None:
-    held = [record(runs[name]).ranks[0].held for name in ("cut", "whole")]
-    cut, whole = (memory.activations for memory in held if memory is not None)
-    assert cut < 1.25 * whole  # the slabs of twice as many samples, with two planes more
+def test_the_model_has_bytes_and_memory_of_slabs(runs: Mapping[str, Run]) -> None:
+    plan, cut, whole = runs["whole"].plan, record(runs["cut"]), record(runs["whole"])
+    layers = plan.workload.model.layer_table(plan.workload.data)
+    case = StrategyCase(
+        layers=layers,
+        times=LayerTimes.split(layers, forward_s=1.0, backward_s=2.0, update_s=0.1),
+        network=NetworkModel(
+            system="any", transport="none", inside=Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=0),))
+        ),
+        layout=Layout(ranks=2, group_size=2),
+        batch=plan.global_batch,
+        slots=1,
+        counted=counted(layers, plan, whole),
+        cuts_depth=True,
+    )
+    (row,) = case.table(("spatial",))
+    assert cut.exchange is not None
+    assert row.sent_bytes == cut.exchange.bytes_inside
+    assert row.memory_bytes == pytest.approx(cut.held_bytes, rel=0.1)
 
 
 def test_slabs_of_files_are_evaluated_as_whole_volumes(runs: Mapping[str, Run]) -> None:
@@ -176,7 +188,8 @@ def test_slabs_of_files_are_evaluated_as_whole_volumes(runs: Mapping[str, Run]) 
 def test_two_or_four_of_four_ranks_share_volumes(tmp_path: Path) -> None:
     plans = {}
     for ranks in (1, 2, 4):
-        (plans[str(ranks)],) = planned(*SMALL, *TRAINED, "--ranks", "4", *shared(ranks), "--out", tmp_path)[0]
+        words = (*SMALL, *TRAINED, "--set", "train.gradient_accumulation=2", *shared(ranks))
+        (plans[str(ranks)],) = planned(*words, "--ranks", "4", "--out", tmp_path)[0]
     assert [plan.strategy for plan in plans.values()] == ["data", "data+spatial", "spatial"]
     runs = trained(tmp_path, plans)
     for ranks in ("2", "4"):
