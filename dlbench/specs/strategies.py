@@ -75,6 +75,13 @@ def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leav
     return None
 
 
+def _uneven_node(key: str, what: str, ranks_per_node: int) -> str:
+    return (
+        f"{key}: neighbouring ranks of one node share each {what}, and a node has {ranks_per_node}; set it to a "
+        "divisor of that, or change --ranks"
+    )
+
+
 def _fsdp_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks: int, ranks_per_node: int
 ) -> str | None:
@@ -133,10 +140,7 @@ def _tensor_problem(
             problem += f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of a division by {dimensions}"
         return problem
     if ranks_per_node % shared:
-        return (
-            f"{key}: neighbouring ranks of one node share each layer, and a node has {ranks_per_node}; set it to a "
-            "divisor of that, or change --ranks"
-        )
+        return _uneven_node(key, "layer", ranks_per_node)
     for layer in divided:
         divisible = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
         if (num := divisible.get(layer.tensor, 0)) % shared:
@@ -172,10 +176,7 @@ def _spatial_problem(
             reason = "batch norm would take its statistics from a part of each sample"
         return f"{key}: {workload.name} cannot be cut into slabs: {reason}; leave it out"
     if ranks_per_node % shared:
-        return (
-            f"{key}: neighbouring ranks of one node share each volume, and a node has {ranks_per_node}; set it to a "
-            "divisor of that, or change --ranks"
-        )
+        return _uneven_node(key, "volume", ranks_per_node)
     if not cut_layers(layers, shared):
         depth = layers[0].extents[0]
         fitting = [ranks for ranks in range(1, shared) if ranks_per_node % ranks == 0 and cut_layers(layers, ranks)]

@@ -127,8 +127,10 @@ class DdpEngine(TorchRanks):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        if self._slabs is not None:
-            self._slabs.watch(on)
+        if self._slabs is not None and on:
+            self._slabs.watch.open({})
+        elif self._slabs is not None:
+            self._slabs.watch.close()
         if on and self._place.size > 1:
             self._watch.open()
             return
@@ -139,10 +141,10 @@ class DdpEngine(TorchRanks):
     def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
         if self._slabs is not None:
-            self._slabs.end_step()
+            self._slabs.watch.end_step()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._slabs is None else self._slabs.evaluating()
+        return nullcontext() if self._slabs is None else self._slabs.watch.paused()
 
     def waits(self) -> CollectiveWaits | None:
         if self._slabs is not None:
@@ -178,7 +180,7 @@ class DdpEngine(TorchRanks):
         times = buckets.times | {"backward_s": self._watch.backward_s()}
         nodes = self._place.num_nodes
         share = self._sharded.share() if self._sharded is not None else None
-        slabs = self._slabs.result() if self._slabs is not None else None
+        slabs = self._slabs.evidence() if self._slabs is not None else None
         by_rank = self.gather((times, self._hook.overflows.total, share, slabs))
         shares = [share for *_, share, _ in by_rank if share is not None]  # of every rank, or of none
         self._state_bytes = [state_bytes for *_, state_bytes in shares]
@@ -191,7 +193,7 @@ class DdpEngine(TorchRanks):
                 inside += inside_tree
                 across += across_tree
             if slabs is not None:  # between ranks of one node
-                inside += statistics.fmean(sent_bytes for *_, (sent_bytes, _) in by_rank)
+                inside += statistics.fmean(sent_bytes for *_, (sent_bytes, *_) in by_rank)
         broadcasts = [
             Message(num_bytes=size, num_tensors=num_tensors, method=f"{self._backend} broadcast")
             for num_tensors, size, _ in shares
@@ -200,7 +202,7 @@ class DdpEngine(TorchRanks):
         planes = []
         if self._slabs is not None:
             planes = self._slabs.messages()
-            self._are_slabs_right = all(is_expected for *_, (_, is_expected) in by_rank)
+            self._are_slabs_right = all(is_expected for *_, (_, is_expected, _) in by_rank)
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -237,7 +239,7 @@ class DdpEngine(TorchRanks):
         else:
             parts.append("bytes unknown: NCCL chooses the algorithm")
         if self._slabs is not None:
-            parts.append(self._slabs.text)
+            parts.append(self._slabs.evidence()[2])
         return "; ".join(filter(None, [*parts, self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
@@ -257,7 +259,7 @@ class DdpEngine(TorchRanks):
             shared = requested = self._settings.spatial_ranks
             if not self._are_slabs_right:
                 shared = 1
-            settings += settings_of(("engine.ddp.spatial_ranks", requested, shared, self._slabs.text))
+            settings += settings_of(("engine.ddp.spatial_ranks", requested, shared, self._slabs.evidence()[2]))
         if self._settings.shard_optimizer:
             from dlbench.node.sync.sharded_update import sharding_setting
 

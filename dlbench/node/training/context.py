@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,16 +87,6 @@ class RankContext:
     @property
     def replica(self) -> Replica:
         return self.place.replica(self.plan.ranks_per_replica)
-
-    @property
-    def cut(self) -> Callable[[Batch], Batch]:
-        """Returns a function that returns the part of a replica's batch that this rank computes, and can be pickled."""
-        shared = self.plan.engine.spatial_ranks
-        if shared == 1:
-            return dict
-        from dlbench.node.models.cosmoflow import slab
-
-        return partial(slab, number=self.place.rank % shared, parts=shared)
 
     def beat(self, what: str) -> None:
         self.watchdog.beat(what)

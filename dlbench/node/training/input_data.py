@@ -24,6 +24,7 @@ from dlbench.node.data.source import open_reader, open_training, validation_path
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.data.text import arranged
+from dlbench.node.models.cosmoflow import slab
 from dlbench.node.part import Batch, TrainingPart
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
@@ -206,7 +207,7 @@ def open_training_data(
     readers = planned_readers(data) if reading is None else reading.prepare(reader, order, batch_size)
     arrange: Callable[[Batch], Batch] = partial(arranged, model=model, num_parts=train.gradient_accumulation)
     if context.plan.engine.spatial_ranks > 1:
-        arrange = context.cut
+        arrange = _cut_of(context)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -246,8 +247,16 @@ def _synthetic_source(context: RankContext, progress: Progress | None, model: Mo
         pin_memory=context.on_gpu,
         voxel_counts=data.keeps_voxel_counts(on_gpu=context.on_gpu),
         device=context.device if data.synthetic_on == "device" else None,
-        cut=context.cut,
+        cut=_cut_of(context),
     )
+
+
+def _cut_of(context: RankContext) -> Callable[[Batch], Batch]:
+    """Returns a function that returns the part of a replica's batch that this rank computes, and can be pickled."""
+    shared = context.plan.engine.spatial_ranks
+    if shared == 1:
+        return dict
+    return partial(slab, number=context.place.rank % shared, parts=shared)
 
 
 def _require_device(context: RankContext) -> None:
@@ -356,7 +365,7 @@ def open_validation_data(
         prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data.on_bad_sample,
         pin_memory=context.on_gpu,
-        cut=context.cut,
+        cut=_cut_of(context),
     )
 
 

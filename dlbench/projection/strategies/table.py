@@ -103,9 +103,7 @@ class GroupModel:
     weights: Sequence[float]  # Weights of a rank by layer, whose gradients it exchanges.
     backward: Sequence[float]  # Seconds of each layer's backward pass, which hides that exchange.
     phi: float
-    sent_bytes: float = (
-        0.0  # Bytes that a rank sends, of tensor within its group, of spatial as measured with gradients.
-    )
+    sent_bytes: float = 0.0  # Bytes that a rank sends: for tensor in its group, for spatial by depth all.
     notes: tuple[str, ...] = ()
 
 
@@ -283,7 +281,8 @@ class StrategyCase:
             divisors = [n for n in range(1, size + 1) if size % n == 0]
             grids = [grid for grid in product(divisors, repeat=len(self._extents)) if math.prod(grid) == size]
             if self.cuts_depth:
-                return self._on_grid((size, *[1] * (len(self._extents) - 1)), batch)
+                depth_grid = (size, *[1] * (len(self._extents) - 1))
+                return self._on_grid(depth_grid, batch) if cut_layers(self.layers, size) else None
             models = [self._on_grid(grid, batch) for grid in grids if all(map(le, grid, self._extents))]
             return min(models, key=lambda model: model.compute_s + model.communication_s, default=None)
         if inner == "tensor":

@@ -46,7 +46,7 @@ class Call(MessageInFlight):
 
     @property
     def of_gradients(self) -> bool:
-        return self.method != GATHER and self.phase != "forward"
+        return self.method not in (GATHER, HALO, SLABS) and self.phase != "forward"
 
     @property
     def sent_bytes(self) -> float:
