@@ -39,31 +39,16 @@ def figures() -> Iterator[Figure]:
         shape = {"slots": 1, "batch": BATCH * ranks, "ranks": ranks, "slabs": ranks}
         predicted, held = as_counted(layers, memory, "spatial", **shape), cut.record.held_bytes or 0
         (setting,) = [setting for setting in cut.record.settings if setting.key == "engine.ddp.spatial_ranks"]
-        where = f"volumes of 64^3 cut over {ranks} ranks"
-        yield Figure(
-            name=f"largest difference of a step's loss to whole volumes, {where}",
-            value=difference,
-            unit="relative",
-            n=5,
-            goal="at most 1e-5",
-            met=difference <= 1e-5,
-        )
-        yield Figure(
-            name=f"ranks whose sent planes have the bytes of the formula, {where}",
-            value=float(setting.effective or 0),
-            unit="ranks",
-            goal=f"all {ranks}",
-            met=setting.effective == ranks,
-            reason=setting.evidence,
-        )
-        yield Figure(
-            name=f"memory of a rank, projected from whole volumes over measured, {where}",
-            value=predicted / held,
-            unit="times",
-            goal="within 10 %",
-            met=abs(predicted / held - 1) <= 0.1,
-            reason=f"measured {format_bytes(held)}, projected {format_bytes(predicted)}",
-        )
+        ratio, where = predicted / held, f"volumes of 64^3 cut over {ranks} ranks"
+        name = f"largest difference of a step's loss to whole volumes, {where}"
+        goal = "at most 1e-5"
+        yield Figure(name=name, value=difference, unit="relative", n=5, goal=goal, met=difference <= 1e-5)
+        name, met = f"all ranks sent planes of the bytes of the formula, {where}", setting.effective == ranks
+        yield Figure(name=name, value=float(met), unit="", goal="1", met=met, reason=setting.evidence)
+        name = f"memory of a rank, projected from whole volumes over measured, {where}"
+        reason = f"measured {format_bytes(held)}, projected {format_bytes(predicted)}"
+        met = abs(ratio - 1) <= 0.1
+        yield Figure(name=name, value=ratio, unit="times", goal="within 10 %", met=met, reason=reason)
 
 
 def _losses(run: Run) -> list[float]:

@@ -72,7 +72,7 @@ class DdpEngine(TorchRanks):
         self._hook: WatchedHook | None = None
         self._sharded: ShardedUpdate | None = None
         self._slabs: SlabLayers | None = None  # Layers that compute on slabs of volumes; None: no rank shares volumes.
-        self._are_slabs_right = False  # Whether every rank sent the expected planes, at the end of the run.
+        self._slabs_evidence = (False, "")  # Whether all ranks sent the planes expected; rank 0's bytes in words.
         self._state_bytes: list[int] = []  # Bytes of optimizer state by rank, at the end of the run.
 
     def prepare(
@@ -199,10 +199,10 @@ class DdpEngine(TorchRanks):
             for num_tensors, size, _ in shares
             if num_tensors
         ]
-        planes = []
-        if self._slabs is not None:
+        planes: list[Message] = []
+        if self._slabs is not None and slabs is not None:
             planes = self._slabs.messages()
-            self._are_slabs_right = all(is_expected for *_, (_, is_expected, _) in by_rank)
+            self._slabs_evidence = all(is_expected for *_, (_, is_expected, _) in by_rank), slabs[2]
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -238,9 +238,7 @@ class DdpEngine(TorchRanks):
                 parts.append("and by that of its binomial tree for the broadcasts of updated parameters")
         else:
             parts.append("bytes unknown: NCCL chooses the algorithm")
-        if self._slabs is not None:
-            parts.append(self._slabs.evidence()[2])
-        return "; ".join(filter(None, [*parts, self._hook.compression_text]))
+        return "; ".join(filter(None, [*parts, self._slabs_evidence[1], self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
         self._watch.exchange_ended()
@@ -256,10 +254,9 @@ class DdpEngine(TorchRanks):
             how = self._hook.compression_text or "the hook that DDP called for every bucket"
             settings += settings_of(("sync.wire", self._wire, wire, how))
         if self._slabs is not None:
-            shared = requested = self._settings.spatial_ranks
-            if not self._are_slabs_right:
-                shared = 1
-            settings += settings_of(("engine.ddp.spatial_ranks", requested, shared, self._slabs.evidence()[2]))
+            (is_shared, how), requested = self._slabs_evidence, self._settings.spatial_ranks
+            shared = requested if is_shared else 1
+            settings += settings_of(("engine.ddp.spatial_ranks", requested, shared, how))
         if self._settings.shard_optimizer:
             from dlbench.node.sync.sharded_update import sharding_setting
 
