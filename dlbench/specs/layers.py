@@ -52,9 +52,9 @@ class Layer:
         """Planes beyond a slab of its input on either side that its windows need."""
         return (self.kernel - 1) // 2
 
-    def slab_elements(self, slabs: int) -> float:
-        """Returns x and y of a slab, with the planes of its input beyond."""
-        return (self.inputs + self.outputs) / slabs + 2 * self.reach * self.inputs / self.extents[0]
+    def slab_inputs(self, slabs: int) -> float:
+        """Returns the elements of a slab of its input with the planes beyond."""
+        return self.inputs * (1 / slabs + 2 * self.reach / self.extents[0])
 
     def passes(self, *, backward: bool) -> int:
         """Returns multiply-adds of the forward or backward pass; backward has one product or two."""

@@ -102,7 +102,7 @@ def by_block(layers: Sequence[Layer], slabs: int = 1) -> tuple[list[float], list
     for _, block in groupby(layers, key=attrgetter("block")):
         members = list(block)
         whole = sum(float(layer.inputs + layer.outputs) for layer in members if layer not in divided)
-        cut = sum(layer.slab_elements(slabs) for layer in members if layer in divided)
+        cut = sum(layer.slab_inputs(slabs) + layer.outputs / slabs for layer in members if layer in divided)
         elements.append(WEIGHT_BYTES * (whole + cut))
         weights.append(WEIGHT_BYTES * sum(float(layer.weights) for layer in members))
     return elements, weights
@@ -138,7 +138,7 @@ def as_counted(
     activations, weight_bytes = [memory.gamma * batch * block_bytes for block_bytes in elements], sum(weights)
     if slabs > 1:
         # Slabs of samples are copied between the planes beyond; a whole sample is read where it is.
-        activations[0] += WEIGHT_BYTES * batch * layers[0].inputs / slabs
+        activations[0] += WEIGHT_BYTES * batch * layers[0].slab_inputs(slabs)
     shares = ranks if name == "zero-1" else 1
     if name != "fsdp":
         passes = max(remaining + done for remaining, done in backward(activations, weights))

@@ -173,7 +173,8 @@ def test_the_model_has_bytes_and_memory_of_slabs(runs: Mapping[str, Run]) -> Non
     (row,) = case.table(("spatial",))
     assert cut.exchange is not None
     assert row.sent_bytes == cut.exchange.bytes_inside
-    assert row.memory_bytes == pytest.approx(cut.held_bytes, rel=0.1)
+    # Within 10 % from 64^3 on (benchmarks/spatial.py); of small volumes the copies of planes are a larger part.
+    assert row.memory_bytes == pytest.approx(cut.held_bytes, rel=0.15)
 
 
 def test_slabs_of_files_are_evaluated_as_whole_volumes(runs: Mapping[str, Run]) -> None:
