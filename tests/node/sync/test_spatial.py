@@ -76,6 +76,13 @@ def test_too_thin_slabs_are_refused_with_the_most_ranks_that_fit() -> None:
     assert (plan.strategy, plan.replicas) == ("data+spatial", 2)
 
 
+def test_the_batch_of_ranks_that_share_volumes_is_split_into_single_volumes() -> None:
+    words = (*SMALL, "--ranks", "2", "--set", "train.gradient_accumulation=4")
+    assert planned(*words, *shared(2))[0]
+    with pytest.raises(UserError, match=r"train.gradient_accumulation 4 does not divide the batch of 2 samples"):
+        planned(*words)
+
+
 @pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 2), (torch.int16, 1)])
 def test_slabs_are_planes_in_memory_of_their_own(dtype: torch.dtype, depth: int) -> None:
     volume = torch.arange(4**4).reshape(1, 4, 4, 4, 4).to(dtype)
@@ -189,7 +196,7 @@ def test_slabs_of_files_are_evaluated_as_whole_volumes(runs: Mapping[str, Run]) 
 def test_two_or_four_of_four_ranks_share_volumes(tmp_path: Path) -> None:
     plans = {}
     for ranks in (1, 2, 4):
-        words = (*SMALL, *TRAINED, "--set", "train.gradient_accumulation=2", *shared(ranks))
+        words = (*SMALL, *TRAINED, "--set", f"train.gradient_accumulation={max(2, ranks)}", *shared(ranks))
         (plans[str(ranks)],) = planned(*words, "--ranks", "4", "--out", tmp_path)[0]
     assert [plan.strategy for plan in plans.values()] == ["data", "data+spatial", "spatial"]
     runs = trained(tmp_path, plans)
