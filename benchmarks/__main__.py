@@ -32,6 +32,7 @@ from benchmarks import (
     reading,
     shuffling,
     slurm,
+    spatial,
     spine,
     staging,
     strategies,
@@ -112,6 +113,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
+    "strategies.spatial": spatial.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import spatial
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import all_ended, lacking, shaped_cluster, submit, wait_for
 from dlbench.analysis.table import tabulate
@@ -83,6 +84,7 @@ def figures() -> Iterator[Figure]:
     """All figures of the area."""
     yield from equal_work()
     yield from counted_bytes()
+    yield from spatial.figures()
     yield from sharded_update()
     yield from local_sgd()
 

@@ -140,6 +140,12 @@ class DdpSettings(Spec):
         description="ZeRO-1: each rank stores the optimizer state of some parameters, updates these and sends them to "
         "the others (torch's ZeroRedundancyOptimizer).",
     )
+    spatial_ranks: Ranks = Field(
+        1,
+        description="Neighbouring ranks that share each volume, cut along its depth (spatial parallelism; CosmoFlow "
+        "only). They read the same samples, send each other the planes at the cuts before each convolution, and gather "
+        "the slabs where they become too thin.",
+    )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
         """Returns whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
@@ -203,6 +209,11 @@ class EngineSpec(Spec):
     @property
     def settings(self) -> Spec | None:
         return getattr(self, self.name, None)
+
+    @property
+    def spatial_ranks(self) -> int:
+        """The ranks that share each volume; 1 with other engines than ddp."""
+        return self.ddp.spatial_ranks if self.name == "ddp" else 1
 
     @property
     def autotunes(self) -> bool:

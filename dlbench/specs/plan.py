@@ -395,6 +395,12 @@ class RunPlan(LaunchPlan):
     def _consistent(self) -> Self:
         if not self.engine.kind.synchronises and self.layout.ranks != 1:
             raise ValueError(f"engine '{self.engine.name}' exchanges nothing and needs 1 rank, not {self.layout.ranks}")
+        train, sharing_ranks = self.workload.train, self.engine.spatial_ranks
+        if train.batch_per_rank * sharing_ranks % train.gradient_accumulation:
+            raise ValueError(
+                f"train.gradient_accumulation {train.gradient_accumulation} does not divide the batch of "
+                f"{train.batch_per_rank * sharing_ranks} samples"
+            )
         if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
             # An assertion of reducer.cpp (torch 2.13) fails in the first step, whose first parts are in no_sync().
             raise ValueError(

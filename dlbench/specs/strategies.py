@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlbench.specs.engine import EngineSpec, FsdpSettings
+from dlbench.specs.layers import cut_layers
 from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -10,15 +11,17 @@ from dlbench.specs.workload import Workload
 
 def ranks_per_replica(engine: EngineSpec) -> int:
     """Returns the number of neighbouring ranks that read the same samples, because they share each layer."""
-    return engine.fsdp.tensor_ranks if engine.name == "fsdp" else 1
+    return engine.fsdp.tensor_ranks if engine.name == "fsdp" else engine.spatial_ranks
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`."""
+    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`, `spatial`."""
     if engine.name == "fsdp" and engine.fsdp.tensor_ranks == 1:
         return "fsdp"
     if engine.name == "fsdp":
         return "tensor" if engine.fsdp.tensor_ranks == ranks else "fsdp+tensor"
+    if engine.spatial_ranks > 1:
+        return "spatial" if engine.spatial_ranks == ranks else "data+spatial"
     if sync.average_every is not None and ranks > 1:
         return "local-sgd"
     if engine.name == "ddp" and engine.ddp.shard_optimizer and ranks > 1:
@@ -40,6 +43,8 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
             "offloaded to the host": fsdp.offload,
         }
         return ", ".join(text for text, applies in words.items() if applies)
+    if engine.spatial_ranks > 1:
+        return f"volumes cut over {engine.spatial_ranks} ranks"
     if sync.average_every is not None:
         return f"local SGD, average every {sync.average_every} updates"
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -54,6 +59,8 @@ def strategy_problem(
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
+    if engine.spatial_ranks > 1:
+        return _spatial_problem(workload, engine, sync, measure, ranks_per_node)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -66,6 +73,13 @@ def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leav
         if is_asked:
             return f"{key}: cannot be combined with {setting}: {why}; {remedy}"
     return None
+
+
+def _uneven_node(key: str, what: str, ranks_per_node: int) -> str:
+    return (
+        f"{key}: neighbouring ranks of one node share each {what}, and a node has {ranks_per_node}; set it to a "
+        "divisor of that, or change --ranks"
+    )
 
 
 def _fsdp_problem(
@@ -126,10 +140,7 @@ def _tensor_problem(
             problem += f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of a division by {dimensions}"
         return problem
     if ranks_per_node % shared:
-        return (
-            f"{key}: neighbouring ranks of one node share each layer, and a node has {ranks_per_node}; set it to a "
-            "divisor of that, or change --ranks"
-        )
+        return _uneven_node(key, "layer", ranks_per_node)
     for layer in divided:
         divisible = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
         if (num := divisible.get(layer.tensor, 0)) % shared:
@@ -151,6 +162,40 @@ def _tensor_problem(
         fsdp.shard_ranks == "node" and shared == ranks_per_node,
         "each node is one replica, so that nothing else is sharded",
     )
+    return _refused(key, refused)
+
+
+def _spatial_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks_per_node: int
+) -> str | None:
+    shared, train, layers = engine.spatial_ranks, workload.train, workload.model.layer_table(workload.data)
+    key = f"engine.ddp.spatial_ranks {shared}"
+    if not workload.model.has_slabs:
+        reason = "only CosmoFlow's volumes are cut"
+        if any(layer.kind == "norm" and layer.extents for layer in layers):
+            reason = "batch norm would take its statistics from a part of each sample"
+        return f"{key}: {workload.name} cannot be cut into slabs: {reason}; leave it out"
+    if ranks_per_node % shared:
+        return _uneven_node(key, "volume", ranks_per_node)
+    if not cut_layers(layers, shared):
+        depth = layers[0].extents[0]
+        fitting = [ranks for ranks in range(1, shared) if ranks_per_node % ranks == 0 and cut_layers(layers, ranks)]
+        return (
+            f"{key}: a depth of {depth} planes cannot be cut into {shared} slabs that are pooled by 2; at most "
+            f"{fitting[-1]} of {ranks_per_node} ranks of a node can share it"
+        )
+    whole_gradients = "a rank has the gradients of its slab only"
+    refused = {
+        "train.compile": (train.compile != "none", "graphs would have to be split at each convolution"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "planes are sent within the passes"),
+        "train.recompute and train.swap": (not train.is_in_core, "recomputing would send planes again"),
+        "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
+        "engine.ddp.shard_optimizer": (engine.ddp.shard_optimizer, "both together were never compared with one rank"),
+        "sync.average_every": (sync.average_every is not None, whole_gradients),
+        "sync.exchange none": (sync.exchange == "none", whole_gradients),
+        "dlbench's own exchange": (sync.is_own, "it replaces DDP's; leave out sync.exchange, fusion and wire"),
+        "measure.noise_scale": (measure.noise_scale, whole_gradients),
+    }
     return _refused(key, refused)
 
 

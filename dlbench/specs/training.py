@@ -257,7 +257,9 @@ class TrainSpec(Spec):
     global_batch: Count | None = Field(
         None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
-    gradient_accumulation: Count = Field(1, description="Parts that a batch is split into; must divide batch_per_rank.")
+    gradient_accumulation: Count = Field(
+        1, description="Parts that the batch of a rank, or of ranks that share volumes, is split into."
+    )
     precision: Precision = Field(
         "fp32",
         description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
@@ -391,9 +393,6 @@ class TrainSpec(Spec):
                 f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
                 "host updates block by block, and each block would be a program of its own"
             )
-        batch, parts = self.batch_per_rank, self.gradient_accumulation
-        if batch % parts:
-            raise ValueError(f"gradient_accumulation {parts} does not divide batch_per_rank {batch}")
         return self
 
 

@@ -151,7 +151,8 @@ def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) 
         StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
     ]
     if name in STRATEGIES and name != "fsdp+tensor":
-        modelled = case.at(point.ranks, batch).table((name,))
+        rows = replace(case.at(point.ranks, batch), cuts_depth=True).table((name,))
+        modelled = [row for row in rows if len(rows) == 1 or row.replicas == point.replicas]
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
         yield replace(

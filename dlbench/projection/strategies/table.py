@@ -26,7 +26,7 @@ from dlbench.projection.strategies.stages import cut, passed
 from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
-from dlbench.specs.layers import WEIGHT_BYTES, Layer
+from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_bytes, cut_layers
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
 from dlbench.units import counted, format_bytes
 
@@ -114,7 +114,7 @@ class GroupModel:
     messages: Sequence[Message] = ()  # Messages within the group in each layer's backward pass.
     bubble: float | None = None  # As in `StrategyRow`.
     imbalance: float | None = None
-    sent_bytes: float = 0.0  # Bytes that a rank sends within its group, for tensor.
+    sent_bytes: float = 0.0  # Bytes that a rank sends: for tensor in its group, for spatial by depth all.
     notes: tuple[str, ...] = ()
 
 
@@ -137,6 +137,7 @@ class StrategyCase:
     rest_s: float = 0.0  # Other parts of a step.
     average_every: int = AVERAGE_EVERY  # Updates between two averages of local SGD.
     scatter: Collective = "reduce-scatter"  # That of FSDP; Gloo uses an all-reduce.
+    cuts_depth: bool = False  # Whether spatial cuts the depth only, as in runs, and not along the fastest grid.
 
     def at(self, ranks: int, batch: int) -> Self:
         return replace(self, layout=replace(self.layout, ranks=ranks), batch=batch)
@@ -200,6 +201,8 @@ class StrategyCase:
             return min(heads), "heads"
         if not convolutions:
             return 0, "it has no convolutions"
+        if inner == "spatial" and self.cuts_depth:
+            return convolutions[0].extents[0] // 2, "depth"  # Slabs are pooled by 2.
         if inner == "spatial":
             return math.prod(self._extents), "extents"
         if inner == "filter":
@@ -261,6 +264,8 @@ class StrategyCase:
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = weight_bytes * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
+        if inner == "spatial":
+            bytes_sent = model.sent_bytes or None
         update = self.times.update_s * sum(model.weights) / self._weights
         if name == "zero-1":
             gathered = summed.seconds("all-gather", weight_bytes, WEIGHT_BYTES)
@@ -281,8 +286,7 @@ class StrategyCase:
                 return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
             compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
             notes = (note,)
-        if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
-            memory = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
+        memory = self._counted_memory(name, size, batch) or memory
         return self._with_fit(
             row,
             step_s=compute + update + model.communication_s + exposed + self.rest_s,
@@ -297,6 +301,14 @@ class StrategyCase:
             sent_bytes=bytes_sent,
             notes=notes,
         )
+
+    def _counted_memory(self, name: str, size: int, batch: int) -> float | None:
+        """Returns bytes of a rank by the memory that runs counted; None if there is none for the strategy."""
+        slabs = size if self.cuts_depth and name in ("spatial", "data+spatial") else 1
+        if self.counted is None or (slabs == 1 and name not in ("serial", "data", "zero-1", "fsdp")):
+            return None
+        ranks = self.layout.ranks
+        return as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs)
 
     def _with_fit(self, row: StrategyRow, **figures: Any) -> StrategyRow:
         row = replace(row, **figures)
@@ -313,6 +325,9 @@ class StrategyCase:
             # Each rank has a part of the image or volume, and its neighbours send the halo; on the fastest grid.
             divisors = [n for n in range(1, size + 1) if size % n == 0]
             grids = [grid for grid in product(divisors, repeat=len(self._extents)) if math.prod(grid) == size]
+            if self.cuts_depth:
+                depth_grid = (size, *[1] * (len(self._extents) - 1))
+                return self._on_grid(depth_grid, batch) if cut_layers(self.layers, size) else None
             models = [self._on_grid(grid, batch) for grid in grids if all(map(le, grid, self._extents))]
             return min(models, key=lambda model: model.compute_s + model.communication_s, default=None)
         if inner in ("tensor", "fsdp+tensor"):
@@ -486,9 +501,15 @@ class StrategyCase:
         lines = [self._groups(n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
         groups, shares, forward_s = self._groups(size), [LayerShare()] * len(self.layers), 0.0
         messages = [Message()] * len(self.layers)
+        are_whole, sent_bytes = [not layer.extents for layer in self.layers], 0.0
+        if self.cuts_depth:
+            are_whole = [number >= len(cut_layers(self.layers, size)) for number in range(len(self.layers))]
+            neighbours = 2 * (size - 1) / size
+            sent_bytes = batch * sum(cut_bytes(self.layers, size, neighbours=neighbours, element_bytes=width))
+            sent_bytes += 2 * WEIGHT_BYTES * self._weights * (1 - 1 / self.layout.ranks)
         for number, layer in enumerate(self.layers):
-            if not layer.extents:
-                if number and self.layers[number - 1].extents:  # The parts are gathered.
+            if are_whole[number]:
+                if number and not are_whole[number - 1]:  # The parts are gathered.
                     forward_s += groups.seconds("all-gather", batch * layer.inputs * width, width)
                 continue
             out = _outputs(layer)
@@ -505,7 +526,7 @@ class StrategyCase:
                     if layer.has_gradient:
                         back = -(-reach // layer.stride) * layer.outputs / out[axis]
                         messages[number] = messages[number].then(line.send(back * slab))
-        return self._divided(batch, shares, forward_s, messages, groups)
+        return replace(self._divided(batch, shares, forward_s, messages, groups), sent_bytes=sent_bytes)
 
     def _pipeline(self, size: int, batch: int, tensor: int) -> GroupModel:
         """Returns the model of a pipeline of `size` stages, which micro-batches pass forward and backward: GPipe (Huang
