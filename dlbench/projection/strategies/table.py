@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.stages import cut
 from dlbench.projection.strategies.layers import WEIGHT_BYTES, CountedMemory, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
@@ -452,22 +453,6 @@ def _outputs(layer: Layer) -> list[int]:
 
 def _sum(by_layer: Sequence[float], numbers: Sequence[int]) -> float:
     return sum(by_layer[number] for number in numbers)
-
-
-def cut(work: Sequence[float], parts: int) -> tuple[tuple[int, int], ...]:
-    """Returns consecutive non-empty pieces (first, end) with the smallest largest sum."""
-    sums = [0.0, *accumulate(work)]
-    # Smallest largest sum of the first n blocks in `part` parts, and the ends of these parts.
-    best_cuts: dict[int, tuple[float, tuple[int, ...]]] = {n: (sums[n], (n,)) for n in range(1, len(sums))}
-    for part in range(2, parts + 1):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for n in range(part, len(sums)):
-            options = [
-                (max(best_cuts[end][0], sums[n] - sums[end]), (*best_cuts[end][1], n)) for end in range(part - 1, n)
-            ]
-            longer[n] = min(options)
-        best_cuts = longer
-    return tuple(pairwise((0, *best_cuts[len(work)][1])))
 
 
 def _passed(times: Sequence[float], parts: int) -> float:
