@@ -184,12 +184,11 @@ class BertForPreTraining(nn.Module):
         """Returns the parameters of a unit; the word embedding is also a part of the heads."""
         if 0 < unit <= len(self.layers):
             return list(self.layers[unit - 1].parameters())
-        modules: list[nn.Module] = [self.word_embedding, self.position_embedding, self.type_embedding]
-        modules.append(self.embedding_norm)
-        parameters: list[nn.Parameter] = []
+        modules: list[nn.Module] = [self.position_embedding, self.type_embedding, self.embedding_norm]
+        parameters = list(self.word_embedding.parameters())
         if unit:
             modules = [self.pooler, self.mlm_transform, self.mlm_norm, self.nsp_classifier]
-            parameters = [self.word_embedding.weight, self.mlm_bias]
+            parameters.append(self.mlm_bias)
         return parameters + list(itertools.chain.from_iterable(module.parameters() for module in modules))
 
     def run_units(
@@ -350,7 +349,7 @@ def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
     return outputs
 
 
-def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
+def _pre_training_loss(outputs: Outputs | Tensor, batch: Batch) -> Tensor:
     """Returns the mean masked-LM cross-entropy of used places plus that of the next sentence (section A.2)."""
     if isinstance(outputs, Tensor):
         return outputs  # of a stage of a pipeline, which the next one receives

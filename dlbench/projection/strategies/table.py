@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain, groupby, pairwise, product
+from itertools import chain, groupby, product
 from operator import le
 from typing import Any, NamedTuple, Self
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.optim import Optimizer
@@ -70,8 +69,11 @@ class PipelineEngine(TorchRanks):
         self._drop_others()
         part = NetworkPart(model, self._units[self._number])
         self._stage = TimedStage(
-            *(part, self._forward, self._shape, self._clock),
-            **{"stage_index": self._number, "num_stages": stages, "device": self._device, "group": self._stage_group},
+            *(part, self.forward, self._shape, self._clock),
+            stage_index=self._number,
+            num_stages=stages,
+            device=self._device,
+            group=self._stage_group,
         )
         self._stage.beat, self._stage.marks = self.beat, {"backward": mark_backward}
         schedule = _SCHEDULES[self._settings.schedule]
@@ -82,17 +84,12 @@ class PipelineEngine(TorchRanks):
         self._optimizer = optimizer
         return part, optimizer
 
-    def _forward(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        return self.forward(module, batch)
-
     def _cut(self) -> None:
         """Cuts the units into stages with the shortest longest stage, by times on rank 0."""
         measured, names = None, self._model.unit_names
         if self._place.rank == 0:
             self.beat("timing the layers of the network")
-            measured = unit_seconds(
-                self._model, len(names), self.trial_batch(self._samples), self.forward, self._clock
-            )
+            measured = unit_seconds(self._model, len(names), self.trial_batch(self._samples), self.forward, self._clock)
         self._unit_s, self._shape = self.gather(measured)[0]
         self._units = [range(*piece) for piece in cut(self._unit_s, self._settings.stages)]
         self._stages_of: dict[nn.Parameter, list[int]] = {}  # Stages that hold a parameter.
@@ -148,11 +145,12 @@ class PipelineEngine(TorchRanks):
         self._messages = []
         gradients = [parameter.grad for parameter in self._held if parameter.grad is not None]
         if self._replica.replicas > 1:
-            vector = _flatten_dense_tensors(gradients)
+            vector = torch.cat([gradient.flatten() for gradient in gradients])
             self._sum(vector, self._data_group, len(gradients))
             vector /= self._replica.replicas
-            for gradient, mean in zip(gradients, _unflatten_dense_tensors(vector, gradients), strict=True):
-                gradient.copy_(mean)
+            means = torch.split(vector, [gradient.numel() for gradient in gradients])
+            for gradient, mean in zip(gradients, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
         for parameter in self._tied:
             assert parameter.grad is not None
             self._sum(parameter.grad, self._tied_group, 1)
@@ -227,7 +225,9 @@ class PipelineEngine(TorchRanks):
 
     def _collected(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the named tensors of all ranks on rank 0, in the host's memory."""
-        forms = [[label, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for label, tensor in tensors.items()]
+        forms = []
+        for label, tensor in tensors.items():
+            forms.append([label, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
         whole = {label: tensor.cpu().clone() for label, tensor in tensors.items()}
         for rank, rank_forms in enumerate(self.gather(forms)):
             for label, dtype, shape in rank_forms:
@@ -281,7 +281,7 @@ class PipelineEngine(TorchRanks):
         sent = {True: 0.0, False: 0.0}  # Bytes of this rank by whether they stay in its node.
         for receiver, num_bytes in self._stage.sends:
             sent[self._is_on_node(self._replica.ranks[receiver])] += num_bytes
-        sums = [message for message in self._messages]
+        sums = list(self._messages)
         if self._replica.replicas > 1:
             inside, across = ring_bytes(
                 sums.pop(0).num_bytes, ranks=self._replica.replicas, groups=min(nodes, self._replica.replicas)
@@ -315,9 +315,7 @@ class PipelineEngine(TorchRanks):
     def _exchange_times(self) -> dict[str, float]:
         if not self._watched:
             return {}
-        steps_s = [
-            sum(self._clock.between(message.handed, message.done) for message in step) for step in self._watched
-        ]
+        steps_s = [sum(self._clock.between(message.handed, message.done) for message in step) for step in self._watched]
         seconds = statistics.median(steps_s)
         return {"communication_s": seconds, "exposed_s": seconds, "hidden_s": 0.0}
 

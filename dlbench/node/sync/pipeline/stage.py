@@ -1,9 +1,9 @@
-"""The stage of one rank of a pipeline, its timed passes over microbatches, and times of the units that it is cut from."""
+"""The stage of one rank of a pipeline with its timed passes, and times of the units that it is cut from."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -73,9 +73,7 @@ def unit_seconds(
 class TimedStage(PipelineStage):
     """A stage that times its passes and counts what it sends."""
 
-    def __init__(
-        self, part: NetworkPart, forward: Forward, shape: Sequence[int], clock: Clock, **place: Any
-    ) -> None:
+    def __init__(self, part: NetworkPart, forward: Forward, shape: Sequence[int], clock: Clock, **place: Any) -> None:
         """`shape` is that of the tensors between stages, `place` the arguments of `PipelineStage`."""
         # With both given, torch runs no pass to find out shapes.
         hidden = torch.empty(*shape, device="meta", requires_grad=True)
@@ -92,7 +90,7 @@ class TimedStage(PipelineStage):
         self.order = ""  # Passes of the last step in their order, F and B.
         self.sends: list[tuple[int, int]] = []  # Receiving stage and bytes of each message of the last step.
         self.busy_s, self.passes_s = 0.0, 0.0
-        self.waits_s: Counter[str] = Counter()  # Seconds in which it did not compute, by pass.
+        self.waits_s: defaultdict[str, float] = defaultdict(float)  # Seconds in which it did not compute, by pass.
         self._calls: list[tuple[Pass, Any, Any]] = []
         self._begin: Any = None
         self._pending: deque[tuple[Any, list[tuple[Pass, Any, Any]], Any]] = deque()
