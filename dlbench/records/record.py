@@ -70,7 +70,6 @@ class StageTimes(Spec):
     """A rank's stage of a pipeline; times are of all measured steps, in seconds."""
 
     number: CountOrZero = Field(description="The stage, from 0.")
-    units: str = Field(description="Its layers.")
     num_parameters: Count = Field(description="Parameters that it holds.")
     busy_s: NonNegative = Field(description="Computing of its forward and backward passes.")
     passes_s: NonNegative = Field(description="From the begin of the passes until every stage has ended its own.")

@@ -7,7 +7,6 @@ tensors as published, because LAMB adapts its step per tensor. "Unpadded", the t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -175,22 +174,6 @@ class BertForPreTraining(nn.Module):
         """Modules that are sharded and gathered one at a time, in the order of computing (`FsdpEngine`)."""
         return list(self.layers)
 
-    @property
-    def unit_names(self) -> list[str]:
-        """Names of the units that a pipeline may put on different ranks, in the order of computing."""
-        return ["embedding", *(f"layers.{number}" for number in range(len(self.layers))), "heads"]
-
-    def unit_parameters(self, unit: int) -> list[nn.Parameter]:
-        """Returns the parameters of a unit; the word embedding is also a part of the heads."""
-        if 0 < unit <= len(self.layers):
-            return list(self.layers[unit - 1].parameters())
-        modules: list[nn.Module] = [self.position_embedding, self.type_embedding, self.embedding_norm]
-        parameters = list(self.word_embedding.parameters())
-        if unit:
-            modules = [self.pooler, self.mlm_transform, self.mlm_norm, self.nsp_classifier]
-            parameters.append(self.mlm_bias)
-        return parameters + list(itertools.chain.from_iterable(module.parameters() for module in modules))
-
     def run_units(
         self,
         units: range,
@@ -200,7 +183,7 @@ class BertForPreTraining(nn.Module):
         attention_mask: Tensor | None,
         masked_positions: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Runs consecutive units; `x` (N, S, H) is the output of the unit before, None: the first one is among them.
+        """Runs consecutive units: embedding, layers, heads. `x` (N, S, H) is the output of the unit before, if any.
 
         Returns encoded tokens (N, S, H), or what `forward` returns if the heads are among the units.
         """
