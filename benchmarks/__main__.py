@@ -112,6 +112,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
+    "strategies.pipeline": strategies.pipeline.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -53,13 +53,8 @@ INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, p
 
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
 
-_OUT_OF_COMPUTE = (
-    "bubble",
-    "launch",
-    "throttling",
-    "memory",
-    "gather",
-)  # Parts whose seconds lie in the phases of computing.
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather", "bubble")
+"""Parts whose seconds lie in the phases of computing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +116,17 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     waits_of_run = waiting(alone, update)
     ranks, count = loaded.step_ns.shape
     words = {"throttling": why, "memory": memory_why, "launch": launch_why, "gather": gather_why}
-    words["bubble"] = bubble_why
+    if bubble_why:
+        words["bubble"] = bubble_why
     amounts = {"throttling": share, "memory": memory_ns, "launch": launch_ns}
     unknown = {name for name, amount in amounts.items() if amount is None}
     if gather_why and not within:
         unknown.add("gather")
     exchange = alone.phase_ns["exchange"].sum(axis=1) * (ranks > 1)
     work = (loaded.step_ns.sum(axis=1) - exchange - sum(bubble_ns.values())).tolist()
-    within_passes = {name: int(stages_ns.sum()) for name, stages_ns in bubble_ns.items()}
+    bubble = {name: int(stages_ns.sum()) for name, stages_ns in bubble_ns.items()}
     compute, taken_by_cause = _compute_parts(
-        *(alone.phase_ns, waits_of_run, within_passes, launch_ns or {}, share or 0.0, memory_ns or 0)
+        *(alone.phase_ns, waits_of_run, bubble, launch_ns or {}, share or 0.0, memory_ns or 0)
     )
     waits["exchange", "exchange"] = exchange - sum(within.values())
     taken_by_cause |= _on_the_wire(waits, int(exchange.sum()) - waits_of_run.waited_ns)
@@ -144,11 +140,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         taken_ns=taken_by_cause,
         input_ns=_input_parts(sums["input"], copy, run.record.reading),
         not_measured={name: words[name] for name in words if name in unknown},
-        evidence={
-            name: words[name]
-            for name in words
-            if name not in unknown and (name not in ("gather", "bubble") or sums[name])
-        },
+        evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
@@ -270,14 +262,14 @@ def _compute_parts(
     memory_ns: int,
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Returns the nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and those of causes taken out of each."""
-    remaining_ns = {name: int(phase_ns[name].sum()) - waits.moved_phases_ns[name] for name in COMPUTE_PARTS}
+    remaining_ns = {
+        name: int(phase_ns[name].sum()) - waits.moved_phases_ns[name] - bubble_ns.get(name, 0) for name in COMPUTE_PARTS
+    }
     for name in COMPUTE_PARTS:
         # Moved time is rounded to a nanosecond per step.
         if remaining_ns[name] < 0:
             largest = max(remaining_ns, key=remaining_ns.__getitem__)
             remaining_ns[largest], remaining_ns[name] = remaining_ns[largest] + remaining_ns[name], 0
-    bubble = {name: min(value, bubble_ns.get(name, 0)) for name, value in remaining_ns.items()}
-    remaining_ns = {name: value - bubble[name] for name, value in remaining_ns.items()}
     launch = {name: min(value, launch_ns.get(name, 0)) for name, value in remaining_ns.items()}
     remaining_ns = {name: value - launch[name] for name, value in remaining_ns.items()}
     memory: dict[str, int] = {}
@@ -287,7 +279,7 @@ def _compute_parts(
     throttling = _shared_out(round(throttled * sum(remaining_ns.values())), remaining_ns)
     remaining_ns = {name: value - throttling[name] for name, value in remaining_ns.items()}
     return remaining_ns, {
-        "bubble": bubble,
+        "bubble": dict(bubble_ns),
         "launch": launch,
         "throttling": throttling,
         "memory": {name: memory[name] for name in COMPUTE_PARTS},

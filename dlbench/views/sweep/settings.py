@@ -24,13 +24,8 @@ from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
 from dlbench.units import format_bytes
 from dlbench.views.sweep.autotune import Autotune
 
-_DEFAULTS_KNOWN = (
-    "sync.",
-    "engine.horovod.",
-    "engine.ddp.",
-    "engine.fsdp.",
-    "engine.pipeline.",
-)  # Keys with a default of dlbench.
+_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.", "engine.pipeline.")
+"""Keys with a default of dlbench."""
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
 _SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "local-sgd")
 """Strategies whose loss is compared with replicas'."""
