@@ -1,4 +1,4 @@
-"""Sharded and tensor-parallel training over four ranks that take this machine for two nodes."""
+"""Sharded, tensor-parallel and pipelined training over four ranks that take this machine for two nodes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ FOUR = {
     "shares by node, gradients": (*FSDP, "--set", "engine.fsdp.shard=gradients"),
     "two dimensions": TENSOR,
     "zero-1": ZERO,
+    "two replicas of two stages": ("--engine", "pipeline"),
+    "four stages": ("--engine", "pipeline", "--set", "engine.pipeline.stages=4"),
 }
 
 
