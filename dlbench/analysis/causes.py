@@ -40,8 +40,8 @@ from dlbench.units import first_of
 Key = TypeVar("Key")
 
 CAUSES = (
-    *("compute", "exchange", "straggler", "gather", "bubble"),
-    *("input", "host", "launch", "throttling", "memory", "rest"),
+    *("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest"),
+    "bubble",
 )
 """Causes in printing order; together they are the whole step."""
 
