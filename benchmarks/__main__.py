@@ -27,6 +27,7 @@ from benchmarks import (
     ladder,
     memory,
     memory_plan,
+    pipeline,
     projection,
     reader_rate,
     reading,
@@ -114,6 +115,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
     "strategies.spatial": spatial.figures,
+    "strategies.pipeline": pipeline.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -71,7 +71,7 @@ EXPECTED = {"exchange": 8.0, "straggler": 0.0, "input": 5.0, "host": 5.0, "compu
 
 
 def expect(causes: Causes, changes: dict[str, float]) -> None:
-    wanted = {**dict.fromkeys(("launch", "throttling", "memory", "gather"), 0.0), **EXPECTED, **changes}
+    wanted = {**dict.fromkeys(("launch", "throttling", "memory", "gather", "bubble"), 0.0), **EXPECTED, **changes}
     assert {name: 1e3 * value for name, value in causes.seconds.items()} == pytest.approx(wanted, abs=1e-5)
 
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Self
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.stages import cut, passed
 from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups, Message, Prices
-from dlbench.projection.strategies.stages import cut, passed
 from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
