@@ -289,8 +289,10 @@ def _named(row: StrategyRow) -> str:
     """Returns the name with its groups: `data+tensor 4 x 8` is four groups of eight ranks."""
     if "+" not in row.strategy or row.refused:
         return row.strategy
-    sizes = [row.replicas, row.ranks // row.replicas // row.tensor_ranks, row.tensor_ranks]
-    return f"{row.strategy} {' x '.join(str(size) for size in sizes if size > 1 or row.tensor_ranks == 1)}"
+    sizes = [row.replicas, row.ranks // row.replicas]
+    if row.strategy == "data+pipeline+tensor":
+        sizes = [row.replicas, sizes[1] // row.tensor_ranks, row.tensor_ranks]
+    return f"{row.strategy} {' x '.join(map(str, sizes))}"
 
 
 def _basis(row: StrategyRow) -> str:

@@ -21,14 +21,15 @@ def _cuts(work: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
     numbers = range(len(sums))
     pieces = np.where(np.tri(len(sums), k=-1, dtype=bool), sums[:, None] - sums, np.inf)  # From `column` to `row`.
     # Smallest largest sum of the first n blocks in `part` parts, and the ends of these parts.
-    largest, ends = sums.copy(), [(n,) for n in numbers]
+    largest = sums.copy()
+    ends: list[tuple[int, ...]] = [(n,) for n in numbers]
     largest[0] = np.inf
     cuts = [ends[-1]]
-    for _ in range(1, len(work)):
+    for part in range(2, len(work) + 1):
         options = np.maximum(largest, pieces)
         largest = options.min(axis=1)
-        ties = [np.flatnonzero(options[n] == largest[n]) for n in numbers]
-        ends = [(*min(ends[end] for end in ties[n]), n) for n in numbers]
+        longer = {n: np.flatnonzero(options[n] == largest[n]).tolist() for n in numbers[part:]}
+        ends = [(*min(ends[end] for end in longer[n]), n) if n in longer else () for n in numbers]
         cuts.append(ends[-1])
     return tuple(cuts)
 

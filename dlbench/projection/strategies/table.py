@@ -468,7 +468,7 @@ class StrategyCase:
         size, width = groups.size, self.activation_bytes
         if size == 1:
             return [LayerShare()] * len(self.layers), [Message()] * len(self.layers)
-        shares, messages = [], []
+        shares, messages, nothing = [], [], Message()
         heads = next(layer.heads for layer in self.layers if layer.heads)
         for layer in self.layers:
             parts = {"column": layer.filters, "row": layer.channels, "head": heads, "": 0}[layer.tensor]
@@ -476,8 +476,10 @@ class StrategyCase:
             inputs = 1.0 if layer.tensor == "column" else share
             outputs = 1.0 if layer.tensor == "row" else share
             shares.append(LayerShare(share, inputs, outputs, share))
-            summed_bytes = samples * layer.outputs * width if layer.tensor == "row" else 0.0
-            messages.append(groups.message("allreduce", summed_bytes, width))
+            if layer.tensor == "row":
+                messages.append(groups.message("allreduce", samples * layer.outputs * width, width))
+            else:
+                messages.append(nothing)
         return shares, messages
 
     def _on_grid(self, grid: tuple[int, ...], batch: int) -> GroupModel:
