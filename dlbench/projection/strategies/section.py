@@ -134,12 +134,14 @@ def measured_rows(
 
 def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
     """Yields the rows of a strategy at a measured point. `batch`: samples of a step of all ranks."""
-    refusal = "points do not say how many ranks share a layer, by which the model has rows"
+    refusal = "points do not say how their ranks are grouped, by which the model has several rows"
     modelled: Sequence[StrategyRow] = [
         StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
     ]
-    if name in STRATEGIES and name != "fsdp+tensor":
-        modelled = case.at(point.ranks, batch).table((name,))
+    if name in STRATEGIES:
+        rows = case.at(point.ranks, batch).table((name,))
+        if len(rows) == 1:
+            modelled = rows
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
         yield replace(
@@ -167,8 +169,10 @@ def projected_rows(
         rest_s = case.rest_s
         if parts:
             rest_s = parts["input"] + parts["host"] + parts["straggler"]
-        for row in replace(case.at(target.ranks, batch), rest_s=rest_s).table(names):
-            if row.strategy == own_strategy and not row.refused:
+        table = replace(case.at(target.ranks, batch), rest_s=rest_s).table(names)
+        is_one_row = [row.strategy for row in table].count(own_strategy) == 1
+        for row in table:
+            if row.strategy == own_strategy and not row.refused and is_one_row:
                 row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
                 if parts:
                     row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
