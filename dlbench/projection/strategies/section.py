@@ -317,6 +317,7 @@ COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),
     Column("replicas", "", "replicas"),
+    Column("tensor_ranks", "", "tensor_ranks"),
     *columns_of(StrategyRow, *FIGURES, *STAGES, of=lambda row: None if row.refused else row),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"

@@ -269,6 +269,7 @@ class StrategyCase:
         elif name in ("fsdp", "fsdp+tensor"):
             sent, exposed, largest, bytes_sent = self._gathered(model, summed)
             update /= replicas
+            bytes_sent += model.sent_bytes
             memory += 2 * largest - (2 + self.slots) * WEIGHT_BYTES * sum(model.weights) * (1 - 1 / replicas)
         elif name == "local-sgd":
             values = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
