@@ -231,7 +231,7 @@ def rank_leaves(layout: Layout) -> Numbers:
     return numbers[ranks // layout.node_size]
 
 
-def outer_block(layout: Layout) -> int:
+def _outer_block(layout: Layout) -> int:
     """Returns the ranks of the largest equal blocks that some messages leave; all ranks if nodes are in any order."""
     if layout.leaves is not None:
         return layout.ranks
@@ -318,6 +318,7 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
         else:
             active = [((step - first - place, number), 1) for place, number in enumerate(under_way)]
         kinds[tuple(active)] += 1
+    merged: _Merged = {}
     for together, repeat in kinds.items():
         columns = []
         for (chunk, number), times in together:
@@ -328,12 +329,19 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
         source, target, first, count, added = np.concatenate(columns, axis=1)
         combined = Pattern(source, target, first, count, added, repeat)
         if lumped:
-            combined = _merge_pairs(combined, p)
+            combined = _merge_pairs(combined, p, merged)
         yield combined
 
 
-def _merge_pairs(pattern: Pattern, p: int) -> Pattern:
-    pair, index = np.unique(pattern.source * p + pattern.target, return_inverse=True)
+_Merged = dict[bytes, tuple[Numbers, Numbers]]  # Different pairs of ranks, and the place of each message, by its pairs.
+
+
+def _merge_pairs(pattern: Pattern, p: int, merged: _Merged) -> Pattern:
+    pairs = pattern.source * p + pattern.target
+    key = pairs.tobytes()
+    if key not in merged:
+        merged[key] = np.unique(pairs, return_inverse=True)
+    pair, index = merged[key]
     count = np.bincount(index, pattern.count).astype(np.int64)
     added = np.bincount(index, pattern.added).astype(np.int64)
     return replace(pattern, source=pair // p, target=pair % p, first=0 * pair, count=count, reduce=added)
@@ -520,7 +528,7 @@ def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
     """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further. Distances beyond the outermost block
     load a network equally, and so do distances d and p - d.
     """
-    p, block, ranks = layout.ranks, outer_block(layout), np.arange(layout.ranks)
+    p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
     kinds: Counter[tuple[int, int]] = Counter()  # Steps by distance and elements of a message.
     for distance in range(1, p):
         count = int(_cut(elements, p, distance))
@@ -537,7 +545,7 @@ def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator
     """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member. A full window of chunks
     loads a network as one that is a block further.
     """
-    p, block = layout.ranks, outer_block(layout)
+    p, block = layout.ranks, _outer_block(layout)
     kinds: Counter[int] = Counter()
     for step in range(p - 2 + chunks):
         if lumped and chunks - 1 <= step <= p - 2:
@@ -594,5 +602,5 @@ def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[P
         count = np.concatenate([_cut(half, chunks, chunk) for half in halves])
         pattern = Pattern(source, target, first, count, reduce=True, repeat=repeat)
         if lumped:
-            pattern = _merge_pairs(pattern, p)
+            pattern = _merge_pairs(pattern, p, {})
         yield pattern

@@ -17,12 +17,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from dlbench.perfmodels.algorithms import Numbers, Pattern, outer_block, patterns, rank_leaves
+from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import DEDICATED_SERVERS, LEVELS, Collective, LevelName
 
 Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, ascending, and how many messages.
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
+
+_Shape = tuple[bytes, bytes, bytes, bytes, bool]  # Sources, targets, order of sizes, weights, whether all are sent.
+_StepsByShape = dict[_Shape, tuple[list[int], tuple["Load", ...]]]  # Sizes of messages, and the loads.
 
 MOST_SHORT_RANKS = 512  # Beyond, vectors shorter than one element per rank are cut into equal fractions.
 
@@ -109,9 +112,13 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
                 np.add.at(flows, block[busy], of_rank)
                 flows = flows[block[busy]]
                 loads.update(_distinct(LEVELS[inner:], sizes, through, flows, links))
-    reduced = int(np.bincount(target, pattern.added[is_sent] * weight).max(initial=0))
     order = sorted(loads, key=attrgetter("level", "starts", "flows", "links"))
-    return StepLoads(tuple(order), reduced)
+    return StepLoads(tuple(order), _most_reduced(pattern))
+
+
+def _most_reduced(pattern: Pattern) -> int:
+    added = pattern.added if pattern.weight is None else pattern.added * pattern.weight
+    return int(np.bincount(pattern.target, added).max(initial=0))
 
 
 def summarise(
@@ -148,23 +155,31 @@ def _summary(
     sharing: Sharing,
 ) -> Summary:
     kinds: Counter[StepLoads] = Counter()
-    is_alike = algorithm == "hierarchical" and elements % (chunks * layout.ranks) == 0
+    earlier: _StepsByShape = {}
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks, lumped=True):
-        if is_alike:
-            pattern = _of_first_and_last_blocks(pattern, layout)
-        kinds[loads_of(pattern, layout, sharing)] += pattern.repeat
+        kinds[_in_sizes(pattern, layout, sharing, earlier)] += pattern.repeat
     return Summary(elements, tuple((step, times) for step, times in kinds.items() if step.loads))
 
 
-def _of_first_and_last_blocks(pattern: Pattern, layout: Layout) -> Pattern:
-    """Returns what two blocks at each end send in rings over all blocks: those between them send and receive alike."""
-    if layout.leaves is not None:
-        return pattern
-    block = pattern.source // outer_block(layout)
-    is_sent = (block < 2) | (block >= (layout.ranks - 1) // outer_block(layout) - 1)
-    columns = (pattern.source, pattern.target, pattern.first, pattern.count, pattern.added)
-    source, target, first, count, added = (column[is_sent] for column in columns)
-    return Pattern(source, target, first, count, added, pattern.repeat)
+def _in_sizes(pattern: Pattern, layout: Layout, sharing: Sharing, earlier: _StepsByShape) -> StepLoads:
+    """Returns the loads of a step: those of an earlier one in its sizes, if their messages differ in sizes alone."""
+    sizes, index = np.unique(pattern.count, return_inverse=True)
+    weight = b"" if pattern.weight is None else pattern.weight.tobytes()
+    shape = (pattern.source.tobytes(), pattern.target.tobytes(), index.tobytes(), weight, bool(sizes.all()))
+    if shape not in earlier:
+        earlier[shape] = sizes.tolist(), loads_of(pattern, layout, sharing).loads
+    earlier_sizes, earlier_loads = earlier[shape]
+    size_of = dict(zip(earlier_sizes, sizes.tolist(), strict=True))
+    loads = [
+        Load(
+            load.level,
+            tuple((name, size_of[size], count) for name, size, count in load.starts),
+            tuple((size_of[size], count) for size, count in load.flows),
+            load.links,
+        )
+        for load in earlier_loads
+    ]
+    return StepLoads(tuple(loads), _most_reduced(pattern))
 
 
 def _distinct(

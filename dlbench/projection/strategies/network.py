@@ -11,21 +11,21 @@ from dlbench.perfmodels.schedules import Layout, invalid
 from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, NetworkModel, Piece
 
 
-class Message(NamedTuple):
+class MessagePrice(NamedTuple):
     """The price of a message or collective while all groups send theirs."""
 
     seconds: float = 0.0
     link_seconds: Mapping[LevelName, float] = {}  # Seconds of its bytes on the links that decide, by level.
     phi: float = 1.0  # Flows of a link at once, at least 1.
 
-    def then(self, other: Message) -> Message:
+    def then(self, other: MessagePrice) -> MessagePrice:
         """Returns the price of both, one after the other."""
         link_seconds = dict(self.link_seconds)
         for name, seconds in other.link_seconds.items():
             link_seconds[name] = link_seconds.get(name, 0.0) + seconds
-        return Message(self.seconds + other.seconds, link_seconds, max(self.phi, other.phi))
+        return MessagePrice(self.seconds + other.seconds, link_seconds, max(self.phi, other.phi))
 
-    def shared_with(self, other: Message) -> float:
+    def shared_with(self, other: MessagePrice) -> float:
         """Returns the seconds of another message on links that this message uses, by how much of its time it does."""
         if not self.seconds:
             return 0.0
@@ -33,7 +33,9 @@ class Message(NamedTuple):
         return sum(seconds * use.get(name, 0.0) for name, seconds in other.link_seconds.items()) / self.seconds
 
 
-Prices = dict[tuple[Collective, float, int, int, int], Message]  # By collective, bytes, element bytes, size, stride.
+Prices = dict[
+    tuple[Collective, float, int, int, int], MessagePrice
+]  # By collective, bytes, element bytes, size, stride.
 
 
 class Groups:
@@ -60,10 +62,10 @@ class Groups:
         """Returns seconds of a collective of each group, see `message`."""
         return self.message(collective, num_bytes, element_bytes).seconds
 
-    def message(self, collective: Collective, num_bytes: float, element_bytes: int) -> Message:
+    def message(self, collective: Collective, num_bytes: float, element_bytes: int) -> MessagePrice:
         """Returns the price of a collective of each group: by a ring, or, if groups share no link, the fastest."""
         if self.size == 1 or not num_bytes:
-            return Message()
+            return MessagePrice()
         key = (collective, num_bytes, element_bytes, self.size, self._stride)
         if key not in self._prices:
             self._prices[key] = self._priced(collective, num_bytes, element_bytes)
@@ -71,7 +73,7 @@ class Groups:
         self.phi = max(self.phi, price.phi)
         return price
 
-    def _priced(self, collective: Collective, num_bytes: float, element_bytes: int) -> Message:
+    def _priced(self, collective: Collective, num_bytes: float, element_bytes: int) -> MessagePrice:
         whole_bytes = round(num_bytes / element_bytes) * element_bytes
         names = ["ring"]
         if self._own == self._phi:
@@ -86,16 +88,16 @@ class Groups:
             if invalid(collective, name, self.size, group_size=group, shards=None) is None
         ]
         best = min(loads, key=lambda candidate: candidate.seconds(network))
-        return Message(best.seconds(network), best.link_seconds(network), max([1.0, *best.phi.values()]))
+        return MessagePrice(best.seconds(network), best.link_seconds(network), max([1.0, *best.phi.values()]))
 
-    def send(self, num_bytes: float) -> Message:
+    def send(self, num_bytes: float) -> MessagePrice:
         """Returns the price of a message from each rank to the next of its group, over the slowest level."""
-        slowest = Message()
+        slowest = MessagePrice()
         for name, phi in self._phi.items():
             piece = level_of(self._network, name).piece(num_bytes)
             link_seconds = num_bytes * piece.beta_s_per_byte * phi
             if piece.alpha_s + link_seconds > slowest.seconds:
-                slowest = Message(piece.alpha_s + link_seconds, {name: link_seconds}, phi)
+                slowest = MessagePrice(piece.alpha_s + link_seconds, {name: link_seconds}, phi)
         return slowest
 
     @cached_property

@@ -146,13 +146,13 @@ def accuracy_steps(case: StrategyCase, group: Ingredients, networks: Mapping[str
 
 def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
     """Yields the rows of a strategy at a measured point. `batch`: samples of a step of all ranks."""
-    refusal = "points do not say how many ranks share a layer, by which the model has rows"
+    refusal = "points do not say how their ranks are grouped, by which the model has several rows"
     modelled: Sequence[StrategyRow] = [
         StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
     ]
-    if name in STRATEGIES and name != "fsdp+tensor":
+    if name in STRATEGIES:
         rows = replace(case.at(point.ranks, batch), cuts_depth=True).table((name,))
-        modelled = [row for row in rows if len(rows) == 1 or row.replicas == point.replicas]
+        modelled = [row for row in rows if len(rows) == 1 or row.replicas == point.replicas][:1] or modelled
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
         yield replace(
@@ -180,8 +180,10 @@ def projected_rows(
         rest_s = case.rest_s
         if parts:
             rest_s = parts["input"] + parts["host"] + parts["straggler"]
-        for row in replace(case.at(target.ranks, batch), rest_s=rest_s).table(names):
-            if row.strategy == own_strategy and not row.refused:
+        table = replace(case.at(target.ranks, batch), rest_s=rest_s).table(names)
+        is_one_row = [row.strategy for row in table].count(own_strategy) == 1
+        for row in table:
+            if row.strategy == own_strategy and not row.refused and is_one_row:
                 row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
                 if parts:
                     row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
@@ -302,8 +304,10 @@ def _named(row: StrategyRow) -> str:
     """Returns the name with its groups: `data+tensor 4 x 8` is four groups of eight ranks."""
     if "+" not in row.strategy or row.refused:
         return row.strategy
-    sizes = [row.replicas, row.ranks // row.replicas // row.tensor_ranks, row.tensor_ranks]
-    return f"{row.strategy} {' x '.join(str(size) for size in sizes if size > 1 or row.tensor_ranks == 1)}"
+    sizes = [row.replicas, row.ranks // row.replicas]
+    if row.strategy == "data+pipeline+tensor":
+        sizes = [row.replicas, sizes[1] // row.tensor_ranks, row.tensor_ranks]
+    return f"{row.strategy} {' x '.join(map(str, sizes))}"
 
 
 def _basis(row: StrategyRow) -> str:
@@ -324,6 +328,7 @@ COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),
     Column("replicas", "", "replicas"),
+    Column("tensor_ranks", "", "tensor_ranks"),
     *columns_of(StrategyRow, *FIGURES, *STAGES, of=lambda row: None if row.refused else row),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"

@@ -22,7 +22,7 @@ from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.stages import cut, passed
 from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
-from dlbench.projection.strategies.network import Groups, Message, Prices
+from dlbench.projection.strategies.network import Groups, MessagePrice, Prices
 from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
@@ -111,7 +111,7 @@ class GroupModel:
     backward: Sequence[float]  # Seconds of each layer's backward pass, which hides that exchange.
     phi: float
     forward: Sequence[float] = ()  # Seconds of each layer's forward pass.
-    messages: Sequence[Message] = ()  # Messages within the group in each layer's backward pass.
+    messages: Sequence[MessagePrice] = ()  # Messages within the group in each layer's backward pass.
     bubble: float | None = None  # As in `StrategyRow`.
     imbalance: float | None = None
     sent_bytes: float = 0.0  # Bytes that a rank sends: for tensor in its group, for spatial by depth all.
@@ -274,6 +274,7 @@ class StrategyCase:
         elif name in ("fsdp", "fsdp+tensor"):
             sent, exposed, largest, bytes_sent = self._gathered(model, summed)
             update /= replicas
+            bytes_sent += model.sent_bytes
             memory += 2 * largest - (2 + self.slots) * WEIGHT_BYTES * sum(model.weights) * (1 - 1 / replicas)
         elif name == "local-sgd":
             values = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
@@ -377,7 +378,7 @@ class StrategyCase:
         which gradients are summed, and what delays the group's own messages. While both use a link, their bytes add up.
         """
         sent = free = now = bucket = delay = 0.0
-        exchange = Message()
+        exchange = MessagePrice()
         for number in reversed(range(len(model.weights))):
             now += model.backward[number]
             if model.messages:
@@ -422,7 +423,12 @@ class StrategyCase:
         return first + last + sum(fetched) + sum(freed), end - sum(forward) - sum(backward), max(sizes), sent
 
     def _divided(
-        self, batch: int, shares: Sequence[LayerShare], forward_s: float, messages: Sequence[Message], groups: Groups
+        self,
+        batch: int,
+        shares: Sequence[LayerShare],
+        forward_s: float,
+        messages: Sequence[MessagePrice],
+        groups: Groups,
     ) -> GroupModel:
         """Returns the model of a group whose ranks each work on a share of all layers. `forward_s`: seconds of messages
         in the forward pass; `messages`: those of each layer's backward pass, or none.
@@ -453,12 +459,12 @@ class StrategyCase:
         by_filter = inner == "filter"
         forth, back = FILTER_COLLECTIVES if by_filter else FILTER_COLLECTIVES[::-1]
         groups, shares, forward_s, width = self._groups(size), [], 0.0, self.activation_bytes
-        messages: list[Message] = []
+        messages: list[MessagePrice] = []
         last = next(layer for layer in reversed(self.layers) if layer.is_product)
         for layer in self.layers:
             parts = layer.filters if by_filter else layer.channels * layer.has_gradient
             share = 1.0 if layer.is_product else 1 / size
-            messages.append(Message())
+            messages.append(MessagePrice())
             if layer.is_product and parts >= size:
                 share = -(-parts // size) / parts
                 outputs = 0 if layer is last and by_filter else layer.outputs
@@ -478,12 +484,12 @@ class StrategyCase:
         model = self._divided(batch, shares, forward_s, messages, groups)
         return replace(model, sent_bytes=2 * (1 - 1 / size) * summed)
 
-    def _tensor_parts(self, groups: Groups, samples: float) -> tuple[list[LayerShare], list[Message]]:
+    def _tensor_parts(self, groups: Groups, samples: float) -> tuple[list[LayerShare], list[MessagePrice]]:
         """Returns the share of a rank in each layer, and the all-reduce of each layer, alike in both passes."""
         size, width = groups.size, self.activation_bytes
         if size == 1:
-            return [LayerShare()] * len(self.layers), [Message()] * len(self.layers)
-        shares, messages = [], []
+            return [LayerShare()] * len(self.layers), [MessagePrice()] * len(self.layers)
+        shares, messages, nothing = [], [], MessagePrice()
         heads = next(layer.heads for layer in self.layers if layer.heads)
         for layer in self.layers:
             parts = {"column": layer.filters, "row": layer.channels, "head": heads, "": 0}[layer.tensor]
@@ -491,8 +497,10 @@ class StrategyCase:
             inputs = 1.0 if layer.tensor == "column" else share
             outputs = 1.0 if layer.tensor == "row" else share
             shares.append(LayerShare(share, inputs, outputs, share))
-            summed_bytes = samples * layer.outputs * width if layer.tensor == "row" else 0.0
-            messages.append(groups.message("allreduce", summed_bytes, width))
+            if layer.tensor == "row":
+                messages.append(groups.message("allreduce", samples * layer.outputs * width, width))
+            else:
+                messages.append(nothing)
         return shares, messages
 
     def _on_grid(self, grid: tuple[int, ...], batch: int) -> GroupModel:
@@ -500,7 +508,7 @@ class StrategyCase:
         size, width = math.prod(grid), self.activation_bytes
         lines = [self._groups(n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
         groups, shares, forward_s = self._groups(size), [LayerShare()] * len(self.layers), 0.0
-        messages = [Message()] * len(self.layers)
+        messages = [MessagePrice()] * len(self.layers)
         are_whole, sent_bytes = [not layer.extents for layer in self.layers], 0.0
         if self.cuts_depth:
             are_whole = [number >= len(cut_layers(self.layers, size)) for number in range(len(self.layers))]
