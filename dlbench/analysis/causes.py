@@ -11,7 +11,7 @@ Seconds are only moved from phases to causes, never estimated again, and sums ar
   ranks (`dlbench.analysis.stragglers`);
 * `input` is waiting for data and the copy to the device, divided like the readers' time into fetching and preparing;
 * `host` is the time between the phases;
-* `launch` is the idle time of GPUs while the host was late with its calls (`dlbench.analysis.launching`);
+* `launch` is the idle time of GPUs while the host was late with its calls;
 * `throttling` is the share of computing that lowered clocks, or a used-up quota of CPU time, cost;
 * `memory` is recomputing and waiting for swapped activations, taken from the backward pass first;
 * `rest` is the slowest rank's mean step minus the mean of all ranks.
@@ -25,30 +25,55 @@ from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
-from dlbench.analysis.launching import waited_for_host
-from dlbench.analysis.measures import RunSteps, load_steps
+from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
 from dlbench.analysis.stragglers import Waiting, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.data_path import ReadingResult
+from dlbench.records.rows.steps import LAUNCHED
 from dlbench.records.scan import Run
+from dlbench.units import format_seconds
 
 Key = TypeVar("Key")
-
 CAUSES = ("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest")
 """Causes in printing order; together they are the whole step."""
-
 EXCHANGE_PHASE = "exchange_phase"  # The exposed exchange of the step: `exchange` and `straggler`.
-
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # Components of `compute`.
-
 INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, preparing, copying batches to the device.
-
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
-
 _OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather")  # Parts whose seconds lie in the phases of computing.
+
+
+def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
+    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, with evidence; None and why not."""
+    if steps.launch is None:
+        return dict.fromkeys(LAUNCHED, 0), ""
+    if synchronised:
+        return None, "measure.phases synchronised makes the device wait for the host after every phase"
+    idle_ns, unknown_ns = dict.fromkeys(LAUNCHED, 0), 0
+    for phase in LAUNCHED:
+        bounds, kernels = steps.launch.bound_ns[phase], steps.launch.kernel_ns[phase]
+        for rank, bound in enumerate(bounds):
+            waits = bound > 0
+            bound_ns = int(bound.sum())
+            if kernels[rank] == UNKNOWN_NS:
+                unknown_ns += bound_ns
+                continue
+            beyond = int(steps.phase_ns[phase][rank][waits].sum()) - int(waits.sum()) * int(kernels[rank])
+            idle_ns[phase] += min(bound_ns, max(0, beyond))
+    if unknown_ns:
+        mean_s = unknown_ns / steps.step_ns.size / 1e9
+        return None, (
+            f"the device waited for the host for at most {format_seconds(mean_s)} per step; the time of its kernels "
+            "alone is not known from any step of the warm-up: it is too short, or a phase has more kernels than fit "
+            "into the launch queue"
+        )
+    bounds_ns = sum(int(bound.sum()) for bound in steps.launch.bound_ns.values())
+    if not bounds_ns:
+        return idle_ns, "the host was ahead of the device in every phase of every step"
+    return idle_ns, "computing phases minus the time of their kernels alone, from steps in which the host was ahead"
 
 
 @dataclass(frozen=True, kw_only=True)

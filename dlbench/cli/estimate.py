@@ -173,7 +173,7 @@ def _by_peak(
     system = choose_system_with_origins(system_name, {})[0]
     if not system.node.gpus:
         raise UserError(f"--system {system_name}: has no GPUs (node.gpus), to whose peak the utilisation refers")
-    workload, count = workload_for(what[0], None, system), ranks or system.node.default_ranks
+    workload, count = workload_for(what[0], None, [system]), ranks or system.node.default_ranks
     precision, nodes = workload.train.precision, -(-count // system.node.default_ranks)
     flops_per_s = device_peak(system, precision)
     price, currency, held = amount_of("--price", price_text)

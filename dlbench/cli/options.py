@@ -104,6 +104,25 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
         )
 
 
+def _require_memory(plans: Sequence[RunPlan]) -> None:
+    """Raises `UserError` for a plan whose ranks surely need more memory than they have, if that is known."""
+    from dlbench.jobs.local import memory_of_rank
+    from dlbench.specs.rank_memory import memory_problem
+
+    for plan in plans:
+        if plan.series.repeat:
+            continue
+        limit_bytes, source = memory_of_rank(plan)
+        if limit_bytes is None:
+            continue
+        if problem := memory_problem(plan, limit_bytes, source):
+            raise UserError(
+                f"{plan.workload.name} ({plan.workload.preset}) on {counted(plan.layout.ranks, 'rank')} of "
+                f"{plan.system.name}: {problem}; share it with engine fsdp over more ranks, or project it: dlbench "
+                f"project spec {plan.workload.name} --preset {plan.workload.preset}"
+            )
+
+
 def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import GPU_PRESET, WorkloadFile
@@ -417,6 +436,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         local_plans = [plan for plan in plans if plan.system.scheduler == "none"]
         if any(plan.workload.model.computes for plan in local_plans) and not has_gpu():
             _require_preset_for_cpus(request, local_plans, cores)
+        _require_memory(plans)
         for problem in filter(None, map(precision_problem, local_plans)):
             raise EnvironmentLacksError(problem)
         if note := _default_note(request, plans):

@@ -256,6 +256,7 @@ def project_points(
     callback=_machines,
 )
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
+@value_option("--set overrides", "KEY=VALUE", "Change a setting of model, data or train, repeatable.", multiple=True)
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
@@ -273,6 +274,7 @@ def project_spec(
     to: str,
     systems: tuple[SystemSpec, ...],
     preset: str | None,
+    overrides: tuple[str, ...],
     scaling: str,
     strategy: str | None,
     memory_limit: int | None,
@@ -289,14 +291,17 @@ def project_spec(
     Examples:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
       dlbench project spec resnet50 --system abci --system p40-roce --to 8,64,512
+      dlbench project spec bert --preset 13b --system abci --to 1024 --strategy all --set train.batch_per_rank=1
     """
     from dlbench.perfmodels.training_time import UNSTATED_SAMPLES
     from dlbench.projection.ideal import IdealCase, by_data_sheet, workload_for
     from dlbench.projection.strategies.section import chosen
-    from dlbench.specs.requests import parse_counts
+    from dlbench.specs.choices import read_sizes
+    from dlbench.specs.requests import parse_counts, parse_set
 
+    settings = read_sizes(parse_set(overrides), "--set")
     strategies = ("data",) if strategy is None else chosen(strategy)
-    trained, counts = workload_for(workload, preset, *systems), parse_counts(to, "--to")
+    trained, counts = workload_for(workload, preset, systems, settings), parse_counts(to, "--to")
     smallest_batch = trained.train.batch_per_rank * min(counts)
     schedule_batch = trained.train.optimizer.reference_batch or smallest_batch
     num_samples, basis = samples or trained.train.total_samples(trained.train.schedule, schedule_batch), "as asked"
@@ -322,7 +327,7 @@ def project_spec(
         for system, price in zip(systems, node_prices or [None] * len(systems), strict=True)
     ]
     work = f"{num_samples:,.0f} {trained.sample_unit} ({basis})"
-    document, is_answered = by_data_sheet(cases, counts, work=work, currency=currency)
+    document, is_answered = by_data_sheet(cases, counts, work=work, currency=currency, overrides=settings)
     write(document, "strategies" if len(systems) == 1 else "costs")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 

@@ -231,7 +231,7 @@ def rank_leaves(layout: Layout) -> Numbers:
     return numbers[ranks // layout.node_size]
 
 
-def _outer_block(layout: Layout) -> int:
+def outer_block(layout: Layout) -> int:
     """Returns the ranks of the largest equal blocks that some messages leave; all ranks if nodes are in any order."""
     if layout.leaves is not None:
         return layout.ranks
@@ -311,10 +311,13 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
     # Steps by the patterns that are under way: (chunk, number of the pattern) and how often.
     kinds: Counter[tuple[tuple[tuple[int, int], int], ...]] = Counter()
     for step in range(len(order) + chunks - 1):
-        active: Counter[tuple[int, int]] = Counter()
-        for chunk in range(max(0, step - len(order) + 1), min(chunks, step + 1)):
-            active[0 if is_equal else chunk, order[step - chunk]] += 1
-        kinds[tuple(active.items())] += 1
+        first = max(0, step - chunks + 1)
+        under_way = order[first : step + 1]  # Of the last chunk under way first.
+        if is_equal:
+            active = [((0, number), times) for number, times in Counter(under_way).items()]
+        else:
+            active = [((step - first - place, number), 1) for place, number in enumerate(under_way)]
+        kinds[tuple(active)] += 1
     for together, repeat in kinds.items():
         columns = []
         for (chunk, number), times in together:
@@ -517,7 +520,7 @@ def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
     """Yields p - 1 steps; in step s every rank sends to the rank s + 1 further. Distances beyond the outermost block
     load a network equally, and so do distances d and p - d.
     """
-    p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
+    p, block, ranks = layout.ranks, outer_block(layout), np.arange(layout.ranks)
     kinds: Counter[tuple[int, int]] = Counter()  # Steps by distance and elements of a message.
     for distance in range(1, p):
         count = int(_cut(elements, p, distance))
@@ -534,7 +537,7 @@ def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator
     """Yields p - 2 + chunks steps; in step s member i sends chunk s - i to the next member. A full window of chunks
     loads a network as one that is a block further.
     """
-    p, block = layout.ranks, _outer_block(layout)
+    p, block = layout.ranks, outer_block(layout)
     kinds: Counter[int] = Counter()
     for step in range(p - 2 + chunks):
         if lumped and chunks - 1 <= step <= p - 2:

@@ -17,7 +17,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns, rank_leaves
+from dlbench.perfmodels.algorithms import Numbers, Pattern, outer_block, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import DEDICATED_SERVERS, LEVELS, Collective, LevelName
 
@@ -148,9 +148,23 @@ def _summary(
     sharing: Sharing,
 ) -> Summary:
     kinds: Counter[StepLoads] = Counter()
+    is_alike = algorithm == "hierarchical" and elements % (chunks * layout.ranks) == 0
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks, lumped=True):
+        if is_alike:
+            pattern = _of_first_and_last_blocks(pattern, layout)
         kinds[loads_of(pattern, layout, sharing)] += pattern.repeat
     return Summary(elements, tuple((step, times) for step, times in kinds.items() if step.loads))
+
+
+def _of_first_and_last_blocks(pattern: Pattern, layout: Layout) -> Pattern:
+    """Returns what two blocks at each end send in rings over all blocks: those between them send and receive alike."""
+    if layout.leaves is not None:
+        return pattern
+    block = pattern.source // outer_block(layout)
+    is_sent = (block < 2) | (block >= (layout.ranks - 1) // outer_block(layout) - 1)
+    columns = (pattern.source, pattern.target, pattern.first, pattern.count, pattern.added)
+    source, target, first, count, added = (column[is_sent] for column in columns)
+    return Pattern(source, target, first, count, added, pattern.repeat)
 
 
 def _distinct(

@@ -64,6 +64,13 @@ class Features:
             by_level[name] = by_level.get(name, 0.0) + num_bytes * level_of(network, name).pieces[piece].beta_s_per_byte
         return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
 
+    def link_seconds(self, network: NetworkModel) -> dict[LevelName, float]:
+        """Returns the seconds of the bytes on the links that decide, by level."""
+        by_level: dict[LevelName, float] = {}
+        for (name, piece), num_bytes in self.num_bytes.items():
+            by_level[name] = by_level.get(name, 0.0) + num_bytes * level_of(network, name).pieces[piece].beta_s_per_byte
+        return by_level
+
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
         """Returns the seconds by the costs of each of the network's `draws`, shape (draws,); the slowest links are the
         same in all.

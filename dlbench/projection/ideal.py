@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.files import find
+from dlbench.specs.plan import AxisValue, value_text
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 from dlbench.units import and_text, format_number
@@ -59,6 +60,13 @@ class MachineCost:
     equal_price: int | None = field(default=None, metadata=_equal_column("price"))
 
 
+# Beginnings of the keys on which a projection by data sheet depends.
+READ = (
+    *("model.", "data.sequence_length", "data.max_predictions"),
+    *("train.batch_per_rank", "train.precision", "train.optimizer.name", "train.optimizer.momentum"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdealReport(BaseReport):
     """The report of `dlbench project spec`, without any measured figure."""
@@ -70,23 +78,38 @@ class IdealReport(BaseReport):
     preset: str
     system: str
     sources: tuple[str, ...]  # Sources of links and device in the system file.
+    overrides: dict[str, AxisValue]  # Settings given by --set.
     global_batch: dict[int, int]  # Samples of a step, by ranks.
     rows: tuple[StrategyRow, ...]  # Of one system.
     costs: tuple[MachineCost, ...]
     layers: tuple[LayerPass, ...]  # Of one system.
 
 
-def workload_for(name: str, preset: str | None, *systems: SystemSpec) -> Workload:
-    """Returns a preset of a workload; by default one with a precision for which the devices have a peak."""
+def workload_for(
+    name: str,
+    preset: str | None,
+    systems: Sequence[SystemSpec],
+    settings: Mapping[str, AxisValue] | None = None,
+) -> Workload:
+    """Returns a preset of a workload; by default one with a precision for which the devices have a peak. `settings`
+    are those of --set; raises `UserError`: one is wrong, or data sheets do not depend on it.
+    """
     file = WorkloadFile(find("workloads", name))
-    if preset is not None:
-        return choose(file, preset, {}).workload()
+    overrides = {key: (value, "--set") for key, value in (settings or {}).items()}
     default = file.preset_on(systems[0])
-    for candidate in (default, *file.presets):
-        workload = choose(file, candidate, {}).workload()
+    candidates = (default, *file.presets)
+    if preset is not None:
+        default, candidates = preset, ()
+    first = choose(file, default, overrides).workload()
+    for key in overrides:
+        if not key.startswith(READ):
+            names = ", ".join(beginning.rstrip(".") for beginning in READ)
+            raise UserError(f"--set {key}: has no effect on a projection by data sheet, which reads {names}")
+    for candidate in candidates:
+        workload = choose(file, candidate, overrides).workload()
         if all(peak_tflops(system, workload.train.precision) for system in systems):
             return workload
-    return choose(file, default, {}).workload()
+    return first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +249,12 @@ def _cost_section(costs: Sequence[MachineCost], *, work: str, currency: str) -> 
 
 
 def by_data_sheet(
-    cases: Sequence[IdealCase], ranks: Sequence[int], *, work: str, currency: str
+    cases: Sequence[IdealCase],
+    ranks: Sequence[int],
+    *,
+    work: str,
+    currency: str,
+    overrides: Mapping[str, AxisValue],
 ) -> tuple[Document, bool]:
     """Returns the projection by data sheet of one training, by strategy, or of one on two systems, and whether a
     strategy fits. `work`: its samples in words; `currency`: that of prices.
@@ -254,12 +282,14 @@ def by_data_sheet(
         preset=workload.preset,
         system=" and ".join(case.system.name for case in cases),
         sources=tuple(dict.fromkeys(sources)),
+        overrides=dict(overrides),
         global_batch={count: first.batch(count) for count in counts},
         rows=tuple(rows),
         costs=tuple(costs),
         layers=tuple(layers),
     )
-    title = f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on "
+    changed = "".join(f", {key}={value_text(key, value)}" for key, value in overrides.items())
+    title = f"{workload.title}, {workload.preset} preset{changed}, {workload.train.precision}, on "
     title += and_text([case.system.title for case in cases])
     is_answered = bool(costs) or any(not row.refused and row.fits is not False for row in rows)
     return _document(report, f"{title}.", words, sections), is_answered

@@ -12,13 +12,13 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.data_sheets import TERA, sheet_of, why_no_peak
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.strategies.layers import ELEMENT_BYTES, WEIGHT_BYTES, LayerTimes
+from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import DATA_SHEET, Level, NetworkModel, Piece
-from dlbench.specs.layers import FLOPS_PER_MAC, Layer
+from dlbench.specs.layers import FLOPS_PER_MAC, WEIGHT_BYTES, Layer
 from dlbench.specs.system import LinkSpec, NetworkSpec, SystemSpec
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes, format_number

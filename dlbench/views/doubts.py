@@ -11,7 +11,7 @@ from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
 from dlbench.analysis.environments import environment_doubts, facts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
-from dlbench.analysis.scaling import Group
+from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
@@ -212,7 +212,8 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         text = f"too few for a comparison ({counts}): {remedy}"
         doubts.append(Doubt(code="few-repeats", severity="serious", text=text))
     # Differences in the records of averaged runs, and of compared points.
-    doubts += [*_cores(group.runs), *mixed_configurations(facts_of_points), *_sessions(group, table)]
+    doubts += [*_cores(group.runs), *_leaf_switches(group.points)]
+    doubts += [*mixed_configurations(facts_of_points), *_sessions(group, table)]
     scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
     noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
     if noisy:
@@ -237,6 +238,22 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
         if len(numbers) > 1:
             text = f"ranks of series {series} had {' or '.join(map(str, sorted(numbers)))} {noun}"
             yield Doubt(code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference")
+
+
+def _leaf_switches(points: Sequence[Point]) -> Iterator[Doubt]:
+    recorded = [point for point in points if point.leaf_switches]
+    if len(set(chain.from_iterable(point.leaf_switches for point in recorded))) > 1:
+        counts = "; ".join(
+            f"{' or '.join(map(str, point.leaf_switches))} at {ranks_text(point.ranks)}" for point in recorded
+        )
+        severity: Severity = "note"
+        if any(len(point.leaf_switches) > 1 for point in recorded):
+            severity = "serious"
+        text = (
+            f"the nodes of runs are below unlike numbers of leaf switches ({counts}), which is part of the difference"
+        )
+        remedy = "ask Slurm for one number, e.g. --set system.slurm.extra=--switches=1"
+        yield Doubt(code="leaf-switches", severity=severity, text=f"{text}: {remedy}")
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:

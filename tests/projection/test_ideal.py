@@ -104,6 +104,27 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
         assert all(one["is_ideal"] and one["measured_s"] is None for one in content["rows"])
 
 
+def test_settings_replace_those_of_the_preset() -> None:
+    large = "project spec bert --preset 1.3b --system abci --to 64 --strategy all --format json"
+    more = ("--set", "model.num_layers=4", "--set", "data.sequence_length=512", "--set", "train.batch_per_rank=2")
+    content, changed = (json.loads(run(large, *words).output) for words in ((), more))
+    assert (content["overrides"], content["global_batch"]) == ({}, {"64": 256})
+    assert changed["overrides"] == {
+        "model.num_layers": 4,
+        "data.sequence_length": 512,
+        "train.batch_per_rank": 2,
+    }
+    assert changed["global_batch"] == {"64": 128}
+    data, less = (next(row for row in one["rows"] if row["strategy"] == "data") for one in (content, changed))
+    assert less["compute_s"] < data["compute_s"] / 20
+    # Groups of four neighbours share a layer; of the stages' counts the best is shown.
+    rows = [row for row in changed["rows"] if row["strategy"] == "data+pipeline+tensor"]
+    assert {row["tensor_ranks"] for row in rows} == {2, 4}
+    text = run(large.replace("json", "text"), *more).output
+    assert text.count("data+pipeline+tensor ") == 1
+    assert "layers=4" in run(large.replace("json", "md"), *more).output
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -111,6 +132,10 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
         ("project spec resnet50 --to 8", "Missing option '--system'"),
         ("project spec --system abci --to 8", "Missing argument 'WORKLOAD'"),
         (f"{P40} 8 --record", "No such option '--record'"),
+        (f"{P40} 8 --set train.batch_per_rnk=3", "--set: train.batch_per_rnk: unknown key; did you mean train.batch_"),
+        (f"{P40} 8 --set train.batch_per_rank=0", "--set: train.batch_per_rank: must be a whole number of 1 or more"),
+        (f"{P40} 8 --set train.seed=3", "--set train.seed: has no effect on a projection by data sheet, which reads "),
+        (f"{P40} 8 --set train.batch_per_rank", "must be key=value"),
     ],
 )
 def test_what_a_data_sheet_cannot_say_is_refused_in_a_line(command: str, why: str) -> None:

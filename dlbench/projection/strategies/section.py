@@ -146,11 +146,11 @@ def accuracy_steps(case: StrategyCase, group: Ingredients, networks: Mapping[str
 
 def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
     """Yields the rows of a strategy at a measured point. `batch`: samples of a step of all ranks."""
-    refusal = "the model has no such row; data+tensor is closest, with the whole state in each group"
+    refusal = "points do not say how many ranks share a layer, by which the model has rows"
     modelled: Sequence[StrategyRow] = [
         StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
     ]
-    if name in STRATEGIES:
+    if name in STRATEGIES and name != "fsdp+tensor":
         modelled = case.at(point.ranks, batch).table((name,))
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
@@ -298,10 +298,11 @@ def _best_groupings(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
 
 
 def _named(row: StrategyRow) -> str:
-    """Returns the name with its groups: `data+tensor 4 x 8`, four groups of eight ranks."""
-    if row.strategy.startswith("data+") and not row.refused:
-        return f"{row.strategy} {row.replicas} x {row.ranks // row.replicas}"
-    return row.strategy
+    """Returns the name with its groups: `data+tensor 4 x 8` is four groups of eight ranks."""
+    if "+" not in row.strategy or row.refused:
+        return row.strategy
+    sizes = [row.replicas, row.ranks // row.replicas // row.tensor_ranks, row.tensor_ranks]
+    return f"{row.strategy} {' x '.join(str(size) for size in sizes if size > 1 or row.tensor_ranks == 1)}"
 
 
 def _basis(row: StrategyRow) -> str:
@@ -317,11 +318,12 @@ def _basis(row: StrategyRow) -> str:
 
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
+STAGES = ("bubble", "imbalance")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),
     Column("replicas", "", "replicas"),
-    *columns_of(StrategyRow, *FIGURES, of=lambda row: None if row.refused else row),
+    *columns_of(StrategyRow, *FIGURES, *STAGES, of=lambda row: None if row.refused else row),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),
