@@ -293,8 +293,7 @@ def project_spec(
       dlbench project spec bert --preset 13b --system abci --to 1024 --strategy all --set train.batch_per_rank=1
       dlbench project spec resnet50 --system abci --system p40-roce --to 8,64,512
     """
-    from dlbench.perfmodels.training_time import UNSTATED_SAMPLES
-    from dlbench.projection.ideal import IdealCase, by_data_sheet, workload_for
+    from dlbench.projection.ideal import IdealCase, by_data_sheet, training_samples, workload_for
     from dlbench.projection.strategies.section import chosen
     from dlbench.specs.choices import read_sizes
     from dlbench.specs.requests import parse_counts, parse_set
@@ -303,12 +302,7 @@ def project_spec(
     strategies = ("data",) if strategy is None else chosen(strategy)
     trained, counts = workload_for(workload, preset, systems, settings), parse_counts(to, "--to")
     smallest_batch = trained.train.batch_per_rank * min(counts)
-    schedule_batch = trained.train.optimizer.reference_batch or smallest_batch
-    num_samples, basis = samples or trained.train.total_samples(trained.train.schedule, schedule_batch), "as asked"
-    if samples is None:
-        basis = "the schedule's"
-    if num_samples is None:
-        num_samples, basis = UNSTATED_SAMPLES, "as the schedule does not say how many; --samples N"
+    num_samples, work = training_samples(trained, samples, smallest_batch)
     node_prices, currency = prices
     if len(node_prices) not in (0, len(systems)):
         raise UserError(
@@ -327,7 +321,6 @@ def project_spec(
         )
         for system, price in zip(systems, node_prices or [None] * len(systems), strict=True)
     ]
-    work = f"{num_samples:,.0f} {trained.sample_unit} ({basis})"
     document, is_answered = by_data_sheet(cases, counts, work=work, currency=currency)
     write(document, "strategies" if len(systems) == 1 else "costs")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)

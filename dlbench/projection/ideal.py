@@ -109,6 +109,19 @@ def workload_for(
     return first
 
 
+def training_samples(workload: Workload, samples: int | None, batch: int) -> tuple[float, str]:
+    """Returns the samples of a training, and in words: as asked, or of the schedule, or a million if it does not end.
+    `batch`: samples of a step if the workload has no reference batch.
+    """
+    train, unit = workload.train, workload.sample_unit
+    if samples is not None:
+        return samples, f"{samples:,} {unit} (as asked)"
+    num_samples = train.total_samples(train.schedule, train.optimizer.reference_batch or batch)
+    if num_samples is not None:
+        return num_samples, f"{num_samples:,.0f} {unit} (the schedule's)"
+    return UNSTATED_SAMPLES, f"{UNSTATED_SAMPLES:,} {unit} (the schedule does not say how many; --samples N)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdealCase:
     """A training on one system, by data sheet."""
