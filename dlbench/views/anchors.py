@@ -84,7 +84,7 @@ def published() -> tuple[PublishedFigure, ...]:
     Raises `UserError`, which names file and key: a file is invalid, or two figures have one id.
     """
     paths = [folder / "anchors.yaml" for folder in reversed(search_path("reports"))]
-    return _read(tuple(path for path in paths if path.is_file()))
+    return _read(tuple(dict.fromkeys(path.resolve() for path in paths if path.is_file())))
 
 
 @functools.cache
