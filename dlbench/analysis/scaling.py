@@ -41,6 +41,10 @@ class Point:
     run_ids: tuple[str, ...]
     leaf_switches: tuple[int, ...] = ()  # Numbers of leaf switches that its runs used, each once; empty: not recorded.
 
+    @property
+    def switches_text(self) -> str:
+        return " or ".join(map(str, self.leaf_switches))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:

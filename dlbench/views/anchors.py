@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 
 from dlbench.errors import UserError
 from dlbench.lazy import alt
-from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Rows, inline, tooltips
 from dlbench.report.charts.style import PUBLISHED
 from dlbench.report.table import Column, Sheet, drop_empty_columns
@@ -22,14 +21,12 @@ from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.base import Count, Name, Positive, Precision, Ranks, Spec
 from dlbench.specs.files import read_yaml, search_path
 from dlbench.specs.merge import SettingLayers, validate
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import tags_of
 from dlbench.specs.workload import FAMILIES, TextData
 from dlbench.units import format_number, format_seconds
 
-FILE = "anchors.yaml"
 QUANTITIES = ("efficiency", "throughput_per_s", "time_to_target_s")
-MOST_DIFFERENCES = 2  # A figure whose work differs in more is not worth a sentence.
-MOST_NAMED = 3  # Figures of other work in a report.
 
 
 class Work(Spec):
@@ -86,8 +83,8 @@ def published() -> tuple[PublishedFigure, ...]:
     """Returns the figures of the bundled file and of `reports/anchors.yaml` in the folders of DLBENCH_PATH.
     Raises `UserError`, which names file and key: a file is invalid, or two figures have one id.
     """
-    paths = [folder / FILE for folder in reversed(search_path("reports"))]
-    return _read(tuple(path for path in paths if path.is_file()))
+    paths = [folder / "anchors.yaml" for folder in reversed(search_path("reports"))]
+    return _read(tuple(dict.fromkeys(path.resolve() for path in paths if path.is_file())))
 
 
 @functools.cache
@@ -103,10 +100,9 @@ def _read(paths: tuple[Path, ...]) -> tuple[PublishedFigure, ...]:
     return tuple(figures.values())
 
 
-def differences(run: Run, figure: PublishedFigure) -> list[str]:
+def differences(plan: RunPlan, figure: PublishedFigure) -> list[str]:
     """Returns the settings in which a run's work differs from that of a published figure, with both values."""
-    plan, work = run.plan, figure.work
-    workload, precision = plan.workload, plan.workload.train.precision
+    work, workload, precision = figure.work, plan.workload, plan.workload.train.precision
     model = workload.model.model_dump(mode="json")
     settings: dict[str, tuple[object, object]] = {"scaling": (work.scaling, work.scaling and plan.series.scaling)}
     if work.scaling is None and plan.series.scaling == "strong":
@@ -150,31 +146,20 @@ class PublishedAnchor(PublishedFigure):
 
     @property
     def unlike(self) -> str:
-        """A sentence that says all that differs."""
+        """A sentence on all that differs; empty if it is of the same work."""
+        if not self.differences:
+            return ""
         return f"Published, but of other work: {self.title}, {self.shown} ({'; '.join(self.differences)})."
 
 
-def anchors_of(run: Run) -> tuple[PublishedAnchor, ...]:
+def anchors_of(plan: RunPlan) -> tuple[PublishedAnchor, ...]:
     """Returns the published figures of a run's kind of network, by the number of differences, then by ranks."""
     anchors = []
     for figure in published():
-        if figure.work.model["family"] == run.plan.workload.model.family:
-            anchor = PublishedAnchor.model_construct(**dict(figure), differences=tuple(differences(run, figure)))
+        if figure.work.model["family"] == plan.workload.model.family:
+            anchor = PublishedAnchor.model_construct(**dict(figure), differences=tuple(differences(plan, figure)))
             anchors.append(anchor)
     return tuple(sorted(anchors, key=lambda anchor: (len(anchor.differences), anchor.ranks)))
-
-
-def unlike_lines(anchors: Sequence[PublishedAnchor]) -> list[str]:
-    """Returns a sentence on each of the nearest figures of other work, with all that differs."""
-    unlike = [anchor for anchor in anchors if 0 < len(anchor.differences) <= MOST_DIFFERENCES]
-    return [anchor.unlike for anchor in unlike[:MOST_NAMED]]
-
-
-def why_no_anchor(anchors: Sequence[PublishedAnchor]) -> str:
-    """Returns a sentence on the nearest published figure; empty if it is of the same work."""
-    if not anchors:
-        return "dlbench has no published reference of this kind of network."
-    return anchors[0].unlike if anchors[0].differences else ""
 
 
 def anchors_sheet(anchors: Sequence[PublishedAnchor]) -> Sheet[PublishedAnchor]:

@@ -243,16 +243,11 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
 def _leaf_switches(points: Sequence[Point]) -> Iterator[Doubt]:
     recorded = [point for point in points if point.leaf_switches]
     if len(set(chain.from_iterable(point.leaf_switches for point in recorded))) > 1:
-        counts = "; ".join(
-            f"{' or '.join(map(str, point.leaf_switches))} at {ranks_text(point.ranks)}" for point in recorded
-        )
-        severity: Severity = "note"
-        if any(len(point.leaf_switches) > 1 for point in recorded):
-            severity = "serious"
-        text = (
-            f"the nodes of runs are below unlike numbers of leaf switches ({counts}), which is part of the difference"
-        )
+        counts = "; ".join(f"{point.switches_text} at {ranks_text(point.ranks)}" for point in recorded)
+        text = f"nodes are below unlike numbers of leaf switches ({counts}), which is part of the difference"
         remedy = "ask Slurm for one number, e.g. --set system.slurm.extra=--switches=1"
+        is_within_point = any(len(point.leaf_switches) > 1 for point in recorded)
+        severity: Severity = "serious" if is_within_point else "note"
         yield Doubt(code="leaf-switches", severity=severity, text=f"{text}: {remedy}")
 
 

@@ -26,12 +26,15 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Sheet
 from dlbench.report.wording import figure_text, ranks_text
-from dlbench.views.anchors import PublishedAnchor, anchors_of, anchors_sheet, unlike_lines, why_no_anchor
+from dlbench.views.anchors import PublishedAnchor, anchors_of, anchors_sheet
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import rank_counts, second_rank
 from dlbench.views.view import GroupSource, GroupView
 
 FACTORS = (2, 4)  # Times the largest measured rank count.
+MOST_DIFFERENCES = 2  # A published figure whose work differs in more is not named.
+MOST_NAMED = 3  # Published figures of other work in a report.
+NO_FIGURE = "dlbench has no published reference of this kind of network."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +46,14 @@ class Forecast:
     why_no_anchor: str
     measured: tuple[MeasuredPoint, ...] = field(metadata={HIDDEN: False})
 
-    @property
-    def same_work(self) -> tuple[PublishedAnchor, ...]:
-        """Published figures of the same work, which may be compared with the measured ones."""
-        return tuple(anchor for anchor in self.anchors if not anchor.differences)
-
 
 def published_for(group: ReportGroup, quantity: str) -> tuple[PublishedAnchor, ...]:
     """Returns the published figures of the same work as a group, of one of `dlbench.views.anchors.QUANTITIES`."""
     forecast = group.of(Forecast)
     if forecast is None:
         return ()
-    return tuple(anchor for anchor in forecast.same_work if getattr(anchor, quantity, None) is not None)
+    same_work = [anchor for anchor in forecast.anchors if not anchor.differences]
+    return tuple(anchor for anchor in same_work if getattr(anchor, quantity, None) is not None)
 
 
 def _targets_sheet(targets: Sequence[Target], sample_unit: str) -> Sheet[Target]:
@@ -79,7 +78,7 @@ class ForecastView(GroupView):
     def numbers(self, source: GroupSource) -> Forecast | None:
         """Returns None for a group of one point, which has no scaling, without published figures of its work."""
         group, costs = source.group, source.network
-        anchors = anchors_of(group.sample)
+        anchors = anchors_of(group.sample.plan)
         if len(group.points) == 1 and (not anchors or anchors[0].differences):
             return None
         if costs is not None and costs.system != group.sample.plan.system.name:
@@ -89,11 +88,11 @@ class ForecastView(GroupView):
             projection=project(inputs, [factor * group.points[-1].ranks for factor in FACTORS]),
             measured=measured_points(inputs),
             anchors=anchors,
-            why_no_anchor=why_no_anchor(anchors),
+            why_no_anchor=anchors[0].unlike if anchors else NO_FIGURE,
         )
 
     def shown(self, group: ReportGroup, forecast: Forecast) -> Section | None:
-        projection, same_work = forecast.projection, forecast.same_work
+        projection, same_work = forecast.projection, [item for item in forecast.anchors if not item.differences]
         sheets: list[Sheet[Any]] = []
         headline = ""
         if same_work:
@@ -105,7 +104,7 @@ class ForecastView(GroupView):
             share = figure_text(figure(last.efficiency, "fraction"))
             headline = f"projected, not measured: {share} efficiency at {ranks_text(last.ranks)}"
             sheets.insert(0, _targets_sheet(projection.targets, group.sample_unit))
-        unlike = unlike_lines(forecast.anchors)
+        unlike = [anchor.unlike for anchor in forecast.anchors if 0 < len(anchor.differences) <= MOST_DIFFERENCES]
         if not sheets and not unlike:
             return None
         words = (held_out_line(projection.held_out), *flag_lines(projection), *refusals(projection.refused))
@@ -117,7 +116,7 @@ class ForecastView(GroupView):
 
         return Section(
             headline=headline,
-            words=(*words, *unlike),
+            words=(*words, *unlike[:MOST_NAMED]),
             charts=charts,
             sheets=tuple(sheets),
         )

@@ -24,7 +24,7 @@ from dlbench.views.anchors import PublishedAnchor, anchor_layers, anchor_rows, a
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.forecast import published_for
 from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, optional_text, place_of
+from dlbench.views.view import GroupSource, GroupView, place_of
 
 _LINEAR = 100  # Ratio of rank counts, two decades, up to which axes are linear by default.
 _PUBLISHED = {"efficiency": "efficiency", "throughput": "throughput_per_s"}  # Fields of `PublishedAnchor`.
@@ -285,7 +285,7 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
     columns: tuple[Column[Point], ...] = (
         Column("ranks", "Ranks", "ranks", is_brief=True),
         Column("nodes", nodes, "nodes", is_brief=True),
-        Column("leaf_switches", switches, _switches_text, is_brief=bool(switches)),
+        Column("leaf_switches", switches, "switches_text", is_brief=bool(switches)),
         Column("batch_per_rank", "", "batch_per_rank"),
         Column("throughput_per_s", throughput, "throughput", has_interval=True, is_brief=True),
         Column("throughput_per_rank_per_s", f"Per rank, {unit}/s", "throughput_per_rank", has_interval=True),
@@ -302,10 +302,6 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
     )
     caption = _intervals_caption(points)
     return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)
-
-
-def _switches_text(point: Point) -> str | None:
-    return optional_text(" or ".join(map(str, point.leaf_switches)))
 
 
 def _efficiency_cell(point: Point) -> Cell | Estimate:

@@ -66,11 +66,11 @@ def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
             attainable = exchange.prediction.efficiency.value
             text = f"if only the exchange cost time, merged at its best, efficiency would be {percent(attainable)}"
             return attainable, text
-    for published in published_for(group, "efficiency"):
-        assert published.efficiency is not None
-        text = f"{percent(published.efficiency)} was published for this work at {ranks_text(published.ranks)}"
-        return published.efficiency, text
-    return None
+    anchors = published_for(group, "efficiency")
+    if not anchors:
+        return None
+    text = f"{percent(anchors[0].value)} was published for this work at {ranks_text(anchors[0].ranks)}"
+    return anchors[0].value, text
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:

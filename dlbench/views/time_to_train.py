@@ -45,6 +45,7 @@ from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
 BilledUnit = Literal["GPU", "node", "core", "rank"]  # Resource that a training holds, billed by the hour.
+Times = Iterable[tuple[str, Any, Estimate | None]]  # Name of the line, row with ranks and nodes, and time of points.
 Goal = Literal["cheapest", "fastest"]  # cheapest: fewest billed hours.
 
 _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
@@ -471,15 +472,10 @@ class TimeToTrainView(GroupView):
 
 
 def times_over(
-    x: str,
-    subject: Subject,
-    quantity: str,
-    times: Iterable[tuple[str, Any, Estimate | None]],
-    table: Sheet[Any],
-    anchors: Sequence[PublishedAnchor] = (),
+    x: str, subject: Subject, quantity: str, times: Times, table: Sheet[Any], anchors: Sequence[PublishedAnchor] = ()
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
-    `times` has the line's name, a row with ranks and nodes, and the time of each point. `anchors`: of times.
+    `anchors` are published times.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}

@@ -88,7 +88,7 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
     )
 
 
-def update_charts(sweep: Subject, name: str, place: str, updates: Sequence[Update]) -> list[Chart]:
+def update_charts(sweep: Subject, number: int, place: str, updates: Sequence[Update]) -> list[Chart]:
     """Returns a step of each setting, stacked of its parts; none unless settings differ in the optimizer."""
     if len({update.optimizer for update in updates}) < 2:
         return []
@@ -103,7 +103,7 @@ def update_charts(sweep: Subject, name: str, place: str, updates: Sequence[Updat
     chart = finish(
         stacked(rows, Axis("time of a step", unit="s"), parts, tooltip),
         sweep,
-        name=f"{name}-update",
+        name=f"{number}-update",
         title=f"A step by optimizer at {place}",
         alt=f"Parts of a step, means over ranks and runs; exchange: what the backward pass does not hide. {words}.",
         table=updates_sheet(updates),

@@ -227,8 +227,7 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         words = (cell.verdict, advice)
 
     def charts() -> list[Chart]:
-        name, place = str(sweep.cells.index(cell) + 1), place_text(cell.ranks, cell.nodes)
-        updates = update_charts(sweep, name, place, cell.updates)
+        updates = update_charts(sweep, sweep.cells.index(cell) + 1, place_text(cell.ranks, cell.nodes), cell.updates)
         return [*settings_charts(sweep, cell, settings), *updates, *overlap_charts(sweep, cell, report)]
 
     return Section(
