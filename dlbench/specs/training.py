@@ -258,7 +258,7 @@ class TrainSpec(Spec):
         None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
     gradient_accumulation: Count = Field(
-        1, description="Parts that the batch of a rank, or of ranks that share volumes, is split into."
+        1, description="Parts that a batch is split into; must divide batch_per_rank, times engine.ddp.spatial_ranks."
     )
     precision: Precision = Field(
         "fp32",
