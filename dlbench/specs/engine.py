@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import ActsIf, Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.sync import UNEXCHANGED, UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
@@ -64,6 +65,11 @@ ENGINES = {
         title="PyTorch FSDP",
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
+    ),
+    "emulated": EngineKind(
+        title="asynchronous training, emulated",
+        on_ranks="dlbench.node.sync.emulated:EmulatedEngine",
+        synchronises=False,
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
@@ -177,6 +183,44 @@ class FsdpSettings(Spec):
     offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
+class RecordedWork(Spec):
+    """Times of the steps of a run, from which emulated workers draw."""
+
+    work_s: tuple[tuple[Positive, ...], ...] = Field(
+        min_length=1, description="Steps without their exchange, by rank, seconds."
+    )
+    exchange_s: NonNegative = Field(
+        description="Exchange of a step on the rank that waits least for others, median over steps, seconds."
+    )
+
+
+class EmulatedSettings(Spec):
+    """Settings of emulated workers, each with a part of the batch (train.gradient_accumulation)."""
+
+    acting = (
+        ActsIf("staleness", "engine.emulated.policy", "ssp", why="only policy ssp reads it"),
+        ActsIf("group_size", "engine.emulated.policy", "groups", why="only policy groups reads it"),
+        ActsIf("wait_share", "engine.emulated.policy", "backup", why="only policy backup reads it"),
+    )
+
+    policy: Literal["bsp", "asp", "ssp", "groups", "backup"] = Field(
+        "bsp",
+        description="bsp: synchronous. asp: asynchronous. ssp: asynchronous, with bounded staleness. groups: synchronous "
+        "inside a group of workers. backup: synchronous, without the latest gradients.",
+    )
+    staleness: CountOrZero = Field(1, description="Clocks that a worker may be ahead of the slowest; 0 is bsp.")
+    group_size: Count = Field(2, description="Neighbouring workers of a group.")
+    wait_share: Fraction = Field(0.95, gt=0, description="Share of workers whose gradients are waited for.")
+    steps_from: str | None = Field(
+        None, min_length=1, description="Run folder whose recorded steps are the workers' compute times."
+    )
+    recorded: RecordedWork | None = Field(None, description="In plans: the steps of steps_from.")
+
+    def waited_for(self, workers: int) -> int:
+        """Returns the smallest number of workers that is at least `wait_share` of all."""
+        return math.ceil(self.wait_share * workers - 1e-9)  # 0.55 * 100 is a little more than 55
+
+
 class EngineSpec(Spec):
     """The engine of a run; settings of the other engines stay at their defaults."""
 
@@ -185,16 +229,18 @@ class EngineSpec(Spec):
         ActsIf("horovod", "sync.exchanges_gradients", why=UNEXCHANGED),
         ActsIf("ddp", "engine.name", "ddp", why="only engine ddp reads it"),
         ActsIf("fsdp", "engine.name", "fsdp", why="only engine fsdp reads it"),
+        ActsIf("emulated", "engine.name", "emulated", why="only engine emulated reads it"),
     )
 
     name: EngineName = Field(
         "horovod",
-        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single "
-        "(one rank, no exchange).",
+        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), emulated "
+        "(one rank, asynchronous workers), or single (one rank, no exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
     fsdp: FsdpSettings = Field(FsdpSettings(), description="Settings of engine fsdp.")
+    emulated: EmulatedSettings = Field(EmulatedSettings(), description="Settings of engine emulated.")
 
     @property
     def kind(self) -> EngineKind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.specs.engine import EngineSpec, FsdpSettings
+from dlbench.specs.engine import EmulatedSettings, EngineSpec, FsdpSettings
 from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -19,6 +19,8 @@ def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: 
         return "fsdp"
     if engine.name == "fsdp":
         return "tensor" if engine.fsdp.tensor_ranks == ranks else "fsdp+tensor"
+    if engine.name == "emulated":
+        return "asynchronous"
     if sync.average_every is not None and ranks > 1:
         return "local-sgd"
     if engine.name == "ddp" and engine.ddp.shard_optimizer and ranks > 1:
@@ -40,11 +42,23 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
             "offloaded to the host": fsdp.offload,
         }
         return ", ".join(text for text, applies in words.items() if applies)
+    if engine.name == "emulated":
+        return policy_words(engine.emulated)
     if sync.average_every is not None:
         return f"local SGD, average every {sync.average_every} updates"
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
         return "optimizer state sharded (ZeRO-1)"
     return ""
+
+
+def policy_words(emulated: EmulatedSettings) -> str:
+    """Returns the policy with the setting that it reads, e.g. `ssp, staleness 2`."""
+    settings = {
+        "ssp": f", staleness {emulated.staleness}",
+        "groups": f" of {emulated.group_size}",
+        "backup": f", waiting for {emulated.wait_share:.4g} of the workers",
+    }
+    return emulated.policy + settings.get(emulated.policy, "")
 
 
 def strategy_problem(
@@ -54,6 +68,8 @@ def strategy_problem(
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
+    if engine.name == "emulated":
+        return _emulated_problem(workload.train, engine.emulated, measure)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -66,6 +82,36 @@ def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leav
         if is_asked:
             return f"{key}: cannot be combined with {setting}: {why}; {remedy}"
     return None
+
+
+def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: MeasureSpec) -> str | None:
+    workers = train.gradient_accumulation
+    if emulated.steps_from is None and emulated.recorded is None:
+        return "engine emulated: needs recorded steps; set engine.emulated.steps_from to the folder of a run"
+    if workers == 1:
+        return (
+            "engine emulated: each part of a batch is that of a worker, and there is one; set train.gradient_accumulation "
+            "to their number, and train.batch_per_rank to the batch of all"
+        )
+    if emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
+        return (
+            f"engine.emulated.group_size {emulated.group_size}: {workers} workers (train.gradient_accumulation) are no "
+            "groups of two or more of this size; set it to a divisor"
+        )
+    if emulated.policy == "backup" and emulated.waited_for(workers) == workers:
+        return (
+            f"engine.emulated.wait_share {emulated.wait_share:g}: this share of {workers} workers "
+            f"(train.gradient_accumulation) is all of them; set it to {(workers - 1) / workers:.4g} or less"
+        )
+    own_updates = "workers make updates between the passes of a step"
+    refused = {
+        "train.precision fp16": (train.precision == "fp16", "a loss scale would change between them"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "graphs hold the gradients of a worker"),
+        "train.recompute and train.swap": (not train.is_in_core, own_updates),
+        "train.optimizer_state host": (train.optimizer_state == "host", own_updates),
+        "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
+    }
+    return _refused("engine emulated", refused)
 
 
 def _fsdp_problem(

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import CollectiveWaits, Setting
+from dlbench.records.record import CollectiveWaits, EmulationResult, Setting
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -114,6 +114,9 @@ class Engine:
     def end_training(self) -> None:
         """Is called by all ranks after the last step: leaves the trained parameters in the model."""
 
+    def begin_step(self, rate: float) -> None:
+        """Is called before the first forward pass of a step with the learning rate of its update."""
+
     def hold_exchange(self) -> AbstractContextManager[None]:
         """Returns a context in which a backward pass adds to the gradients and synchronises nothing."""
         return nullcontext()
@@ -130,6 +133,10 @@ class Engine:
     def message_spans(self) -> list[MessageSpan]:
         """Returns this rank's messages of the watched steps, after `watch(False)`; empty if they are not known."""
         return []
+
+    def emulation(self) -> EmulationResult | None:
+        """Returns what emulated workers did, after the last step; None: the engine emulates none."""
+        return None
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns how gradients were exchanged, complete on rank 0; called once by all ranks after the last step."""
