@@ -6,17 +6,20 @@ from pathlib import Path
 
 from dlbench.analysis.measures import load_steps
 from dlbench.errors import DlbenchError, UserError
-from dlbench.lazy import Times, np
+from dlbench.lazy import np
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.engine import RecordedWork
 from dlbench.specs.plan import RunPlan
 from dlbench.units import counted, format_seconds
 
-MOST_STEPS = 256  # Steps of a rank in a plan; of more, evenly spaced order statistics.
+MOST_STEPS = 256  # Steps of a rank in a plan, evenly spaced.
 
 
 def with_recorded_work(plan: RunPlan) -> tuple[RunPlan, str | None]:
-    """Returns the plan with the steps of the run in `engine.emulated.steps_from`, and a note. Raises UserError: none."""
+    """Returns the plan with the steps of the run in `engine.emulated.steps_from`, and a note.
+
+    Raises UserError: the run has none.
+    """
     emulated = plan.engine.emulated
     if emulated.steps_from is None:
         return plan, None
@@ -42,17 +45,9 @@ def recorded_work(run: Run, workers: int) -> RecordedWork:
     if run.state != "valid":
         raise UserError(f"its run is {run.state}; name the folder of a valid run")
     steps = load_steps(run)
-    ranks = len(steps.step_ns)
+    ranks, num_steps = steps.step_ns.shape
     exchange_ns = np.median(steps.phase_ns["exchange"].min(axis=0)) if ranks > 1 else 0.0
-    work_ns = steps.step_ns - steps.phase_ns["exchange"]
-    chosen = np.linspace(0, ranks - 1, min(ranks, workers)).round().astype(int).tolist()
-    work_s = tuple(tuple(_spaced(work_ns[rank]).tolist()) for rank in chosen)
-    return RecordedWork(work_s=work_s, exchange_s=float(exchange_ns) / 1e9)
-
-
-def _spaced(times_ns: Times) -> Times:
-    """Returns a rank's times in seconds, or evenly spaced order statistics of them."""
-    if len(times_ns) > MOST_STEPS:
-        times_ns = np.quantile(times_ns, (np.arange(MOST_STEPS) + 0.5) / MOST_STEPS)
-    seconds: Times = times_ns / 1e9
-    return seconds
+    work_s = (steps.step_ns - steps.phase_ns["exchange"]) / 1e9
+    chosen = np.linspace(0, ranks - 1, min(ranks, workers)).round().astype(int)
+    spaced = work_s[chosen, :: -(-num_steps // MOST_STEPS)].tolist()
+    return RecordedWork(work_s=tuple(map(tuple, spaced)), exchange_s=float(exchange_ns) / 1e9)

@@ -262,11 +262,7 @@ class EmulationResult(Spec):
     staleness: tuple[CountOrZero, ...] = Field(
         description="Applied gradients by clocks that their worker was ahead of the slowest, from 0."
     )
-    delays: tuple[CountOrZero, ...] = Field(
-        description="Applied gradients by updates that others made since their weights were read, from 0."
-    )
     dropped: CountOrZero = Field(description="Gradients that came after their update and were not applied.")
-    unfinished: CountOrZero = Field(description="Gradients that had not arrived at the end, and were not applied.")
 
 
 class Record(Spec):

@@ -205,8 +205,8 @@ class EmulatedSettings(Spec):
 
     policy: Literal["bsp", "asp", "ssp", "groups", "backup"] = Field(
         "bsp",
-        description="bsp: synchronous. asp: asynchronous. ssp: asynchronous, with bounded staleness. groups: synchronous "
-        "inside a group of workers. backup: synchronous, without the latest gradients.",
+        description="bsp: synchronous. asp: asynchronous. ssp: with bounded staleness. groups: synchronous inside "
+        "groups of workers. backup: synchronous, without the latest gradients.",
     )
     staleness: CountOrZero = Field(1, description="Clocks that a worker may be ahead of the slowest; 0 is bsp.")
     group_size: Count = Field(2, description="Neighbouring workers of a group.")
@@ -215,6 +215,12 @@ class EmulatedSettings(Spec):
         None, min_length=1, description="Run folder whose recorded steps are the workers' compute times."
     )
     recorded: RecordedWork | None = Field(None, description="In plans: the steps of steps_from.")
+
+    @property
+    def bound(self) -> int | None:
+        """Clocks that a worker may be ahead of the slowest one; None: any number."""
+        bounds = {"ssp": self.staleness, "asp": None, "groups": None}
+        return bounds.get(self.policy, 0)
 
     def waited_for(self, workers: int) -> int:
         """Returns the smallest number of workers that is at least `wait_share` of all."""

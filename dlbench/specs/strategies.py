@@ -85,33 +85,32 @@ def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leav
 
 
 def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: MeasureSpec) -> str | None:
-    workers = train.gradient_accumulation
-    if emulated.steps_from is None and emulated.recorded is None:
-        return "engine emulated: needs recorded steps; set engine.emulated.steps_from to the folder of a run"
-    if workers == 1:
-        return (
-            "engine emulated: each part of a batch is that of a worker, and there is one; set train.gradient_accumulation "
-            "to their number, and train.batch_per_rank to the batch of all"
-        )
-    if emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
-        return (
-            f"engine.emulated.group_size {emulated.group_size}: {workers} workers (train.gradient_accumulation) are no "
-            "groups of two or more of this size; set it to a divisor"
-        )
-    if emulated.policy == "backup" and emulated.waited_for(workers) == workers:
-        return (
-            f"engine.emulated.wait_share {emulated.wait_share:g}: this share of {workers} workers "
-            f"(train.gradient_accumulation) is all of them; set it to {(workers - 1) / workers:.4g} or less"
-        )
-    own_updates = "workers make updates between the passes of a step"
+    workers, own_updates = train.gradient_accumulation, "workers make updates within a step"
     refused = {
-        "train.precision fp16": (train.precision == "fp16", "a loss scale would change between them"),
-        "train.cuda_graphs": (train.cuda_graphs != "none", "graphs hold the gradients of a worker"),
+        "train.precision fp16": (train.precision == "fp16", f"{own_updates}, in which the loss scale would change"),
         "train.recompute and train.swap": (not train.is_in_core, own_updates),
         "train.optimizer_state host": (train.optimizer_state == "host", own_updates),
         "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
     }
-    return _refused("engine emulated", refused)
+    problem = _refused("engine emulated", refused)
+    if emulated.steps_from is None and emulated.recorded is None:
+        problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
+    elif workers == 1:
+        problem = (
+            "engine emulated: each part of a batch is that of a worker; set train.gradient_accumulation to the number of "
+            "workers, 2 or more, and train.batch_per_rank to the batch of all"
+        )
+    elif emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
+        problem = (
+            f"engine.emulated.group_size {emulated.group_size}: does not divide {workers} workers "
+            "(train.gradient_accumulation) into two groups of two or more"
+        )
+    elif emulated.policy == "backup" and emulated.waited_for(workers) == workers:
+        problem = (
+            f"engine.emulated.wait_share {emulated.wait_share:g}: is all of {workers} workers "
+            f"(train.gradient_accumulation); set it to {(workers - 1) / workers:.4g} or less"
+        )
+    return problem
 
 
 def _fsdp_problem(

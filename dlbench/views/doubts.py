@@ -17,6 +17,7 @@ from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
+from dlbench.specs.strategies import policy_words
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import counted, format_seconds, plural, seconds_between
 from dlbench.views.placement import convolution_doubts, place_doubts
@@ -50,6 +51,9 @@ def _data(run: Run, record: Record) -> Warnings:
         yield "inert", "serious", f"a requested setting had no effect: {text}"
     for text in record.warnings:
         yield "recorded", "serious", text
+    if plan.strategy == "asynchronous":
+        text = f"{plan.emulated_workers} workers were emulated in one process ({policy_words(plan.engine.emulated)})"
+        yield "emulated", "serious", f"{text}: throughput and times are of that process, not of as many ranks"
     if not plan.workload.model.computes:
         text = "computing is a pause (model.family paced): only the exchange of gradients is measured"
         yield "paced", "serious", f"{text}; memory, power and losses are of no network"

@@ -8,9 +8,20 @@ from dataclasses import dataclass
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
+from dlbench.analysis.stragglers import num_slowest
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
-from dlbench.report.wording import clean, estimate_parts, number_text, percent, runs_text, sessions_text, slow_link_text
+from dlbench.report.wording import (
+    basis_text,
+    clean,
+    estimate_parts,
+    figure_text,
+    number_text,
+    percent,
+    runs_text,
+    sessions_text,
+    slow_link_text,
+)
 from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
@@ -84,6 +95,17 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     )
 
 
+def _without_slowest(point: CausePoint) -> tuple[str, ...]:
+    if point.ahead is None or point.ahead.value <= 0:
+        return ()
+    step_s = point.whole.seconds.value * (1 - point.ahead.value)
+    return (
+        f"Without the slowest 5 % of ranks of each step ({num_slowest(point.ranks)} of {point.ranks}) a step would take "
+        f"{number_text(step_s, 's')}, {figure_text(point.ahead)} less ({basis_text(point.ahead)}): computed from recorded "
+        "steps, with the exchange as recorded and gradients of late ranks dropped.",
+    )
+
+
 class StragglersView(GroupView):
     """Ranks and hosts for which the others wait."""
 
@@ -101,7 +123,14 @@ class StragglersView(GroupView):
             first = points[-1].waiting_ranks[0]
             headline = f"{percent(first.waited_share, 0)} of all waiting is for rank {first.rank} on {first.host}"[:80]
             headline += f", late by {first.late_by}"
-        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=with_rows(_sheet(points)))
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=headline,
+            caption=MEANS,
+            words=_without_slowest(points[-1]),
+            sheets=with_rows(_sheet(points)),
+        )
 
     def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:

@@ -1,19 +1,18 @@
 """Asynchronous training, emulated in one process: its clocks are those of `dlbench.perfmodels.asynchrony`.
 
 Each part of a step's batch is one worker's, dealt out in the order in which workers start: every policy reads the same
-samples in the same order, and with bsp those of as many ranks. A gradient is taken when its worker starts in emulated
-time, at the newest weights, and held until it ends: so no older weights are kept, but one gradient for each worker.
+samples in the same order, and with bsp each worker those of its rank. A gradient is taken when its worker starts in
+emulated time, at the newest weights, and held until it ends: no older weights are kept, but a gradient per worker.
 
-A gradient weighs 1/N under every policy: an update of k gradients uses their mean and k/N of the learning rate. So
-equal samples are equal work, and an update of all N is that of N ranks. The learning rate follows the steps of N parts
-each, which are the updates of N ranks. Batch norm's running statistics are those of the process.
+A gradient weighs 1/N under every policy: an update of k gradients uses their mean, and k/N of the learning rate of an
+update of N ranks at the same number of samples. Batch norm's running statistics are those of the process.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,32 +20,28 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlbench.node.sync.engine import Engine, Value, settings_of
-from dlbench.perfmodels.asynchrony import Gradient, drawn_times, emulate, policy_of
+from dlbench.perfmodels.asynchrony import drawn_times, emulate
 from dlbench.records.record import EmulationResult, Setting
 from dlbench.specs.plan import RunPlan
-from dlbench.units import counted
 
 
 class EmulatedEngine(Engine):
     """Takes the gradients of emulated workers one after the other, and applies them in the order of their clocks."""
 
     def __init__(self, plan: RunPlan, *_: object) -> None:
-        self._emulated, self._workers = plan.engine.emulated, plan.emulated_workers
+        self._settings, self._workers = plan.engine.emulated, plan.emulated_workers
         self._clip_norm = plan.workload.train.optimizer.clip_norm
-        recorded = self._emulated.recorded
-        assert recorded is not None  # a plan has it
-        # Repeats of a series differ in their times, but policies do not.
+        recorded = self._settings.recorded
+        assert recorded is not None  # dlbench run puts it into the plan
+        # Repeats of a series draw other times, but each the same under all policies.
         work_time = drawn_times(recorded.work_s, f"{plan.workload.train.seed} {plan.series.repeat}")
-        policy = policy_of(self._emulated, self._workers)
-        self._events = emulate(policy, self._workers, work_time, recorded.exchange_s)
+        self._events = emulate(self._settings, self._workers, work_time, recorded.exchange_s)
         self._held: dict[int, list[torch.Tensor | None]] = {}  # Gradients that are being computed, by worker.
-        self._worker = 0  # Of the gradient that is taken next; the first event is its start.
-        next(self._events)
+        self._worker = next(self._events).starts or 0  # Worker of the gradient that is taken next.
         self._parameters: list[nn.Parameter] = []
-        self._rate = 0.0
-        self._seconds, self._num_updates, self._num_dropped = 0.0, 0, 0
+        self._rate, self._seconds, self._dropped = 0.0, 0.0, 0
         self._steps: list[tuple[float, int]] = []  # Emulated time and updates at the end of each step.
-        self._staleness, self._delays, self._sizes = Counter[int](), Counter[int](), Counter[int]()
+        self._sizes, self._staleness = Counter[int](), Counter[int]()  # Updates by gradients, gradients by staleness.
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
@@ -67,7 +62,7 @@ class EmulatedEngine(Engine):
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
         self._end_part()
-        self._steps.append((self._seconds, self._num_updates))
+        self._steps.append((self._seconds, self._sizes.total()))
 
     def _end_part(self) -> None:
         """Holds the gradient of the worker that has just started, and makes all updates until the next one starts."""
@@ -77,20 +72,20 @@ class EmulatedEngine(Engine):
             self._seconds = event.seconds
             if event.dropped is not None:
                 del self._held[event.dropped]
-                self._num_dropped += 1
+                self._dropped += 1
             if event.applied:
-                self._update(event.applied)
+                self._update([self._held.pop(worker) for worker in event.applied])
+                self._staleness.update(event.applied.values())
             if event.starts is not None:
                 self._worker = event.starts
                 return
 
-    def _update(self, gradients: Sequence[Gradient]) -> None:
+    def _update(self, gradients: list[list[torch.Tensor | None]]) -> None:
         share = len(gradients) / self._workers
-        held = [self._held.pop(gradient.worker) for gradient in gradients]
-        for parameter, *parts in zip(self._parameters, *held, strict=True):
+        for parameter, *parts in zip(self._parameters, *gradients, strict=True):
             present = [part for part in parts if part is not None]
             if present:
-                # The loss of a part was divided by the number of parts.
+                # The loss of a part was divided by the number of workers.
                 parameter.grad = functools.reduce(torch.Tensor.add_, present).div_(share)
         if self._clip_norm is not None:
             super().clip(self._parameters, self._clip_norm)
@@ -98,44 +93,30 @@ class EmulatedEngine(Engine):
             group["lr"] = self._rate * share
         self._optimizer.step()
         self._clear()
-        self._num_updates += 1
         self._sizes[len(gradients)] += 1
-        self._staleness.update(gradient.clocks for gradient in gradients)
-        self._delays.update(gradient.updates for gradient in gradients)
 
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
     def emulation(self) -> EmulationResult:
-        return EmulationResult(
-            end_s=tuple(seconds for seconds, _ in self._steps),
-            updates=tuple(updates for _, updates in self._steps),
-            staleness=_counts(self._staleness),
-            delays=_counts(self._delays),
-            dropped=self._num_dropped,
-            unfinished=len(self._held),
-        )
+        ends_s, updates = zip(*self._steps, strict=True)
+        most = max(self._staleness, default=-1)
+        staleness = tuple(self._staleness[clocks] for clocks in range(most + 1))
+        return EmulationResult(end_s=ends_s, updates=updates, staleness=staleness, dropped=self._dropped)
 
     def settings(self) -> list[Setting]:
         """Returns the policy and the setting that it reads, with what the updates show of it."""
-        settings, largest = self._emulated, max(self._staleness, default=0)
-        sizes = sorted(self._sizes)
+        settings, most, sizes = self._settings, max(self._staleness, default=0), sorted(self._sizes)
+        shown: dict[str, tuple[str, Value, Value]] = {
+            "ssp": ("staleness", settings.staleness, max(settings.staleness, most)),
+            "groups": ("group_size", settings.group_size, max(sizes, default=None)),
+            "backup": ("wait_share", settings.wait_share, settings.wait_share),
+        }
+        if sizes != [settings.waited_for(self._workers)]:
+            shown["backup"] = ("wait_share", settings.wait_share, None)
+        rows = [("policy", settings.policy, settings.policy), *filter(None, [shown.get(settings.policy)])]
         how = (
-            f"{self._num_updates} updates of {sizes} gradients, {self._num_dropped} dropped; a worker was at most "
-            f"{counted(largest, 'clock')} ahead"
+            f"{self._sizes.total()} updates of {sizes} gradients, at most {most} clocks ahead, {self._dropped} dropped"
         )
-        rows: list[tuple[str, Value, Value, str]] = [("policy", settings.policy, settings.policy, how)]
-        if settings.policy == "ssp":
-            rows.append(("staleness", settings.staleness, max(settings.staleness, largest), how))
-        elif settings.policy == "groups":
-            rows.append(("group_size", settings.group_size, max(sizes, default=None), how))
-        elif settings.policy == "backup":
-            is_waited_for = sizes == [settings.waited_for(self._workers)]
-            rows.append(("wait_share", settings.wait_share, settings.wait_share if is_waited_for else None, how))
-        return settings_of(*((f"engine.emulated.{name}", *row) for name, *row in rows))
-
-
-def _counts(counter: Counter[int]) -> tuple[int, ...]:
-    """Returns the counts of 0, 1, ... up to the largest number."""
-    return tuple(counter[number] for number in range(max(counter, default=-1) + 1))
+        return settings_of(*((f"engine.emulated.{name}", asked, effective, how) for name, asked, effective in rows))
