@@ -100,9 +100,9 @@ def _without_slowest(point: CausePoint) -> tuple[str, ...]:
         return ()
     step_s = point.whole.seconds.value * (1 - point.ahead.value)
     return (
-        f"Without the slowest 5 % of ranks of each step ({num_slowest(point.ranks)} of {point.ranks}) a step would take "
-        f"{number_text(step_s, 's')}, {figure_text(point.ahead)} less ({basis_text(point.ahead)}): computed from recorded "
-        "steps, with the exchange as recorded and gradients of late ranks dropped.",
+        f"Without the slowest 5 % of ranks of each step ({num_slowest(point.ranks)} of {point.ranks}) a step would "
+        f"take {number_text(step_s, 's')}, {figure_text(point.ahead)} less ({basis_text(point.ahead)}): computed from "
+        "recorded steps, with the exchange as recorded and the gradients of these ranks dropped.",
     )
 
 
