@@ -15,6 +15,7 @@ from itertools import chain
 import psutil
 
 from benchmarks import (
+    asynchronous,
     checkpoint,
     collectives,
     congestion,
@@ -112,6 +113,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
+    "strategies.asynchronous": asynchronous.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

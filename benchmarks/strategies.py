@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import asynchronous
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import all_ended, lacking, shaped_cluster, submit, wait_for
 from dlbench.analysis.table import tabulate
@@ -85,6 +86,7 @@ def figures() -> Iterator[Figure]:
     yield from counted_bytes()
     yield from sharded_update()
     yield from local_sgd()
+    yield from asynchronous.figures()
 
 
 def _trained(name: str, out: Path, steps: int, *more: str) -> Run:

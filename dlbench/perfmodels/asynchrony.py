@@ -23,7 +23,7 @@ _ENDS, _STARTS = 0, 1  # Of events at one time, gradients arrive before workers 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class ClockEvent:
     """A moment of emulated time: a worker starts a gradient, an update is made, or a late gradient is dropped."""
 
     seconds: float
@@ -47,7 +47,7 @@ def drawn_times(work_s: Sequence[Sequence[float]], seed: str) -> WorkTime:
     return next_time
 
 
-def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, exchange_s: float) -> Iterator[Event]:
+def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, exchange_s: float) -> Iterator[ClockEvent]:
     """Yields what happens, in order of time and then of worker, without end."""
     team_size = settings.group_size if settings.policy == "groups" else workers
     bound = math.inf if settings.policy == "asp" else settings.bound or 0
@@ -63,12 +63,12 @@ def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, excha
         seconds, kind, worker = heapq.heappop(queue)
         if kind == _STARTS:
             staleness[worker] = clocks[worker] - min(clocks)
-            yield Event(seconds=seconds, starts=worker)
+            yield ClockEvent(seconds=seconds, starts=worker)
             heapq.heappush(queue, (seconds + work_time(worker), _ENDS, worker))
             continue
         if worker in late:
             late.remove(worker)
-            yield Event(seconds=seconds, dropped=worker)
+            yield ClockEvent(seconds=seconds, dropped=worker)
             heapq.heappush(queue, (seconds, _STARTS, worker))
             continue
         first = worker - worker % team_size
@@ -78,7 +78,7 @@ def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, excha
         waiting.add(worker)
         of_team = sorted(arrived.intersection(team))
         if len(of_team) == quorum:
-            yield Event(seconds=seconds, applied={number: staleness[number] for number in of_team})
+            yield ClockEvent(seconds=seconds, applied={number: staleness[number] for number in of_team})
             arrived.difference_update(team)
             if bound == 0:
                 behind = [number for number in team if clocks[number] < clocks[worker]]

@@ -97,8 +97,8 @@ def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: Mea
         problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
     elif workers == 1:
         problem = (
-            "engine emulated: each part of a batch is a worker's; set train.gradient_accumulation to the number of workers, "
-            "2 or more, and train.batch_per_rank to the batch of all"
+            "engine emulated: set train.gradient_accumulation to the number of workers, 2 or more, and "
+            "train.batch_per_rank to the batch of all of them"
         )
     elif emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
         problem = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.perfmodels.asynchrony import Event, drawn_times, emulate
+from dlbench.perfmodels.asynchrony import ClockEvent, drawn_times, emulate
 from dlbench.specs.engine import EmulatedSettings
 
 WORKERS, MOMENTS = 4, 60
@@ -22,7 +22,7 @@ POLICIES = [
 times = st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=WORKERS, max_size=WORKERS)
 
 
-def events(settings: EmulatedSettings, work: list[list[int]], exchange: float) -> Iterator[Event]:
+def events(settings: EmulatedSettings, work: list[list[int]], exchange: float) -> Iterator[ClockEvent]:
     cycles = [itertools.cycle(own) for own in work]
     return emulate(settings, len(work), lambda worker: float(next(cycles[worker])), exchange)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -199,7 +198,7 @@ def test_the_report_calls_them_emulated_and_doubts_their_times(cli: Cli, runs: l
     ("settings", "said"),
     [
         ({"engine.emulated.steps_from": None}, "set engine.emulated.steps_from to the folder of a run"),
-        ({"train.gradient_accumulation": 1}, "set train.gradient_accumulation to the number of workers"),
+        ({"train.gradient_accumulation": 1}, "set train.gradient_accumulation to the number of workers, 2"),
         ({"engine.emulated.policy": "groups", "engine.emulated.group_size": 3}, "engine.emulated.group_size 3: does"),
         ({"engine.emulated.policy": "backup"}, "set it to 0.75 or less"),
         ({"engine.emulated.staleness": 2}, "only policy ssp reads it"),
