@@ -47,7 +47,7 @@ def drawn_times(work_s: Sequence[Sequence[float]], seed: str) -> WorkTime:
     return next_time
 
 
-def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, exchange_s: float) -> Iterator[ClockEvent]:
+def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime) -> Iterator[ClockEvent]:
     """Yields what happens, in order of time and then of worker, without end."""
     team_size = settings.group_size if settings.policy == "groups" else workers
     bound = math.inf if settings.policy == "asp" else settings.bound or 0
@@ -90,5 +90,5 @@ def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime, excha
             lead = clocks[number] - slowest
             if lead <= bound:
                 waiting.remove(number)
-                wait_s = exchange_s if lead == bound else 0.0
+                wait_s = settings.exchange_s if lead == bound else 0.0
                 heapq.heappush(queue, (seconds + wait_s, _STARTS, number))

@@ -183,17 +183,6 @@ class FsdpSettings(Spec):
     offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
-class RecordedWork(Spec):
-    """Times of the steps of a run, from which emulated workers draw."""
-
-    work_s: tuple[tuple[Positive, ...], ...] = Field(
-        min_length=1, description="Steps without their exchange, by rank, seconds."
-    )
-    exchange_s: NonNegative = Field(
-        description="Exchange of a step on the rank that waits least for others, median over steps, seconds."
-    )
-
-
 class EmulatedSettings(Spec):
     """Settings of emulated workers, each with a part of the batch (train.gradient_accumulation)."""
 
@@ -214,7 +203,12 @@ class EmulatedSettings(Spec):
     steps_from: str | None = Field(
         None, min_length=1, description="Run folder whose recorded steps are the workers' compute times."
     )
-    recorded: RecordedWork | None = Field(None, description="In plans: the steps of steps_from.")
+    work_s: tuple[tuple[Positive, ...], ...] = Field(
+        (), description="In plans: steps of that run without their exchange, by rank, seconds."
+    )
+    exchange_s: NonNegative = Field(
+        0.0, description="In plans: exchange of a step on the rank that waits least for others, median, seconds."
+    )
 
     @property
     def bound(self) -> int | None:

@@ -93,7 +93,7 @@ def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: Mea
         "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
     }
     problem = _refused("engine emulated", refused)
-    if emulated.steps_from is None and emulated.recorded is None:
+    if emulated.steps_from is None and not (emulated.work_s and all(emulated.work_s)):
         problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
     elif workers == 1:
         problem = (

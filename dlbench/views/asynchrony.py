@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlbench.analysis.comparability import digest_of
-from dlbench.analysis.side_by_side import group_by, last_loss
+from dlbench.analysis.side_by_side import group_by
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import Array, np
 from dlbench.records.record import EmulationResult
@@ -20,10 +20,9 @@ from dlbench.report.charts.style import HEIGHT, NARROW, RANK_COLOURS
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of, constant
-from dlbench.report.wording import value_text
+from dlbench.report.wording import optional, optional_figure, value_text
 from dlbench.specs.strategies import policy_words
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
-from dlbench.units import counted
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
@@ -36,7 +35,7 @@ class EmulatedPolicy:
 
     policy: str = field(metadata=column("Policy, emulated", is_brief=True))
     updates: Estimate = field(metadata=column("Updates/s, emulated", "emulated_updates_per_s", is_brief=True))
-    samples: Estimate = field(metadata=column("Samples/s, emulated", "emulated_samples_per_s"))
+    gradients_per_update: float = field(metadata=column("Gradients per update", unit="ratio"))
     staleness_median: int = field(metadata=column("Staleness, emulated: median"))
     """Clocks that the worker of an applied gradient was ahead of the slowest one, over all runs."""
     staleness_max: int = field(metadata=column("most"))
@@ -60,31 +59,32 @@ class Asynchrony:
 def _compared(digest: str, runs: Sequence[Run], table: RunTable) -> Asynchrony:
     plan = runs[0].plan
     losses = {run.plan.run_id: read_steps(run.folder.steps(0)).steps["loss"] for run in runs}
-    common_loss = float(max(of_run.min() for of_run in losses.values()))
+    lowest = float(max(np.fmin.reduce(of_run) for of_run in losses.values()))
+    common_loss = lowest if np.isfinite(lowest) else None
+    num_steps = min(map(len, losses.values()))
     policies = []
     for policy, members in group_by(runs, lambda run: policy_words(run.plan.engine.emulated)).items():
-        updates, samples, times_s, final = {}, {}, {}, {}
-        num_by_clocks: Counter[int] = Counter()
+        rates, finals, times_s = {}, {}, {}
+        num_by_staleness: Counter[int] = Counter()
         for run in members:
-            emulation, of_run, key = _emulation(run), losses[run.plan.run_id], table.repeat_key(run)
-            updates[key] = emulation.updates[-1] / emulation.end_s[-1]
-            samples[key] = plan.global_batch * len(of_run) / emulation.end_s[-1]
-            if np.isfinite(common_loss):
+            key, emulation, of_run = table.keys[run.plan.run_id], _emulation(run), losses[run.plan.run_id]
+            rates[key] = emulation.updates[-1] / emulation.end_s[-1]
+            finals[key] = float(of_run[num_steps - 1])
+            if common_loss is not None:
                 times_s[key] = emulation.end_s[int(np.argmax(of_run <= common_loss))]
-            final[key] = last_loss(run)
-            num_by_clocks.update(dict(enumerate(emulation.staleness)))
-        clocks = sorted(num_by_clocks.elements())
+            num_by_staleness.update(dict(enumerate(emulation.staleness)))
+        clocks = sorted(num_by_staleness.elements())
         row = EmulatedPolicy(
             policy=policy,
-            updates=median_estimate(updates, "1/s"),
-            samples=median_estimate(samples, "1/s"),
+            updates=median_estimate(rates, "1/s"),
+            gradients_per_update=len(clocks) / sum(_emulation(run).updates[-1] for run in members),
             staleness_median=clocks[len(clocks) // 2],
             staleness_max=clocks[-1],
             bound=members[0].plan.engine.emulated.bound,
-            loss=None if None in final.values() else of_known(median_estimate, final, "loss"),
+            loss=median_estimate(finals, "loss") if np.isfinite(list(finals.values())).all() else None,
             time=of_known(median_estimate, times_s, "s"),
             runs=len(members),
-            curve=_curve(policy, members[0], losses[members[0].plan.run_id]),
+            curve=_curve(policy, _emulation(members[0]), losses[members[0].plan.run_id]),
         )
         policies.append(row)
     label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.emulated_workers} workers"
@@ -97,8 +97,8 @@ def _emulation(run: Run) -> EmulationResult:
     return run.record.emulation
 
 
-def _curve(policy: str, run: Run, losses: Array) -> Rows:
-    emulation, rows = _emulation(run), []
+def _curve(policy: str, emulation: EmulationResult, losses: Array) -> Rows:
+    rows: Rows = []
     for number in range(0, len(losses), -(-len(losses) // MAX_MARKS)):
         marks = {"updates": emulation.updates[number], "seconds": short(emulation.end_s[number])}
         rows.append({"policy": policy, **marks, "loss": short(float(losses[number]))})
@@ -140,8 +140,8 @@ def _sheet(compared: Asynchrony) -> Sheet[EmulatedPolicy]:
         rows=compared.policies,
         caption="Emulated: work is drawn from recorded steps, and a recorded exchange is added where workers wait for "
         "each other; other messages are free, so that times of asp and ssp are lower limits. Equal samples are equal "
-        f"work. Common loss: {compared.common_loss:.4g}, the lowest of a step that all runs reach. Staleness: "
-        "clocks that the worker of a gradient was ahead of the slowest.",
+        f"work. Common loss: {optional(compared.common_loss, 'loss')}, the lowest of a step that all runs reach. "
+        "Staleness: clocks that the worker of a gradient was ahead of the slowest.",
         in_terminal=True,
     )
 
@@ -164,9 +164,9 @@ class AsynchronyView(ReportView):
     def shown(self, report: Report, comparisons: tuple[Asynchrony, ...]) -> Section:
         sheets = list(map(_sheet, comparisons))
         first = comparisons[0]
-        fastest = max(first.policies, key=lambda row: row.samples.value)
+        times = "; ".join(f"{row.policy} {optional_figure(row.time)}" for row in first.policies)
         return Section(
-            headline=f"emulated: {fastest.policy} trains most samples/s of {counted(len(first.policies), 'policy')}",
+            headline=f"emulated time to loss {optional(first.common_loss, 'loss')}: {times}"[:100],
             charts=lambda: list(itertools.chain.from_iterable(map(_charts, comparisons, sheets))),
             charts_per_row=3,
             sheets=tuple(sheets),

@@ -24,7 +24,8 @@ times = st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=W
 
 def events(settings: EmulatedSettings, work: list[list[int]], exchange: float) -> Iterator[ClockEvent]:
     cycles = [itertools.cycle(own) for own in work]
-    return emulate(settings, len(work), lambda worker: float(next(cycles[worker])), exchange)
+    with_exchange = settings.model_copy(update={"exchange_s": exchange})
+    return emulate(with_exchange, len(work), lambda worker: float(next(cycles[worker])))
 
 
 def simulated(settings: EmulatedSettings, work: list[list[int]], exchange: int) -> list[tuple[object, ...]]:

@@ -31,11 +31,9 @@ class EmulatedEngine(Engine):
     def __init__(self, plan: RunPlan, *_: object) -> None:
         self._settings, self._workers = plan.engine.emulated, plan.emulated_workers
         self._clip_norm = plan.workload.train.optimizer.clip_norm
-        recorded = self._settings.recorded
-        assert recorded is not None  # dlbench run puts it into the plan
         # Repeats of a series draw other times, but each the same under all policies.
-        work_time = drawn_times(recorded.work_s, f"{plan.workload.train.seed} {plan.series.repeat}")
-        self._events = emulate(self._settings, self._workers, work_time, recorded.exchange_s)
+        work_time = drawn_times(self._settings.work_s, f"{plan.workload.train.seed} {plan.series.repeat}")
+        self._events = emulate(self._settings, self._workers, work_time)
         self._held: dict[int, list[torch.Tensor | None]] = {}  # Gradients that are being computed, by worker.
         self._worker = next(self._events).starts or 0  # Worker of the gradient that is taken next.
         self._parameters: list[nn.Parameter] = []

@@ -18,7 +18,7 @@ from dlbench.node.sync.emulated import EmulatedEngine
 from dlbench.perfmodels.asynchrony import drawn_times, emulate
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.specs.engine import EmulatedSettings, RecordedWork
+from dlbench.specs.engine import EmulatedSettings
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
@@ -26,7 +26,7 @@ from tests.support.run_factory import plans
 
 WORKERS, STEPS = 4, 6
 RATE, MOMENTUM, NORM = 0.1, 0.9, 0.5
-WORK = RecordedWork(work_s=((1.0, 2.0, 9.0), (1.5, 1.7)), exchange_s=0.25)
+WORK_S, EXCHANGE_S = ((1.0, 2.0, 9.0), (1.5, 1.7)), 0.25
 
 
 def network() -> nn.Module:
@@ -42,7 +42,7 @@ def backward(model: nn.Module, part: int) -> None:
 def engine_for(**settings: Any) -> EmulatedEngine:
     optimizer = SimpleNamespace(clip_norm=NORM)
     plan = SimpleNamespace(
-        engine=SimpleNamespace(emulated=EmulatedSettings(recorded=WORK, **settings)),
+        engine=SimpleNamespace(emulated=EmulatedSettings(work_s=WORK_S, exchange_s=EXCHANGE_S, **settings)),
         emulated_workers=WORKERS,
         workload=SimpleNamespace(train=SimpleNamespace(optimizer=optimizer, seed=3)),
         series=SimpleNamespace(repeat=0),
@@ -71,9 +71,9 @@ def with_versions(**settings: Any) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     versions = [[parameter.detach().clone() for parameter in model.parameters()]]
     read: dict[int, tuple[int, int]] = {}  # Version and number of the part, by worker.
-    draws = drawn_times(WORK.work_s, "3 0")
+    draws = drawn_times(WORK_S, "3 0")
     parts = itertools.count()
-    for event in emulate(EmulatedSettings(**settings), WORKERS, draws, WORK.exchange_s):
+    for event in emulate(EmulatedSettings(exchange_s=EXCHANGE_S, **settings), WORKERS, draws):
         if event.starts is not None:
             part = next(parts)
             if part == STEPS * WORKERS:
@@ -173,8 +173,7 @@ def test_bsp_has_the_losses_of_real_ranks(runs: list[Run]) -> None:
         assert run.record.emulation is not None
         assert not run.record.inert
         assert len(run.record.emulation.end_s) == len(losses)
-    recorded = bsp.plan.engine.emulated.recorded
-    assert recorded is not None
+    recorded = bsp.plan.engine.emulated
     steps = [read_steps(real.folder.steps(rank)).measured for rank in range(2)]
     own_s = [(times["step_ns"] - times["exchange_ns"]) / 1e9 for times in steps]
     assert np.allclose(recorded.work_s, own_s)
