@@ -11,6 +11,7 @@ from dlbench.records.rows.steps import read_steps
 from tests.support.forked_runs import run_forked
 
 BOUND = 2
+SLOW = ("--set", "fault.ranks=1", "--set", "fault.compute_factor=5.0")
 SMALL = ("--preset", "ci", "--repeats", "1", "--set", "model.input_size=16", "--set", "model.conv_channels=[8,8,8]")
 
 
@@ -18,7 +19,7 @@ def figures() -> Iterator[Figure]:
     """All figures of emulated workers, two of them against two real ranks."""
     with tempfile.TemporaryDirectory() as folder:
         where = ("--out", Path(folder) / "runs")
-        settings = ("--engine", "ddp", "--set", "train.batch_per_rank=2")
+        settings = ("--engine", "ddp", "--set", "train.batch_per_rank=2", *SLOW)
         (real,) = run_forked("cosmoflow", *SMALL, "--ranks", "2", *settings, *where)
         steps = f"engine.emulated.steps_from={real.folder.path}"
         settings = ("--set", "train.gradient_accumulation=2", "--set", "train.batch_per_rank=4", "--set", steps)

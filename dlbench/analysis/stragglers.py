@@ -85,7 +85,7 @@ def num_slowest(ranks: int) -> int:
     return max(1, ranks // 20)
 
 
-def ahead_of_slowest(work: Times) -> int:
+def saved_without_slowest(work: Times) -> int:
     """Returns by how much all steps together would be shorter if the slowest ranks of each were not waited for, ns.
 
     `work`: own work of each rank in each step, nanoseconds, shape (ranks, steps), two ranks or more.

@@ -12,7 +12,6 @@ from dlbench.analysis.stragglers import num_slowest
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import (
-    basis_text,
     clean,
     estimate_parts,
     figure_text,
@@ -65,6 +64,14 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     num_further = len(largest.waiting_ranks) - MAX_SHOWN
     if num_further > 0:
         caption += f" {num_further} more ranks were late in some steps."
+    saved = largest.saved_without_slowest
+    if saved is not None and saved.value > 0:
+        step = number_text(largest.whole.seconds.value * (1 - saved.value), "s")
+        left_out = f"{num_slowest(largest.ranks)} of {largest.ranks}"
+        caption += (
+            f" Without the slowest 5 % of ranks ({left_out}) of each step it would take {step}, {figure_text(saved)} "
+            "less: computed from recorded steps, with the exchange as recorded and gradients of these ranks dropped."
+        )
     rows: list[LateRankRow] = []
     for point in points:
         late_ranks = enumerate(point.waiting_ranks[:MAX_LISTED], 1)
@@ -95,17 +102,6 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     )
 
 
-def _without_slowest(point: CausePoint) -> tuple[str, ...]:
-    if point.ahead is None or point.ahead.value <= 0:
-        return ()
-    step_s = point.whole.seconds.value * (1 - point.ahead.value)
-    return (
-        f"Without the slowest 5 % of ranks of each step ({num_slowest(point.ranks)} of {point.ranks}) a step would "
-        f"take {number_text(step_s, 's')}, {figure_text(point.ahead)} less ({basis_text(point.ahead)}): computed from "
-        "recorded steps, with the exchange as recorded and the gradients of these ranks dropped.",
-    )
-
-
 class StragglersView(GroupView):
     """Ranks and hosts for which the others wait."""
 
@@ -123,14 +119,7 @@ class StragglersView(GroupView):
             first = points[-1].waiting_ranks[0]
             headline = f"{percent(first.waited_share, 0)} of all waiting is for rank {first.rank} on {first.host}"[:80]
             headline += f", late by {first.late_by}"
-        return Section(
-            id=self.id,
-            title=self.title,
-            headline=headline,
-            caption=MEANS,
-            words=_without_slowest(points[-1]),
-            sheets=with_rows(_sheet(points)),
-        )
+        return Section(id=self.id, title=self.title, headline=headline, caption=MEANS, sheets=with_rows(_sheet(points)))
 
     def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:

@@ -293,7 +293,7 @@ class CausePoint:
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
-    ahead: Estimate | None
+    saved_without_slowest: Estimate | None
     """Fraction of the step that would be saved if its slowest 5 % of ranks were not waited for; None for one rank."""
     planted: tuple[tuple[int, float], ...]  # Ranks slowed on purpose, and the added seconds per step, mean over runs.
 
@@ -390,12 +390,12 @@ def _point(
         main_straggler=main_straggler(ranks, hosts, run_causes),
         exclude=exclude,
     )
-    ahead = None
+    saved_without_slowest = None
     if point.ranks > 1:
-        shares_ahead = {}
+        saved_shares = {}
         for run_id, run_cause in zip(point.run_ids, run_causes, strict=True):
-            shares_ahead[table.keys[run_id]] = run_cause.ahead_ns * run_cause.ranks / sum(run_cause.sums_ns.values())
-        ahead = mean_estimate(shares_ahead, "fraction")
+            saved_shares[table.keys[run_id]] = run_cause.saved_ns * run_cause.ranks / sum(run_cause.sums_ns.values())
+        saved_without_slowest = mean_estimate(saved_shares, "fraction")
     planted_s: dict[int, float] = {}
     for run, run_cause in zip(runs, run_causes, strict=True):
         assert run.record is not None
@@ -415,7 +415,7 @@ def _point(
         whole=whole,
         waiting_ranks=ranks,
         waiting_hosts=hosts,
-        ahead=ahead,
+        saved_without_slowest=saved_without_slowest,
         planted=tuple(sorted(planted_s.items())),
     )
 

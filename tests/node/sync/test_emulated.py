@@ -144,6 +144,7 @@ def test_parts_of_a_batch_are_the_batches_of_as_many_ranks() -> None:
         assert batch == list(itertools.chain.from_iterable(map(next, ranks)))
 
 
+SLOW = ("--set", "fault.ranks=1", "--set", "fault.compute_factor=5.0")
 SMALL = (
     *("cosmoflow", "--preset", "ci", "--repeats", "1", "--set", "watch.sampler=false", "--set", "watch.profiler=false"),
     *("--set", "model.input_size=16", "--set", "model.conv_channels=[4,4,4]", "--set", "measure.warmup_steps=2"),
@@ -155,7 +156,9 @@ SMALL = (
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two real ranks, and two workers that are emulated from their steps: bsp and asp."""
     out = tmp_path_factory.mktemp("emulated") / "runs"
-    (real,) = run_forked(*SMALL, "--ranks", "2", "--engine", "ddp", "--set", "train.batch_per_rank=2", "--out", out)
+    (real,) = run_forked(
+        *SMALL, "--ranks", "2", "--engine", "ddp", "--set", "train.batch_per_rank=2", *SLOW, "--out", out
+    )
     emulated = run_forked(
         *(*SMALL, "--ranks", "1", "--engine", "emulated", "--set", "train.batch_per_rank=4", "--out", out),
         *("--set", "train.gradient_accumulation=2", "--set", f"engine.emulated.steps_from={real.folder.path}"),
