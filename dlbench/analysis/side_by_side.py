@@ -13,7 +13,6 @@ from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.specs.plan import RunPlan, Variant
-from dlbench.specs.strategies import policy_words
 from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.pairing import KnownKey, RunKey, in_all, pairing
 
@@ -70,7 +69,7 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
 def local_sgd_settings(plan: RunPlan) -> str:
     """Returns the settings of local SGD and emulated workers, which train separately; empty for other strategies."""
     if plan.strategy == "asynchronous":
-        return policy_words(plan.engine.emulated)
+        return plan.engine.emulated.words
     if plan.strategy != "local-sgd":
         return ""
     names = ("average_every", "average_from", "average_momentum", "exchange", "group_size")

@@ -51,9 +51,6 @@ def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime) -> It
     """Yields what happens, in order of time and then of worker, without end."""
     team_size = settings.group_size if settings.policy == "groups" else workers
     bound = math.inf if settings.policy == "asp" else settings.bound or 0
-    quorum = 1 if bound else team_size  # Gradients of an update: of a whole clock only if none is ahead of it.
-    if settings.policy == "backup":
-        quorum = settings.waited_for(workers)
     clocks, staleness = [0] * workers, [0] * workers
     arrived: set[int] = set()
     waiting: set[int] = set()
@@ -77,7 +74,7 @@ def emulate(settings: EmulatedSettings, workers: int, work_time: WorkTime) -> It
         arrived.add(worker)
         waiting.add(worker)
         of_team = sorted(arrived.intersection(team))
-        if len(of_team) == quorum:
+        if len(of_team) == settings.quorum(workers):
             yield ClockEvent(seconds=seconds, applied={number: staleness[number] for number in of_team})
             arrived.difference_update(team)
             if bound == 0:

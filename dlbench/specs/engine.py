@@ -183,13 +183,15 @@ class FsdpSettings(Spec):
     offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
+SETTING_OF_POLICY = {"ssp": "staleness", "groups": "group_size", "backup": "wait_share"}
+
+
 class EmulatedSettings(Spec):
     """Settings of emulated workers, each with a part of the batch (train.gradient_accumulation)."""
 
-    acting = (
-        ActsIf("staleness", "engine.emulated.policy", "ssp", why="only policy ssp reads it"),
-        ActsIf("group_size", "engine.emulated.policy", "groups", why="only policy groups reads it"),
-        ActsIf("wait_share", "engine.emulated.policy", "backup", why="only policy backup reads it"),
+    acting = tuple(
+        ActsIf(name, "engine.emulated.policy", policy, why=f"only policy {policy} reads it")
+        for policy, name in SETTING_OF_POLICY.items()
     )
 
     policy: Literal["bsp", "asp", "ssp", "groups", "backup"] = Field(
@@ -216,9 +218,19 @@ class EmulatedSettings(Spec):
         bounds = {"ssp": self.staleness, "asp": None, "groups": None}
         return bounds.get(self.policy, 0)
 
-    def waited_for(self, workers: int) -> int:
-        """Returns the smallest number of workers that is at least `wait_share` of all."""
-        return math.ceil(self.wait_share * workers - 1e-9)  # 0.55 * 100 is a little more than 55
+    @property
+    def words(self) -> str:
+        """The policy with the setting that it reads, e.g. `ssp, staleness 2`."""
+        name = SETTING_OF_POLICY.get(self.policy)
+        return self.policy if name is None else f"{self.policy}, {name} {getattr(self, name)}"
+
+    def quorum(self, workers: int) -> int:
+        """Returns the number of gradients of an update."""
+        if self.policy == "groups":
+            return self.group_size
+        if self.policy == "backup":
+            return math.ceil(self.wait_share * workers - 1e-9)  # 0.55 * 100 is a little more than 55
+        return workers if self.bound == 0 else 1
 
 
 class EngineSpec(Spec):

@@ -43,22 +43,12 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
         }
         return ", ".join(text for text, applies in words.items() if applies)
     if engine.name == "emulated":
-        return policy_words(engine.emulated)
+        return engine.emulated.words
     if sync.average_every is not None:
         return f"local SGD, average every {sync.average_every} updates"
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
         return "optimizer state sharded (ZeRO-1)"
     return ""
-
-
-def policy_words(emulated: EmulatedSettings) -> str:
-    """Returns the policy with the setting that it reads, e.g. `ssp, staleness 2`."""
-    settings = {
-        "ssp": f", staleness {emulated.staleness}",
-        "groups": f" of {emulated.group_size}",
-        "backup": f", waiting for {emulated.wait_share:.4g} of the workers",
-    }
-    return emulated.policy + settings.get(emulated.policy, "")
 
 
 def strategy_problem(
@@ -105,7 +95,7 @@ def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: Mea
             f"engine.emulated.group_size {emulated.group_size}: does not divide {workers} workers "
             "(train.gradient_accumulation) into two groups of two or more"
         )
-    elif emulated.policy == "backup" and emulated.waited_for(workers) == workers:
+    elif emulated.policy == "backup" and emulated.quorum(workers) == workers:
         problem = (
             f"engine.emulated.wait_share {emulated.wait_share:g}: is all of {workers} workers "
             f"(train.gradient_accumulation); set it to {(workers - 1) / workers:.4g} or less"

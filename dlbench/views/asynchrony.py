@@ -21,7 +21,6 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of, constant
 from dlbench.report.wording import optional, optional_figure, value_text
-from dlbench.specs.strategies import policy_words
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
@@ -63,7 +62,7 @@ def _compared(digest: str, runs: Sequence[Run], table: RunTable) -> Asynchrony:
     common_loss = lowest if np.isfinite(lowest) else None
     num_steps = min(map(len, losses.values()))
     policies = []
-    for policy, members in group_by(runs, lambda run: policy_words(run.plan.engine.emulated)).items():
+    for policy, members in group_by(runs, lambda run: run.plan.engine.emulated.words).items():
         rates, finals, times_s = {}, {}, {}
         num_by_staleness: Counter[int] = Counter()
         for run in members:

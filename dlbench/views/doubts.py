@@ -17,7 +17,6 @@ from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
-from dlbench.specs.strategies import policy_words
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import counted, format_seconds, plural, seconds_between
 from dlbench.views.placement import convolution_doubts, place_doubts
@@ -52,7 +51,7 @@ def _data(run: Run, record: Record) -> Warnings:
     for text in record.warnings:
         yield "recorded", "serious", text
     if plan.strategy == "asynchronous":
-        text = f"{plan.emulated_workers} workers were emulated in one process ({policy_words(plan.engine.emulated)})"
+        text = f"{plan.emulated_workers} workers were emulated in one process ({plan.engine.emulated.words})"
         yield "emulated", "serious", f"{text}: throughput and times are of that process, not of as many ranks"
     if not plan.workload.model.computes:
         text = "computing is a pause (model.family paced): only the exchange of gradients is measured"

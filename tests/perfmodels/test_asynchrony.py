@@ -45,7 +45,7 @@ def simulated(settings: EmulatedSettings, work: list[list[int]], exchange: int) 
     if settings.policy == "asp" or (settings.policy == "ssp" and settings.staleness):
         needed = 1
     if settings.policy == "backup":
-        needed = settings.waited_for(WORKERS)
+        needed = settings.quorum(WORKERS)
     ahead = {"asp": 10**9, "ssp": settings.staleness}.get(settings.policy, 0)
     for moment in range(MOMENTS):
         # Who starts at once may only do so at this moment; a gradient takes longer than none.

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from dlbench.node.sync.engine import Engine, Value, settings_of
 from dlbench.perfmodels.asynchrony import drawn_times, emulate
 from dlbench.records.record import EmulationResult, Setting
+from dlbench.specs.engine import SETTING_OF_POLICY
 from dlbench.specs.plan import RunPlan
 
 
@@ -106,15 +107,13 @@ class EmulatedEngine(Engine):
     def settings(self) -> list[Setting]:
         """Returns the policy and the setting that it reads, with what the updates show of it."""
         settings, most, sizes = self._settings, max(self._staleness, default=0), sorted(self._sizes)
-        shown: dict[str, tuple[str, Value, Value]] = {
-            "ssp": ("staleness", settings.staleness, max(settings.staleness, most)),
-            "groups": ("group_size", settings.group_size, max(sizes, default=None)),
-            "backup": ("wait_share", settings.wait_share, settings.wait_share),
-        }
-        if sizes != [settings.waited_for(self._workers)]:
-            shown["backup"] = ("wait_share", settings.wait_share, None)
-        rows = [("policy", settings.policy, settings.policy), *filter(None, [shown.get(settings.policy)])]
         how = (
             f"{self._sizes.total()} updates of {sizes} gradients, at most {most} clocks ahead, {self._dropped} dropped"
         )
-        return settings_of(*((f"engine.emulated.{name}", asked, effective, how) for name, asked, effective in rows))
+        is_as_planned = sizes == [settings.quorum(self._workers)] and (settings.bound is None or most <= settings.bound)
+        rows = []
+        for name in ("policy", *filter(None, [SETTING_OF_POLICY.get(settings.policy)])):
+            requested: Value = getattr(settings, name)
+            effective = requested if is_as_planned else "not as planned"
+            rows.append((f"engine.emulated.{name}", requested, effective, how))
+        return settings_of(*rows)
