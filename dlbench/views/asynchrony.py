@@ -20,7 +20,7 @@ from dlbench.report.charts.style import HEIGHT, NARROW, RANK_COLOURS
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of, constant
-from dlbench.report.wording import optional, optional_figure, value_text
+from dlbench.report.wording import number_text, optional, value_text
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
@@ -163,9 +163,13 @@ class AsynchronyView(ReportView):
     def shown(self, report: Report, comparisons: tuple[Asynchrony, ...]) -> Section:
         sheets = list(map(_sheet, comparisons))
         first = comparisons[0]
-        times = "; ".join(f"{row.policy} {optional_figure(row.time)}" for row in first.policies)
+        times_s = {row.policy: row.time.value for row in first.policies if row.time is not None}
+        headline = "emulated; no loss that all runs reach"
+        if times_s:
+            soonest = min(times_s, key=times_s.__getitem__)
+            headline = f"{soonest} reaches the common loss in {number_text(times_s[soonest], 's')}, emulated"
         return Section(
-            headline=f"emulated time to loss {optional(first.common_loss, 'loss')}: {times}"[:100],
+            headline=headline,
             charts=lambda: list(itertools.chain.from_iterable(map(_charts, comparisons, sheets))),
             charts_per_row=3,
             sheets=tuple(sheets),
