@@ -15,6 +15,7 @@ from itertools import chain
 import psutil
 
 from benchmarks import (
+    asynchronous,
     checkpoint,
     collectives,
     congestion,
@@ -116,6 +117,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.memory": strategies.sharded_memory,
     "strategies.spatial": spatial.figures,
     "strategies.pipeline": pipeline.figures,
+    "strategies.asynchronous": asynchronous.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
 from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
-from dlbench.analysis.stragglers import Waiting, waiting, without_waits
+from dlbench.analysis.stragglers import Waiting, saved_without_slowest, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
@@ -98,6 +98,7 @@ class Causes:
     input_ns: dict[str, int]  # `input` by `WAIT_PARTS`; with `fetch` and `prepare` if readers were measured, ns.
     waiting: Waiting
     work_ns: tuple[int, ...]  # Own work of each rank: all its measured steps without waiting for others.
+    saved_ns: int = 0  # `saved_without_slowest`; 0 for a single rank.
     hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)  # By host; empty if clocks were not compared.
 
@@ -167,6 +168,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
+        saved_ns=saved_without_slowest(loaded.step_ns - alone.phase_ns["exchange"]) if ranks > 1 else 0,
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )

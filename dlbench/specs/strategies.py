@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.specs.engine import MAX_MICROBATCHES, EngineSpec, FsdpSettings, PipelineSettings
+from dlbench.specs.engine import MAX_MICROBATCHES, EmulatedSettings, EngineSpec, FsdpSettings, PipelineSettings
 from dlbench.specs.layers import cut_layers
 from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
@@ -22,6 +22,8 @@ def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: 
         return "fsdp"
     if engine.name == "fsdp":
         return "tensor" if engine.fsdp.tensor_ranks == ranks else "fsdp+tensor"
+    if engine.name == "emulated":
+        return "asynchronous"
     if engine.name == "pipeline":
         return "pipeline" if engine.pipeline.stages == ranks else "data+pipeline"
     if engine.spatial_ranks > 1:
@@ -47,6 +49,8 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
             "offloaded to the host": fsdp.offload,
         }
         return ", ".join(text for text, applies in words.items() if applies)
+    if engine.name == "emulated":
+        return engine.emulated.words
     if engine.name == "pipeline":
         pipeline = engine.pipeline
         return f"{pipeline.stages} stages and {pipeline.microbatches} microbatches ({pipeline.schedule})"
@@ -66,6 +70,8 @@ def strategy_problem(
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
+    if engine.name == "emulated":
+        return _emulated_problem(workload.train, engine.emulated, measure)
     if engine.name == "pipeline":
         problem = _pipeline_problem(workload, engine.pipeline, ranks)
         return problem or _pipeline_combination_problem(workload, sync, measure)
@@ -90,6 +96,35 @@ def _uneven_node(key: str, what: str, ranks_per_node: int) -> str:
         f"{key}: neighbouring ranks of one node share each {what}, and a node has {ranks_per_node}; set it to a "
         "divisor of that, or change --ranks"
     )
+
+
+def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: MeasureSpec) -> str | None:
+    workers, own_updates = train.gradient_accumulation, "workers make updates within a step"
+    refused = {
+        "train.precision fp16": (train.precision == "fp16", f"{own_updates}, in which the loss scale would change"),
+        "train.recompute and train.swap": (not train.is_in_core, own_updates),
+        "train.optimizer_state host": (train.optimizer_state == "host", own_updates),
+        "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
+    }
+    problem = _refused("engine emulated", refused)
+    if emulated.steps_from is None and not (emulated.work_s and all(emulated.work_s)):
+        problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
+    elif workers == 1:
+        problem = (
+            "engine emulated: set train.gradient_accumulation to the number of workers, 2 or more, and "
+            "train.batch_per_rank to the batch of all of them"
+        )
+    elif emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
+        problem = (
+            f"engine.emulated.group_size {emulated.group_size}: does not divide {workers} workers "
+            "(train.gradient_accumulation) into two groups of two or more"
+        )
+    elif emulated.policy == "backup" and emulated.quorum(workers) == workers:
+        problem = (
+            f"engine.emulated.wait_share {emulated.wait_share:g}: is all of {workers} workers "
+            f"(train.gradient_accumulation); set it to {(workers - 1) / workers:.4g} or less"
+        )
+    return problem
 
 
 def _fsdp_problem(

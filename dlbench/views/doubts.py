@@ -50,6 +50,9 @@ def _data(run: Run, record: Record) -> Warnings:
         yield "inert", "serious", f"a requested setting had no effect: {text}"
     for text in record.warnings:
         yield "recorded", "serious", text
+    if plan.strategy == "asynchronous":
+        text = f"{plan.emulated_workers} workers were emulated in one process ({plan.engine.emulated.words})"
+        yield "emulated", "serious", f"{text}: throughput and times are of that process, not of as many ranks"
     if not plan.workload.model.computes:
         text = "computing is a pause (model.family paced): only the exchange of gradients is measured"
         yield "paced", "serious", f"{text}; memory, power and losses are of no network"

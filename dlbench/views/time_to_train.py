@@ -441,8 +441,9 @@ class TimeToTrainView(GroupView):
         self._asked = question or TrainingQuestion()
 
     def numbers(self, source: GroupSource) -> TimeToTrain | None:
-        if source.group.sample.plan.measure.noise_scale:
-            # Such runs read every gradient once more: their speed is no training's.
+        plan = source.group.sample.plan
+        if plan.measure.noise_scale or plan.strategy == "asynchronous":
+            # Such runs read every gradient once more, or emulate workers: their speed is no training's.
             return None
         return estimated(source, self._asked)
 

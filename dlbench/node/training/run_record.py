@@ -305,6 +305,7 @@ class TrainedRank(TrainState):
             "checks": checks,
             "settings": settings,
             "exchange": exchange,
+            "emulation": context.engine.emulation(),
             "nccl": joined_transport([rank.nccl for rank in everyone]),
             "inert": inert(settings, ranks=plan.layout.ranks),
             "warnings": (*pinning_warnings, *self._record_warnings(everyone, exchange)),

@@ -28,7 +28,8 @@ _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.", "e
 """Keys with a default of dlbench."""
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
 _SHARED = (
-    *("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "spatial", "data+spatial", "local-sgd"),
+    *("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "spatial", "data+spatial"),
+    *("local-sgd", "asynchronous"),
 )
 """Strategies whose loss is compared with that of replicas."""
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
