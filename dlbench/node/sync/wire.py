@@ -227,8 +227,8 @@ class TopkWire(ErrorFeedback):
 class Int8Wire(ErrorFeedback):
     """Values in 8 bits with an fp32 scale per block of at most `INT8_BLOCK`; sums are made in fp32."""
 
-    # Each rank gets its share of the message from all ranks, adds it in fp32 in rank order, and sends the sum to all
-    # ranks in 8 bits: 2 (p-1)/p n bytes leave a rank, as in a ring. To gather the messages of all ranks on each rank
+    # Each rank gets its share of the message from all ranks, adds it in fp32, and sends the sum to all ranks in 8
+    # bits: 2 (p-1)/p n bytes leave a rank, as in a ring. To gather the messages of all ranks on each rank
     # would take (p-1) n bytes, more than fp32 from 9 ranks on. The second rounding is fed back by the rank that made it
     # (as by the servers of DoubleSqueeze, Tang et al. 2019), so that all residuals and all sums add up to the gradients.
 
@@ -275,10 +275,10 @@ def in_int8(blocks: torch.Tensor) -> torch.Tensor:
 
     A block with a value that is not finite has no finite value afterwards.
     """
-    largest = blocks.abs().amax(-1, keepdim=True)
+    largest = torch.linalg.vector_norm(blocks, _INFINITY, dim=-1, keepdim=True)
     # A quotient by a subnormal scale could overflow.
     scales = (largest / INT8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
-    values = (blocks / scales).round().to(torch.int8)
+    values = (blocks / scales).round_().to(torch.int8)
     return torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
 
 
