@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FLOPS_PER_MAC = 2  # One multiplication and one addition.
@@ -108,3 +109,32 @@ class Layers(list[Layer]):
         if outputs is None:
             outputs = inputs
         self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPart:
+    """The share of a layer that one of `count` ranks computes."""
+
+    cut: Literal["whole", "filters", "channels", "extent"]  # What is divided.
+    count: int
+    layer: Layer  # Without the halos that a part of the extent needs.
+
+
+def parts_of(layer: Layer, counts: Sequence[int]) -> Iterator[LayerPart]:
+    """Yields a convolution or dense layer, and its parts by filters, channels and first extent, where they divide it.
+
+    The extent of a dense layer is its number of vectors per sample.
+    """
+    yield LayerPart(cut="whole", count=1, layer=layer)
+    rows = layer.extents[0] if layer.extents else layer.inputs // layer.channels
+    for count in counts:
+        share = {"inputs": layer.inputs // count, "outputs": layer.outputs // count}
+        if layer.filters % count == 0:
+            filters = replace(layer, filters=layer.filters // count, outputs=share["outputs"])
+            yield LayerPart(cut="filters", count=count, layer=filters)
+        if layer.channels % count == 0:
+            channels = replace(layer, channels=layer.channels // count, inputs=share["inputs"])
+            yield LayerPart(cut="channels", count=count, layer=channels)
+        if rows % (count * layer.stride) == 0:
+            extents = tuple(extent // count for extent in layer.extents[:1]) + layer.extents[1:]
+            yield LayerPart(cut="extent", count=count, layer=replace(layer, extents=extents, **share))
