@@ -1,6 +1,6 @@
 """``python -P -m dlbench.node.out_of_core_profile``: measures the memory and times of a network, without training.
 Reads the plan of a run of one rank on stdin, and prints a `MemoryProfile` of `dlbench.records.out_of_core` as one JSON
-line, or for a `LayerOrder` of `dlbench.records.layer_parts` its `LayerTimes`; or an error on stderr. Nothing heavy is
+line, or for a `LayerOrder` its `LayerTimes`; or an error on stderr. Nothing heavy is
 imported before the process is bound to cores.
 """
 
@@ -17,8 +17,7 @@ from dlbench.errors import DlbenchError, ExitCode, UserError
 from dlbench.node.cores import RankCores, bind, check_sharing
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
-from dlbench.records.layer_parts import LAYER_ORDER, LayerOrder, LayerTimes
-from dlbench.records.out_of_core import MemoryProfile
+from dlbench.records.out_of_core import LayerOrder, LayerTimes, MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 from dlbench.units import counted
@@ -28,7 +27,7 @@ _MAX_ORDER = 1 << 22
 
 def main(text: str, output: Callable[[str], object] = print) -> int:
     """Measures as the plan says; returns the exit code."""
-    kind: type[RunPlan | LayerOrder] = LayerOrder if LAYER_ORDER in text else RunPlan
+    kind: type[RunPlan | LayerOrder] = LayerOrder if '"dlbench.layer-order"' in text else RunPlan
     try:
         try:
             order: RunPlan | LayerOrder = kind.model_validate_json(text)
@@ -71,12 +70,12 @@ def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerTimes:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     sharing = check_sharing([rank_cores]).warnings
+    torch.manual_seed(workload.train.seed)
+    precision = Precision(workload.train, device)
     if isinstance(order, LayerOrder):
         times = time_parts(order, device, name)
-        return times.model_copy(update={"warnings": (*sharing, *times.warnings)})
-    torch.manual_seed(workload.train.seed)
+        return times.model_copy(update={"warnings": (*sharing, *precision.early_warnings)})
     model = build_model(workload.model).to(device)
-    precision = Precision(workload.train, device)
     loss = loss_for(workload.model, workload.train.label_smoothing)
     bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
     _, chain, rates, warnings = bench.measure()

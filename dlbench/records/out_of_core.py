@@ -7,7 +7,11 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
+from dlbench.specs.layers import LayerPart, parts_of
 from dlbench.specs.out_of_core import BlockPlan, Chain, Recompute, Swap, TransferRates
+from dlbench.specs.plan import RunPlan
+
+LayerPhase = Literal["forward", "backward", "split", "join"]
 
 
 class RankMemory(Spec):
@@ -80,4 +84,30 @@ class MemoryProfile(Spec):
     device: str = Field(description="Device, e.g. cpu, 2 threads.")
     chain: Chain = Field(description="Chain for the requested batch.")
     rates: TransferRates = Field(description="Transfer rates between device and swap memory.")
+    warnings: tuple[str, ...] = Field((), description="Warnings.")
+
+
+class LayerOrder(Spec):
+    """A request to time a layer whole and in parts."""
+
+    format: Literal["dlbench.layer-order"] = Field("dlbench.layer-order", description="Type of this request.")
+    plan: RunPlan = Field(description="Plan of a run of one rank.")
+    layer: str = Field(description="Name of the layer.")
+    counts: tuple[Count, ...] = Field(description="Numbers of parts.")
+    repeats: Count = Field(description="Samples of each time.")
+
+    def parts(self) -> list[LayerPart]:
+        """Returns the layer and its parts, as they are timed."""
+        workload = self.plan.workload
+        layers = {layer.name: layer for layer in workload.model.layer_table(workload.data)}
+        return list(parts_of(layers[self.layer], self.counts))
+
+
+class LayerTimes(Spec):
+    """The times of a layer and its parts; split: copying a part out of a tensor, join: concatenating all parts."""
+
+    device: str = Field(description="Device, e.g. cpu, 2 threads.")
+    repeats: tuple[tuple[dict[LayerPhase, NonNegative], ...], ...] = Field(
+        description="By repeat, the seconds of the phases of the layer and of each part."
+    )
     warnings: tuple[str, ...] = Field((), description="Warnings.")

@@ -115,26 +115,21 @@ class Layers(list[Layer]):
 class LayerPart:
     """The share of a layer that one of `count` ranks computes."""
 
-    cut: Literal["whole", "filters", "channels", "extent"]  # What is divided.
+    cut: str  # What is divided: filters, channels, extent (the first); whole: nothing.
     count: int
-    layer: Layer  # Without the halos that a part of the extent needs.
+    layer: Layer  # Its filters, channels and extents without halos; other fields are those of the whole layer.
 
 
 def parts_of(layer: Layer, counts: Sequence[int]) -> Iterator[LayerPart]:
-    """Yields a convolution or dense layer, and its parts by filters, channels and first extent, where they divide it.
-
-    The extent of a dense layer is its number of vectors per sample.
-    """
+    """Yields a convolution or dense layer, and its parts for each count that divides it."""
+    if layer.kind == "linear":
+        layer = replace(layer, extents=(layer.inputs // layer.channels,))  # vectors per sample
     yield LayerPart(cut="whole", count=1, layer=layer)
-    rows = layer.extents[0] if layer.extents else layer.inputs // layer.channels
+    first, *others = layer.extents
     for count in counts:
-        share = {"inputs": layer.inputs // count, "outputs": layer.outputs // count}
         if layer.filters % count == 0:
-            filters = replace(layer, filters=layer.filters // count, outputs=share["outputs"])
-            yield LayerPart(cut="filters", count=count, layer=filters)
+            yield LayerPart(cut="filters", count=count, layer=replace(layer, filters=layer.filters // count))
         if layer.channels % count == 0:
-            channels = replace(layer, channels=layer.channels // count, inputs=share["inputs"])
-            yield LayerPart(cut="channels", count=count, layer=channels)
-        if rows % (count * layer.stride) == 0:
-            extents = tuple(extent // count for extent in layer.extents[:1]) + layer.extents[1:]
-            yield LayerPart(cut="extent", count=count, layer=replace(layer, extents=extents, **share))
+            yield LayerPart(cut="channels", count=count, layer=replace(layer, channels=layer.channels // count))
+        if first % (count * layer.stride) == 0:
+            yield LayerPart(cut="extent", count=count, layer=replace(layer, extents=(first // count, *others)))

@@ -2,122 +2,78 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn import functional
+from torch.utils.benchmark import Timer
 
 from dlbench.node.models.build import AUTOCAST_TYPES
-from dlbench.node.training.precision import Precision
-from dlbench.records.layer_parts import LayerOrder, LayerTimes, Phase
-from dlbench.specs.layers import LayerPart, parts_of
-from dlbench.specs.plan import RunPlan
+from dlbench.records.out_of_core import LayerOrder, LayerPhase, LayerTimes
+from dlbench.specs.layers import LayerPart
+from dlbench.specs.workload import Workload
 
-_LEAST_SAMPLE_S = 0.02  # A sample repeats a call for at least this time.
-_MAX_CALLS = 1000
-_WARMUP_CALLS = 2  # Memory is allocated, and libraries choose their algorithms.
-
-Call = Callable[[], object]
+_SAMPLE_S = 0.02  # A sample repeats a call for about this time.
 
 
 def time_parts(order: LayerOrder, device: torch.device, device_name: str) -> LayerTimes:
     """Times the phases of all parts; each repeat times every part, so that a slow moment does not meet one alone."""
-    workload = order.plan.workload
-    precision = Precision(workload.train, device)
+    workload, threads = order.plan.workload, torch.get_num_threads()
     torch.backends.cudnn.benchmark = device.type == "cuda" and workload.train.cudnn_benchmark != "off"
-    torch.manual_seed(workload.train.seed)
-    (layer,) = (layer for layer in workload.model.layer_table(workload.data) if layer.name == order.layer)
-    timers = [PartTimer(part, order.plan, device) for part in parts_of(layer, order.counts)]
+    timers = []
+    for part in order.parts():
+        calls = _calls_of(part, workload, device)
+        timers.append({phase: Timer("call()", globals={"call": calls[phase]}, num_threads=threads) for phase in calls})
+    repeats = []
     for _ in range(order.repeats):
-        for timer in timers:
-            timer.repeat()
-    return LayerTimes(
-        device=device_name,
-        parts=tuple({phase: tuple(seconds) for phase, seconds in timer.samples_s.items()} for timer in timers),
-        warnings=tuple(precision.early_warnings),
-    )
+        seconds: list[dict[LayerPhase, float]] = []
+        for phases in timers:
+            measured = {phase: timer.blocked_autorange(min_run_time=_SAMPLE_S) for phase, timer in phases.items()}
+            seconds.append({phase: measured[phase].mean for phase in measured})
+        repeats.append(tuple(seconds))
+    return LayerTimes(device=device_name, repeats=tuple(repeats))
 
 
-class PartTimer:
-    """The tensors, calls and times of a part; inputs and weights have the type in which the layer computes."""
+def _calls_of(part: LayerPart, workload: Workload, device: torch.device) -> dict[LayerPhase, Callable[[], object]]:
+    """Returns the phases of a part; its tensors have the type and memory format in which the network computes."""
+    layer, batch, dtype = part.layer, workload.train.batch_per_rank, AUTOCAST_TYPES.get(workload.train.precision)
+    memory_format = torch.contiguous_format
+    if workload.model.order == "channels-last" and layer.kind != "linear":
+        memory_format = torch.channels_last if layer.kind == "conv2d" else torch.channels_last_3d
 
-    def __init__(self, part: LayerPart, plan: RunPlan, device: torch.device) -> None:
-        self._plan = plan
-        self._device = device
-        self._memory_format = torch.contiguous_format
-        if plan.workload.model.order == "channels-last" and part.layer.extents:
-            is_flat = len(part.layer.extents) == 2
-            self._memory_format = torch.channels_last if is_flat else torch.channels_last_3d
-        self._calls = self._phases(part)
-        self._counts = {phase: self._count(call) for phase, call in self._calls.items()}
-        self.samples_s: dict[Phase, list[float]] = {phase: [] for phase in self._calls}
+    def new(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype).to(memory_format=memory_format).requires_grad_()
 
-    def repeat(self) -> None:
-        """Times every phase once."""
-        for phase, call in self._calls.items():
-            self.samples_s[phase].append(self._mean_seconds(call, self._counts[phase]))
-
-    def _phases(self, part: LayerPart) -> dict[Phase, Call]:
-        layer, batch, rank = part.layer, self._plan.workload.train.batch_per_rank, len(part.layer.extents)
-        if layer.kind == "linear":
-            inputs = self._new(batch, layer.inputs // layer.channels, layer.channels)
-            weight, dimensions = self._new(layer.filters, layer.channels), {"filters": 2, "channels": 2, "extent": 1}
-            compute: Callable[..., Tensor] = functional.linear
-        else:
-            extents, padding = list(layer.extents), [layer.kernel // 2] * rank
-            if part.cut == "extent":  # a part between two others, with the halos that they sent
-                extents[0] += layer.kernel - layer.stride
-                padding[0] = 0
-            inputs = self._new(batch, layer.channels, *extents)
-            weight = self._new(layer.filters, layer.channels, *[layer.kernel] * rank)
-            dimensions = {"filters": 1, "channels": 1, "extent": 2}
-            convolve = functional.conv2d if rank == 2 else functional.conv3d
-            compute = partial(convolve, stride=layer.stride, padding=tuple(padding))
-        output = compute(inputs, weight)
-        wanted = [weight, inputs] if layer.has_gradient else [weight]
-        gradient = torch.randn_like(output)
-        calls: dict[Phase, Call] = {
-            "forward": partial(compute, inputs, weight),
-            "backward": partial(torch.autograd.grad, output, wanted, gradient, retain_graph=True),
-        }
-        if part.cut == "whole":
-            return calls
+    extents, padding = list(layer.extents), [layer.kernel // 2] * len(layer.extents)
+    if part.cut == "extent":  # a part between two others, with the halos that they sent
+        extents[0] += layer.kernel - layer.stride
+        padding[0] = 0
+    if layer.kind == "linear":
+        inputs, weight = new(batch, *extents, layer.channels), new(layer.filters, layer.channels)
+        compute: Callable[..., torch.Tensor] = functional.linear
+    else:
+        inputs = new(batch, layer.channels, *extents)
+        weight = new(layer.filters, layer.channels, *[layer.kernel] * len(extents))
+        convolve = functional.conv2d if layer.kind == "conv2d" else functional.conv3d
+        compute = partial(convolve, stride=layer.stride, padding=padding)
+    output = compute(inputs, weight)
+    wanted = [weight, inputs] if layer.has_gradient else [weight]
+    gradient = torch.randn_like(output)
+    calls: dict[LayerPhase, Callable[[], object]] = {
+        "forward": partial(compute, inputs, weight),
+        "backward": partial(torch.autograd.grad, output, wanted, gradient, retain_graph=True),
+    }
+    if part.cut != "whole":
         # By filters, a rank takes its part of the output's gradient, and outputs are joined. By channels, it takes its
         # part of the input, and gradients of the input are joined; by extent, a part with halos, and outputs.
         taken = output if part.cut == "filters" else inputs
         joined = inputs if part.cut == "channels" else output
-        dimension = dimensions[part.cut]
-        shape = list(taken.shape)
-        shape[dimension] *= part.count
-        share = self._new(*shape).detach().narrow(dimension, 0, taken.shape[dimension])
+        has_features_last = layer.kind == "linear"
+        dimension = 2 if has_features_last != (part.cut == "extent") else 1
+        whole = torch.cat([taken.detach()] * part.count, dimension)
+        share = whole.narrow(dimension, 0, taken.shape[dimension])
         pieces = [joined.detach().clone() for _ in range(part.count)]
-        calls["split"] = partial(torch.clone, share, memory_format=self._memory_format)
+        calls["split"] = partial(torch.clone, share, memory_format=memory_format)
         calls["join"] = partial(torch.cat, pieces, dimension)
-        return calls
-
-    def _new(self, *shape: int) -> Tensor:
-        dtype = AUTOCAST_TYPES.get(self._plan.workload.train.precision, torch.float32)
-        values = torch.randn(shape, device=self._device, dtype=dtype)
-        return values.to(memory_format=self._memory_format).requires_grad_()
-
-    def _count(self, call: Call) -> int:
-        """Returns the number of calls of a sample, after warming up."""
-        self._mean_seconds(call, _WARMUP_CALLS)
-        seconds = self._mean_seconds(call, 1)
-        return min(_MAX_CALLS, max(1, math.ceil(_LEAST_SAMPLE_S / max(seconds, 1e-9))))
-
-    def _mean_seconds(self, call: Call, count: int) -> float:
-        begun = self._now()
-        for _ in range(count):
-            call()
-        return (self._now() - begun) / count
-
-    def _now(self) -> float:
-        """Returns a time in seconds, once the device has nothing left to do."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    return calls

@@ -1,4 +1,4 @@
-"""A network from outside of dlbench, the example of docs/architecture.md: found by DLBENCH_PATH and trained."""
+"""Networks from outside of dlbench, the examples of docs/architecture.md: found by DLBENCH_PATH and trained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "unet3d"
+VGG16 = ROOT / "examples" / "vgg16"
 
 COUNTED = """
 from dlbench.node.models.build import build_model, forward_macs, training_flops_per_sample
@@ -24,8 +27,26 @@ assert chosen.sample_unit == "volumes"
 """
 
 
-def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DLBENCH_PATH": str(FOLDER)}
+COUNTED_VGG16 = """
+import torch
+from dlbench.node.models.build import build_model, forward_macs
+from dlbench.specs.choices import WorkloadFile, choose
+from dlbench.specs.files import find
+from dlbench.specs.layers import FLOPS_PER_MAC
+for preset, parameters in (("full", 138_357_544), ("ci", 239_538)):
+    chosen = choose(WorkloadFile(find("workloads", "vgg16")), preset, {})
+    table = chosen.model.layer_table(chosen.data)
+    with torch.device("meta"):
+        model = build_model(chosen.model)
+    assert sum(p.numel() for p in model.parameters()) == sum(layer.weights for layer in table) == parameters
+    assert {layer.name for layer in table} <= dict(model.named_modules()).keys()
+    counted = [(layer.name, layer.macs) for layer in forward_macs(chosen.model, chosen.data)]
+    assert counted == [(layer.name, layer.macs) for layer in table if layer.macs]
+"""
+
+
+def call(*arguments: str, folder: Path, path: Path = FOLDER) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DLBENCH_PATH": str(path)}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -34,6 +55,25 @@ def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_both_halves_count_the_same_work(tmp_path: Path) -> None:
     done = call("-c", COUNTED, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_vgg16_has_the_published_parameters_and_trains_with_wire_int8(tmp_path: Path) -> None:
+    done = call("-c", COUNTED_VGG16, folder=tmp_path, path=VGG16)
+    assert done.returncode == 0, done.stderr
+    done = call(
+        *("-m", "dlbench", "run", "vgg16", "--preset", "ci", "--ranks", "2", "--engine", "ddp", "--out", "runs"),
+        *("--set", "measure.warmup_s=0", "--set", "measure.measured_s=0", "--set", "layout.cores_per_rank=1"),
+        *("--set", "sync.wire=int8"),
+        folder=tmp_path,
+        path=VGG16,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = (json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "runs").glob("*/record.json"))
+    wire = next(setting for setting in record["settings"] if setting["key"] == "sync.wire")
+    assert (record["state"], wire["requested"], wire["effective"]) == ("valid", "int8", "int8")
+    assert sum(message["num_bytes"] for message in record["exchange"]["messages"]) == 4 * 239_538
+    assert record["exchange"]["bytes_inside"] == pytest.approx(239_538, rel=0.002)  # of 2 ranks: 1 byte a value
+    assert min(record["exchange"]["packing_s"], record["exchange"]["merging_s"]) > 0
 
 
 def test_it_trains_and_is_reported(tmp_path: Path) -> None:
