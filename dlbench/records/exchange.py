@@ -27,8 +27,8 @@ class Message(Spec):
     num_bytes: CountOrZero = Field(description="Bytes of gradients, parameters or activations before any compression.")
     num_tensors: Count = Field(description="Tensors in it.")
     method: str = Field(
-        description="Method: flat, hierarchical, leader, sparse, int8, or the engine's operation; average every 8 updates: "
-        "parameters and optimizer state, not in each step."
+        description="Method: flat, hierarchical, leader, sparse, int8, or the engine's operation; average every 8 "
+        "updates: parameters and optimizer state, not in each step."
     )
     chunks: Count | None = Field(None, description="Chunks of hierarchical; null: another method, or not recorded.")
     ready_s: NonNegative | None = Field(

@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
-from dlbench.specs.layers import LayerPart, parts_of
 from dlbench.specs.out_of_core import BlockPlan, Chain, Recompute, Swap, TransferRates
 from dlbench.specs.plan import RunPlan
 
@@ -92,22 +91,24 @@ class LayerOrder(Spec):
 
     format: Literal["dlbench.layer-order"] = Field("dlbench.layer-order", description="Type of this request.")
     plan: RunPlan = Field(description="Plan of a run of one rank.")
-    layer: str = Field(description="Name of the layer.")
+    layer: str = Field(description="Name of a convolution or dense layer.")
     counts: tuple[Count, ...] = Field(description="Numbers of parts.")
     repeats: Count = Field(description="Samples of each time.")
 
-    def parts(self) -> list[LayerPart]:
-        """Returns the layer and its parts, as they are timed."""
-        workload = self.plan.workload
-        layers = {layer.name: layer for layer in workload.model.layer_table(workload.data)}
-        return list(parts_of(layers[self.layer], self.counts))
+
+class PartTimes(Spec):
+    """The times of the share of a layer that one of `count` ranks computes."""
+
+    cut: Literal["whole", "filters", "channels", "extent"] = Field(description="What is divided; whole: nothing.")
+    count: Count = Field(description="Number of parts.")
+    seconds: dict[LayerPhase, tuple[NonNegative, ...]] = Field(
+        description="By repeat; split: copying a part out of a tensor, join: concatenating the tensors of all parts."
+    )
 
 
 class LayerTimes(Spec):
-    """The times of a layer and its parts; split: copying a part out of a tensor, join: concatenating all parts."""
+    """The times of a layer and its parts, the whole layer first; each repeat timed all parts."""
 
     device: str = Field(description="Device, e.g. cpu, 2 threads.")
-    repeats: tuple[tuple[dict[LayerPhase, NonNegative], ...], ...] = Field(
-        description="By repeat, the seconds of the phases of the layer and of each part."
-    )
+    parts: tuple[PartTimes, ...] = Field(min_length=1, description="The layer, and its parts for each count.")
     warnings: tuple[str, ...] = Field((), description="Warnings.")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 FLOPS_PER_MAC = 2  # One multiplication and one addition.
@@ -109,27 +108,3 @@ class Layers(list[Layer]):
         if outputs is None:
             outputs = inputs
         self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerPart:
-    """The share of a layer that one of `count` ranks computes."""
-
-    cut: str  # What is divided: filters, channels, extent (the first); whole: nothing.
-    count: int
-    layer: Layer  # Its filters, channels and extents without halos; other fields are those of the whole layer.
-
-
-def parts_of(layer: Layer, counts: Sequence[int]) -> Iterator[LayerPart]:
-    """Yields a convolution or dense layer, and its parts for each count that divides it."""
-    if layer.kind == "linear":
-        layer = replace(layer, extents=(layer.inputs // layer.channels,))  # vectors per sample
-    yield LayerPart(cut="whole", count=1, layer=layer)
-    first, *others = layer.extents
-    for count in counts:
-        if layer.filters % count == 0:
-            yield LayerPart(cut="filters", count=count, layer=replace(layer, filters=layer.filters // count))
-        if layer.channels % count == 0:
-            yield LayerPart(cut="channels", count=count, layer=replace(layer, channels=layer.channels // count))
-        if first % (count * layer.stride) == 0:
-            yield LayerPart(cut="extent", count=count, layer=replace(layer, extents=(first // count, *others)))

@@ -122,8 +122,8 @@ class SyncSpec(Spec):
     )
     wire: Wire = Field(
         "fp32",
-        description="fp32, fp16, bf16; int8: 8 bits with a scale per block, with error feedback; topk: only the largest "
-        "entries, with error feedback; powersgd: low rank (DDP's hook).",
+        description="fp32, fp16, bf16; with error feedback: int8 (8 bits, a scale per block), topk (only the largest "
+        "entries); powersgd: low rank (DDP's hook).",
     )
     topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(0.01, description="Share of entries (topk).")
     powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")

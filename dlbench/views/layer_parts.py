@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, truediv
 
-from dlbench.records.out_of_core import LayerOrder, LayerPhase, LayerTimes
+from dlbench.records.out_of_core import LayerOrder, LayerTimes, PartTimes
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import basis_text
-from dlbench.specs.layers import LayerPart
 from dlbench.stats.estimates import Estimate, median_estimate
-
-_Repeats = Sequence[Mapping[LayerPhase, float]]  # Seconds of each phase, by repeat.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +37,35 @@ class LayerTimings:
     measured: LayerTimes  # Raw times.
 
 
-def _timing(part: LayerPart, repeats: _Repeats, repeats_of_whole: _Repeats) -> PartTiming:
-    medians = {phase: median_estimate([seconds[phase] for seconds in repeats], "s") for phase in repeats[0]}
+def _timing(part: PartTimes, whole: PartTimes) -> PartTiming:
+    medians = {phase: median_estimate(samples, "s") for phase, samples in part.seconds.items()}
     speedup = efficiency = None
     if part.cut != "whole":
-        speedups = []
-        for seconds, whole in zip(repeats, repeats_of_whole, strict=True):
-            speedups.append((whole["forward"] + whole["backward"]) / (seconds["forward"] + seconds["backward"]))
-        speedup = median_estimate(speedups, "ratio")
+        speedup = median_estimate(list(map(truediv, _passes_s(whole), _passes_s(part))), "ratio")
         efficiency = speedup.scaled(1 / part.count, "fraction")
     return PartTiming(cut=part.cut, parts=part.count, efficiency=efficiency, speedup=speedup, **medians)
 
 
+def _passes_s(part: PartTimes) -> list[float]:
+    """Returns the seconds of forward and backward pass together, by repeat."""
+    return list(map(add, part.seconds["forward"], part.seconds["backward"]))
+
+
 def layer_document(order: LayerOrder, times: LayerTimes) -> Document:
     """Returns the times of a layer and its parts as a document for every format."""
-    by_part, workload = list(zip(*times.repeats, strict=True)), order.plan.workload
-    timings = [_timing(part, repeats, by_part[0]) for part, repeats in zip(order.parts(), by_part, strict=True)]
+    timings, workload = [_timing(part, times.parts[0]) for part in times.parts], order.plan.workload
     basis = basis_text(timings[0].forward, "repeat")
-    words = (f"On {times.device}; medians, in brackets: {basis}.", *times.warnings)
+    words = (
+        f"On {times.device}; medians, in brackets: {basis}. One rank is timed alone; nothing is sent.",
+        "Efficiency: speed-up of forward and backward pass over p, 100 % if a part takes 1/p of the time. Splitting "
+        "copies a part out of a tensor, joining concatenates the tensors of all parts. A part of the extent has halos.",
+        *times.warnings,
+    )
     sheet = Sheet(
         name="layer-parts",
         title=f"{order.layer}, whole and in parts",
         columns=columns_of(PartTiming, *PartTiming.__dataclass_fields__),
         rows=timings,
-        caption="Efficiency: speed-up of forward and backward pass over p, 100 % if a part takes 1/p of the time. "
-        "Splitting copies a part out of a tensor, joining concatenates the tensors of all parts. One rank is timed "
-        "alone; nothing is sent. A part of the extent has the halos of its neighbours.",
         in_terminal=True,
     )
     train = workload.train

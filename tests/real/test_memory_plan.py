@@ -1,4 +1,4 @@
-"""`dlbench memory plan` with a real profile: of a small network, of a network that is none, and interrupted."""
+"""`dlbench memory plan` with a real profile: of a small network, of none, and interrupted; and `dlbench layer`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def test_a_chain_is_measured_by_a_process_of_its_own_and_planned(cli: Cli, tmp_p
     assert found["rates"]["out_bytes_per_s"] > 0
     assert found["plan"]["predicted"]["peak_bytes"] <= found["capacity_bytes"] < found["in_core_bytes"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layer_is_timed_by_the_same_program(cli: Cli) -> None:
+    done = cli("layer", *SMALL[:-2], "--parts", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    whole, *parts = json.loads(done.stdout)["measured"]["parts"]
+    assert [part["cut"] for part in (whole, *parts)] == ["whole", "filters", "channels", "extent"]
+    assert all(min(seconds) > 0 for part in parts for seconds in part["seconds"].values())
 
 
 @pytest.mark.nightly

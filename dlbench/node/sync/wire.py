@@ -227,10 +227,10 @@ class TopkWire(ErrorFeedback):
 class Int8Wire(ErrorFeedback):
     """Values in 8 bits with an fp32 scale per block of at most `INT8_BLOCK`; sums are made in fp32."""
 
-    # Each rank gets its share of the message from all ranks, adds it in fp32, and sends the sum to all ranks in 8
-    # bits: 2 (p-1)/p n bytes leave a rank, as in a ring. To gather the messages of all ranks on each rank
-    # would take (p-1) n bytes, more than fp32 from 9 ranks on. The second rounding is fed back by the rank that made it
-    # (as by the servers of DoubleSqueeze, Tang et al. 2019), so that all residuals and all sums add up to the gradients.
+    # Each rank gets its share of the message from all ranks, adds it in fp32, and sends the sum to all ranks in 8 bits:
+    # 2 (p-1)/p n bytes leave a rank, as in a ring. To gather all messages on each rank would take (p-1) n bytes, more
+    # than fp32 from 9 ranks on. The rank that rounds a sum feeds the error back (as servers of DoubleSqueeze do, Tang
+    # et al. 2019), so that all residuals and all sums add up to the gradients.
 
     name = "int8"
     method = "int8"
