@@ -198,7 +198,7 @@ def layer(workload: str, parts: str, repeats: int, as_json: bool, **options: Any
     from dlbench.cli.report import emit, require_modules
     from dlbench.jobs.node_program import PROFILE, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
-    from dlbench.records.out_of_core import LayerOrder, LayerTimes
+    from dlbench.records.out_of_core import LayerOrder, LayerPartTimes
     from dlbench.specs.requests import Request, parse_counts, parse_set
     from dlbench.views.layer_parts import layer_document
 
@@ -216,5 +216,5 @@ def layer(workload: str, parts: str, repeats: int, as_json: bool, **options: Any
     order = LayerOrder(plan=run_plan, layer=name, counts=parse_counts(parts, "--parts"), repeats=repeats)
     command = supervised(run_plan.system.python or sys.executable, PROFILE)
     with interrupted_by_signals():
-        times = answer_of(command, order.model_dump(mode="json"), LayerTimes, "the process that times the layer")
+        times = answer_of(command, order.model_dump(mode="json"), LayerPartTimes, "the process that times the layer")
     emit(layer_document(order, times), "json" if as_json else "text", None)

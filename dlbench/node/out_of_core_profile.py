@@ -1,6 +1,6 @@
 """``python -P -m dlbench.node.out_of_core_profile``: measures the memory and times of a network, without training.
 Reads the plan of a run of one rank on stdin, and prints a `MemoryProfile` of `dlbench.records.out_of_core` as one JSON
-line, or for a `LayerOrder` its `LayerTimes`; or an error on stderr. Nothing heavy is
+line, or for a `LayerOrder` its `LayerPartTimes`; or an error on stderr. Nothing heavy is
 imported before the process is bound to cores.
 """
 
@@ -17,7 +17,7 @@ from dlbench.errors import DlbenchError, ExitCode, UserError
 from dlbench.node.cores import RankCores, bind, check_sharing
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
-from dlbench.records.out_of_core import LayerOrder, LayerTimes, MemoryProfile
+from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 from dlbench.units import counted
@@ -43,7 +43,7 @@ def main(text: str, output: Callable[[str], object] = print) -> int:
     return int(ExitCode.OK)
 
 
-def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerTimes:
+def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerPartTimes:
     """Measures the passes of one rank's network, block by block, and its transfers; or one layer in parts."""
     plan = order.plan if isinstance(order, LayerOrder) else order
     place = RankPlace(

@@ -106,7 +106,7 @@ class PartTimes(Spec):
     )
 
 
-class LayerTimes(Spec):
+class LayerPartTimes(Spec):
     """The times of a layer and its parts, the whole layer first; each repeat timed all parts."""
 
     device: str = Field(description="Device, e.g. cpu, 2 threads.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import add, truediv
 
-from dlbench.records.out_of_core import LayerOrder, LayerTimes, PartTimes
+from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, PartTimes
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import basis_text
@@ -34,7 +34,7 @@ class LayerTimings:
     version: int = 1
     order: LayerOrder
     parts: tuple[PartTiming, ...]
-    measured: LayerTimes  # Raw times.
+    measured: LayerPartTimes  # Raw times.
 
 
 def _timing(part: PartTimes, whole: PartTimes) -> PartTiming:
@@ -51,7 +51,7 @@ def _passes_s(part: PartTimes) -> list[float]:
     return list(map(add, part.seconds["forward"], part.seconds["backward"]))
 
 
-def layer_document(order: LayerOrder, times: LayerTimes) -> Document:
+def layer_document(order: LayerOrder, times: LayerPartTimes) -> Document:
     """Returns the times of a layer and its parts as a document for every format."""
     timings, workload = [_timing(part, times.parts[0]) for part in times.parts], order.plan.workload
     basis = basis_text(timings[0].forward, "repeat")

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.benchmark import Timer
 
 from dlbench.node.models.build import AUTOCAST_TYPES
-from dlbench.records.out_of_core import LayerOrder, LayerPhase, LayerTimes, PartTimes
+from dlbench.records.out_of_core import LayerOrder, LayerPhase, LayerPartTimes, PartTimes
 from dlbench.specs.layers import Layer
 from dlbench.specs.workload import Workload
 
@@ -22,7 +22,7 @@ Part = tuple[Literal["whole", "filters", "channels", "extent"], int, Layer]
 """What is divided, by how many ranks, and the share of one, whose inputs and outputs are those of the whole layer."""
 
 
-def time_parts(order: LayerOrder, device: torch.device, device_name: str) -> LayerTimes:
+def time_parts(order: LayerOrder, device: torch.device, device_name: str) -> LayerPartTimes:
     """Times the phases of all parts; each repeat times every part, so that a slow moment does not meet one alone."""
     workload, threads = order.plan.workload, torch.get_num_threads()
     torch.backends.cudnn.benchmark = device.type == "cuda" and workload.train.cudnn_benchmark != "off"
@@ -38,7 +38,7 @@ def time_parts(order: LayerOrder, device: torch.device, device_name: str) -> Lay
     for _ in range(order.repeats):
         for timer, samples in timers:
             samples.append(timer.blocked_autorange(min_run_time=_SAMPLE_S).mean)
-    return LayerTimes(device=device_name, parts=tuple(map(PartTimes.model_validate, parts)))
+    return LayerPartTimes(device=device_name, parts=tuple(map(PartTimes.model_validate, parts)))
 
 
 def _parts_of(layer: Layer, counts: Sequence[int]) -> Iterator[Part]:

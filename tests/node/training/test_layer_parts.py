@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlbench.cli import cli
 from dlbench.node.training import layer_parts
-from dlbench.records.out_of_core import LayerOrder, LayerTimes, PartTimes
+from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, PartTimes
 from tests.support.node_answers import answer_with, one_line
 from tests.support.run_factory import plans
 
@@ -66,7 +66,7 @@ def test_each_part_does_its_share_of_the_work(
 def test_a_table_and_a_json_of_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = {"forward": (1.0,) * 4 + (3.0,), "backward": (2.0,) * 4 + (6.0,)}
     part = {"forward": (0.5,) * 4 + (1.5,), "backward": (1.5,) * 4 + (4.5,), "split": (0.1,) * 5, "join": (0.2,) * 5}
-    answer = LayerTimes(
+    answer = LayerPartTimes(
         device="cpu, 1 thread",
         parts=(
             PartTimes(cut="whole", count=1, seconds=seconds),  # type: ignore[arg-type]
