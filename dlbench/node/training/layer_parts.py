@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.benchmark import Timer
 
 from dlbench.node.models.build import AUTOCAST_TYPES
-from dlbench.records.out_of_core import LayerOrder, LayerPhase, LayerPartTimes, PartTimes
+from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, LayerPhase, PartTimes
 from dlbench.specs.layers import Layer
 from dlbench.specs.workload import Workload
 
