@@ -209,7 +209,7 @@ def layer(workload: str, parts: str, repeats: int, as_json: bool, **options: Any
     layers = {layer.name: layer for layer in network.model.layer_table(network.data) if layer.is_product}
     name = options["layer"] or max(layers, key=lambda name: layers[name].macs, default="")
     if name not in layers:
-        raise UserError(f"--layer {name}: is no convolution or dense layer of {workload}; {nearest(name, layers)}")
+        raise UserError(f"--layer: {name!r} is no convolution or dense layer of {workload}; {nearest(name, layers)}")
     require_modules("layer", "numpy")
     shared.require_torch(run_plan.system)
     click.echo(f"timing {name} of {network.name} ({network.preset}), whole and in parts", err=True)
