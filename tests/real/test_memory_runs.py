@@ -202,6 +202,14 @@ def test_a_chain_is_measured_by_a_process_of_its_own_and_planned(cli: Cli, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_layer_is_timed_by_the_same_program(cli: Cli) -> None:
+    done = cli("layer", *TINY_COSMOFLOW[:-2], "--parts", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    whole, *parts = json.loads(done.stdout)["measured"]["parts"]
+    assert [part["cut"] for part in (whole, *parts)] == ["whole", "filters", "channels", "extent"]
+    assert all(min(seconds) > 0 for part in parts for seconds in part["seconds"].values())
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_profile_leaves_nothing(tmp_path: Path, number: int) -> None:
