@@ -237,7 +237,9 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp, pipeline or single (default: the workload's)."),
+        value_option(
+            "--engine", "NAME", "Engine: horovod, ddp, fsdp, pipeline, emulated or single (default: the workload's)."
+        ),
         value_option("--data", "PATH|synthetic", "Data set folder, or random tensors (default: the workload's)."),
         click.option("--to-accuracy", is_flag=True, help="Train to the target quality, instead of timing steps."),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
