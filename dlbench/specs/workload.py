@@ -76,6 +76,7 @@ class Model(Spec):
     takes_label_smoothing: ClassVar[bool] = False
     has_convolutions: ClassVar[bool] = True
     is_3d: ClassVar[bool] = False  # Whether its convolutions are 3-D.
+    has_slabs: ClassVar[bool] = False  # Whether ranks can share a sample, cut along its depth.
     has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
     computes: ClassVar[bool] = True  # Whether its passes compute; False: they are pauses, and it learns nothing.
     mlperf: ClassVar[MlperfRules | None] = None
@@ -93,6 +94,11 @@ class Model(Spec):
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
         """Treatment of padding: masked always, masked only if there is some, or removed."""
         return "masked"
+
+    @property
+    def num_units(self) -> int:
+        """Number of consecutive parts that a pipeline may put on different ranks; 0: it cannot be cut."""
+        return 0
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         """Returns multiply-adds of a sample's forward pass: those of the first convolution, and the others."""
@@ -227,6 +233,10 @@ class BertModel(Model):
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
         return self.attention
 
+    @property
+    def num_units(self) -> int:
+        return self.num_layers + 2  # with embedding and heads
+
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Returns the layers; an encoder layer is a block; the masked-LM head computes max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
@@ -318,6 +328,7 @@ class CosmoFlowModel(Model):
     sample_unit = "volumes"
     formats = ("density", "hdf5-density")
     is_3d = True
+    has_slabs = True
     has_share = False
     mlperf = MlperfRules(
         usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30, most_error=0.124
