@@ -15,6 +15,7 @@ from itertools import chain
 import psutil
 
 from benchmarks import (
+    asynchronous,
     checkpoint,
     collectives,
     congestion,
@@ -27,11 +28,13 @@ from benchmarks import (
     ladder,
     memory,
     memory_plan,
+    pipeline,
     projection,
     reader_rate,
     reading,
     shuffling,
     slurm,
+    spatial,
     spine,
     staging,
     strategies,
@@ -112,7 +115,9 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
-    "strategies.pipeline": strategies.pipeline.figures,
+    "strategies.spatial": spatial.figures,
+    "strategies.pipeline": pipeline.figures,
+    "strategies.asynchronous": asynchronous.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -12,7 +12,7 @@ Seconds are only moved from phases to causes, never estimated again, and sums ar
   ranks (`dlbench.analysis.stragglers`);
 * `input` is waiting for data and the copy to the device, divided like the readers' time into fetching and preparing;
 * `host` is the time between the phases;
-* `launch` is the idle time of GPUs while the host was late with its calls (`dlbench.analysis.launching`);
+* `launch` is the idle time of GPUs while the host was late with its calls;
 * `throttling` is the share of computing that lowered clocks, or a used-up quota of CPU time, cost;
 * `memory` is recomputing and waiting for swapped activations, taken from the backward pass first;
 * `rest` is the slowest rank's mean step minus the mean of all ranks.
@@ -26,35 +26,59 @@ from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
-from dlbench.analysis.launching import waited_for_host
-from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.stragglers import Waiting, waiting, without_waits
+from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
+from dlbench.analysis.stragglers import Waiting, saved_without_slowest, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.data_path import ReadingResult
+from dlbench.records.rows.steps import LAUNCHED
 from dlbench.records.scan import Run
-from dlbench.units import first_of
+from dlbench.units import first_of, format_seconds
 
 Key = TypeVar("Key")
-
 CAUSES = (
     *("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest"),
     "bubble",
 )
 """Causes in printing order; together they are the whole step."""
-
 EXCHANGE_PHASE = "exchange_phase"  # The exposed exchange of the step: `exchange` and `straggler`.
-
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # Components of `compute`.
-
 INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, preparing, copying batches to the device.
-
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
-
 _OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather", "bubble")
 """Parts whose seconds lie in the phases of computing."""
+
+
+def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
+    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, with evidence; None and why not."""
+    if steps.launch is None:
+        return dict.fromkeys(LAUNCHED, 0), ""
+    if synchronised:
+        return None, "measure.phases synchronised makes the device wait for the host after every phase"
+    idle_ns, unknown_ns = dict.fromkeys(LAUNCHED, 0), 0
+    for phase in LAUNCHED:
+        bounds, kernels = steps.launch.bound_ns[phase], steps.launch.kernel_ns[phase]
+        for rank, bound in enumerate(bounds):
+            waits = bound > 0
+            bound_ns = int(bound.sum())
+            if kernels[rank] == UNKNOWN_NS:
+                unknown_ns += bound_ns
+                continue
+            beyond = int(steps.phase_ns[phase][rank][waits].sum()) - int(waits.sum()) * int(kernels[rank])
+            idle_ns[phase] += min(bound_ns, max(0, beyond))
+    if unknown_ns:
+        mean_s = unknown_ns / steps.step_ns.size / 1e9
+        return None, (
+            f"the device waited for the host for at most {format_seconds(mean_s)} per step; the time of its kernels "
+            "alone is not known from any step of the warm-up: it is too short, or a phase has more kernels than fit "
+            "into the launch queue"
+        )
+    bounds_ns = sum(int(bound.sum()) for bound in steps.launch.bound_ns.values())
+    if not bounds_ns:
+        return idle_ns, "the host was ahead of the device in every phase of every step"
+    return idle_ns, "computing phases minus the time of their kernels alone, from steps in which the host was ahead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +98,7 @@ class Causes:
     input_ns: dict[str, int]  # `input` by `WAIT_PARTS`; with `fetch` and `prepare` if readers were measured, ns.
     waiting: Waiting
     work_ns: tuple[int, ...]  # Own work of each rank: all its measured steps without waiting for others.
+    saved_ns: int = 0  # `saved_without_slowest`; 0 for a single rank.
     hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)  # By host; empty if clocks were not compared.
 
@@ -143,6 +168,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
+        saved_ns=saved_without_slowest(loaded.step_ns - alone.phase_ns["exchange"]) if ranks > 1 else 0,
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )

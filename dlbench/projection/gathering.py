@@ -191,6 +191,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         nodes=point.nodes,
         batch_per_rank=point.batch_per_rank,
         strategy=plan.strategy,
+        replicas=plan.replicas,
         memory_bytes=_median([record.held_bytes for record in records]),
         sent_bytes=_median([exchange.sent_bytes for exchange in exchanges]),
         cpu_s=cpu_s,

@@ -59,6 +59,7 @@ class PointFigures(Spec):
     nodes: Ranks = Field(description="Nodes.")
     batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
     strategy: str = Field("", description="Strategy: data, zero-1, fsdp, ...; empty: not known.")
+    replicas: Ranks | None = Field(None, description="Groups of ranks that share samples; null: not known.")
     memory_bytes: NonNegative | None = Field(
         None, description="Peak memory of the rank with the most, bytes, median over runs; null: unknown."
     )

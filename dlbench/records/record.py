@@ -267,6 +267,17 @@ class CheckpointWrite(Spec):
         return max(0.0, self.write_s - self.waited_s)
 
 
+class EmulationResult(Spec):
+    """What emulated workers did: all steps of the run, warm-up included, in emulated time."""
+
+    end_s: tuple[NonNegative, ...] = Field(description="Emulated time at the end of each step, seconds.")
+    updates: tuple[CountOrZero, ...] = Field(description="Updates until the end of each step.")
+    staleness: tuple[CountOrZero, ...] = Field(
+        description="Applied gradients by clocks that their worker was ahead of the slowest, from 0."
+    )
+    dropped: CountOrZero = Field(description="Gradients that came after their update and were not applied.")
+
+
 class Record(Spec):
     """`record.json`."""
 
@@ -314,6 +325,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if requested.")
     events: tuple[Event, ...] = Field((), description="Events of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="Gradient exchange; null for one rank.")
+    emulation: EmulationResult | None = Field(None, description="Emulated workers; null: none.")
     nccl: NcclTransport | None = Field(None, description="NCCL's transports; null: not reported.")
     watch: WatchResult | None = Field(None, description="Monitoring; null: none.")
     load: tuple[NodeLoad, ...] = Field((), description="Use of the cores of each node's ranks.")

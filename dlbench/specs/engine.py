@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import ActsIf, Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.sync import UNEXCHANGED, UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
@@ -68,6 +69,11 @@ ENGINES = {
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
     ),
     "pipeline": EngineKind(title="PyTorch pipeline", on_ranks="dlbench.node.sync.pipeline.engine:PipelineEngine"),
+    "emulated": EngineKind(
+        title="asynchronous training, emulated",
+        on_ranks="dlbench.node.sync.emulated:EmulatedEngine",
+        synchronises=False,
+    ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
 """Every engine by its name; a new engine is registered here."""
@@ -143,6 +149,12 @@ class DdpSettings(Spec):
         description="ZeRO-1: each rank stores the optimizer state of some parameters, updates these and sends them to "
         "the others (torch's ZeroRedundancyOptimizer).",
     )
+    spatial_ranks: Ranks = Field(
+        1,
+        description="Neighbouring ranks that share each volume, cut along its depth (spatial parallelism; CosmoFlow "
+        "only). They read the same samples, send each other the planes at the cuts before each convolution, and gather "
+        "the slabs where they become too thin.",
+    )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
         """Returns whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
@@ -206,6 +218,56 @@ class PipelineSettings(Spec):
         return 1 - self.microbatches / (self.stages + (self.microbatches - 1) * imbalance)
 
 
+SETTING_OF_POLICY = {"ssp": "staleness", "groups": "group_size", "backup": "wait_share"}
+
+
+class EmulatedSettings(Spec):
+    """Settings of emulated workers, each with a part of the batch (train.gradient_accumulation)."""
+
+    acting = tuple(
+        ActsIf(name, "engine.emulated.policy", policy, why=f"only policy {policy} reads it")
+        for policy, name in SETTING_OF_POLICY.items()
+    )
+
+    policy: Literal["bsp", "asp", "ssp", "groups", "backup"] = Field(
+        "bsp",
+        description="bsp: synchronous. asp: asynchronous. ssp: with bounded staleness. groups: synchronous inside "
+        "groups of workers. backup: synchronous, without the latest gradients.",
+    )
+    staleness: CountOrZero = Field(1, description="Clocks that a worker may be ahead of the slowest; 0 is bsp.")
+    group_size: Count = Field(2, description="Neighbouring workers of a group.")
+    wait_share: Fraction = Field(0.95, gt=0, description="Share of workers whose gradients are waited for.")
+    steps_from: str | None = Field(
+        None, min_length=1, description="Run folder whose recorded steps are the workers' compute times."
+    )
+    work_s: tuple[tuple[Positive, ...], ...] = Field(
+        (), description="In plans: steps of that run without their exchange, by rank, seconds."
+    )
+    exchange_s: NonNegative = Field(
+        0.0, description="In plans: exchange of a step on the rank that waits least for others, median, seconds."
+    )
+
+    @property
+    def bound(self) -> int | None:
+        """Clocks that a worker may be ahead of the slowest one; None: any number."""
+        bounds = {"ssp": self.staleness, "asp": None, "groups": None}
+        return bounds.get(self.policy, 0)
+
+    @property
+    def words(self) -> str:
+        """The policy with the setting that it reads, e.g. `ssp, staleness 2`."""
+        name = SETTING_OF_POLICY.get(self.policy)
+        return self.policy if name is None else f"{self.policy}, {name} {getattr(self, name)}"
+
+    def quorum(self, workers: int) -> int:
+        """Returns the number of gradients of an update."""
+        if self.policy == "groups":
+            return self.group_size
+        if self.policy == "backup":
+            return math.ceil(self.wait_share * workers - 1e-9)  # 0.55 * 100 is a little more than 55
+        return workers if self.bound == 0 else 1
+
+
 class EngineSpec(Spec):
     """The engine of a run; settings of the other engines stay at their defaults."""
 
@@ -215,17 +277,20 @@ class EngineSpec(Spec):
         ActsIf("ddp", "engine.name", "ddp", why="only engine ddp reads it"),
         ActsIf("fsdp", "engine.name", "fsdp", why="only engine fsdp reads it"),
         ActsIf("pipeline", "engine.name", "pipeline", why="only engine pipeline reads it"),
+        ActsIf("emulated", "engine.name", "emulated", why="only engine emulated reads it"),
     )
 
     name: EngineName = Field(
         "horovod",
         description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), pipeline "
-        "(torch.distributed, layers on different ranks), or single (one rank, no exchange).",
+        "(torch.distributed, layers on different ranks), emulated (one rank, asynchronous workers), or single (one "
+        "rank, no exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
     fsdp: FsdpSettings = Field(FsdpSettings(), description="Settings of engine fsdp.")
     pipeline: PipelineSettings = Field(PipelineSettings(), description="Settings of engine pipeline.")
+    emulated: EmulatedSettings = Field(EmulatedSettings(), description="Settings of engine emulated.")
 
     @property
     def kind(self) -> EngineKind:
@@ -234,6 +299,11 @@ class EngineSpec(Spec):
     @property
     def settings(self) -> Spec | None:
         return getattr(self, self.name, None)
+
+    @property
+    def spatial_ranks(self) -> int:
+        """The ranks that share each volume; 1 with other engines than ddp."""
+        return self.ddp.spatial_ranks if self.name == "ddp" else 1
 
     @property
     def autotunes(self) -> bool:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
+WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 FLOPS_PER_MAC = 2  # One multiplication and one addition.
 TRAINING_PASSES = 3
 """Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
 "Scaling Laws for Neural Language Models" (2020), section 2.1)."""
+
+INPUT_BYTES = 4  # Bytes of a value of the first input, which is fp32 in every precision.
 
 Extents = tuple[int, ...]
 Divided = Literal["", "column", "row", "head"]
@@ -41,6 +47,15 @@ class Layer:
     def is_product(self) -> bool:
         """Returns whether the layer has weights that can be divided by filters or channels."""
         return self.kind in ("conv2d", "conv3d", "linear")
+
+    @property
+    def reach(self) -> int:
+        """Planes beyond a slab of its input on either side that its windows need."""
+        return (self.kernel - 1) // 2
+
+    def slab_inputs(self, slabs: int) -> float:
+        """Returns the elements of a slab of its input with the planes beyond."""
+        return self.inputs * (1 / slabs + 2 * self.reach / self.extents[0])
 
     def passes(self, *, backward: bool) -> int:
         """Returns multiply-adds of the forward or backward pass; backward has one product or two."""
@@ -108,3 +123,29 @@ class Layers(list[Layer]):
         if outputs is None:
             outputs = inputs
         self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))
+
+
+def cut_layers(layers: Sequence[Layer], ranks: int) -> tuple[Layer, ...]:
+    """Returns the leading layers, in whole blocks, whose depth `ranks` slabs divide without cutting a pooled window."""
+    cut: list[Layer] = []
+    for _, block in groupby(layers, key=attrgetter("block")):
+        members = list(block)
+        if not all(layer.extents and layer.extents[0] % (ranks * layer.stride) == 0 for layer in members):
+            break
+        cut += members
+    return tuple(cut)
+
+
+def cut_bytes(layers: Sequence[Layer], ranks: int, *, neighbours: float, element_bytes: int) -> tuple[float, float]:
+    """Returns the bytes of halos, and of the last slabs when all are gathered, that a rank sends for a sample in both
+    passes. `neighbours`: 1 at an end, otherwise 2. `element_bytes`: those of an activation; the first input is fp32.
+    """
+    cut = cut_layers(layers, ranks)
+    halo_bytes = 0.0
+    for layer in cut:
+        plane = layer.inputs / layer.extents[0]
+        if layer.has_gradient:
+            halo_bytes += 2 * neighbours * layer.reach * plane * element_bytes
+        else:
+            halo_bytes += neighbours * layer.reach * plane * INPUT_BYTES
+    return halo_bytes, (ranks - 1) / ranks * cut[-1].outputs * element_bytes

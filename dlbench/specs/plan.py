@@ -317,6 +317,11 @@ class RunPlan(LaunchPlan):
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
+    def emulated_workers(self) -> int:
+        """Number of workers that one rank emulates, each with a part of its batch; 1 with other engines."""
+        return self.workload.train.gradient_accumulation if self.engine.name == "emulated" else 1
+
+    @property
     def replicas(self) -> int:
         return self.layout.ranks // self.ranks_per_replica
 
@@ -395,6 +400,12 @@ class RunPlan(LaunchPlan):
     def _consistent(self) -> Self:
         if not self.engine.kind.synchronises and self.layout.ranks != 1:
             raise ValueError(f"engine '{self.engine.name}' exchanges nothing and needs 1 rank, not {self.layout.ranks}")
+        train, sharing_ranks = self.workload.train, self.engine.spatial_ranks
+        if train.batch_per_rank * sharing_ranks % train.gradient_accumulation:
+            raise ValueError(
+                f"train.gradient_accumulation {train.gradient_accumulation} does not divide the batch of "
+                f"{train.batch_per_rank * sharing_ranks} samples"
+            )
         if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
             # An assertion of reducer.cpp (torch 2.13) fails in the first step, whose first parts are in no_sync().
             raise ValueError(
@@ -432,6 +443,8 @@ class RunPlan(LaunchPlan):
         problem = strategy_problem(*parts, ranks=layout.ranks, ranks_per_node=layout.ranks_per_node)
         if problem is not None:
             raise ValueError(problem)
+        if self.engine.name == "emulated" and (self.checkpoint.is_on or self.checkpoint.resume_from):
+            raise ValueError("engine emulated: checkpoints do not contain gradients of workers that still compute")
         if self.measure.until == "quality":
             if workload.quality is None:
                 raise ValueError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlbench.specs.engine import MAX_MICROBATCHES, EngineSpec, FsdpSettings, PipelineSettings
+from dlbench.specs.engine import MAX_MICROBATCHES, EmulatedSettings, EngineSpec, FsdpSettings, PipelineSettings
+from dlbench.specs.layers import cut_layers
 from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -12,17 +13,21 @@ def ranks_per_replica(engine: EngineSpec) -> int:
     """Returns the number of neighbouring ranks that read the same samples, because they share one network."""
     if engine.name == "pipeline":
         return engine.pipeline.stages
-    return engine.fsdp.tensor_ranks if engine.name == "fsdp" else 1
+    return engine.fsdp.tensor_ranks if engine.name == "fsdp" else engine.spatial_ranks
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `data+pipeline`."""
+    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`, `data+pipeline`."""
     if engine.name == "fsdp" and engine.fsdp.tensor_ranks == 1:
         return "fsdp"
     if engine.name == "fsdp":
         return "tensor" if engine.fsdp.tensor_ranks == ranks else "fsdp+tensor"
+    if engine.name == "emulated":
+        return "asynchronous"
     if engine.name == "pipeline":
         return "pipeline" if engine.pipeline.stages == ranks else "data+pipeline"
+    if engine.spatial_ranks > 1:
+        return "spatial" if engine.spatial_ranks == ranks else "data+spatial"
     if sync.average_every is not None and ranks > 1:
         return "local-sgd"
     if engine.name == "ddp" and engine.ddp.shard_optimizer and ranks > 1:
@@ -44,9 +49,13 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
             "offloaded to the host": fsdp.offload,
         }
         return ", ".join(text for text, applies in words.items() if applies)
+    if engine.name == "emulated":
+        return engine.emulated.words
     if engine.name == "pipeline":
         pipeline = engine.pipeline
         return f"{pipeline.stages} stages and {pipeline.microbatches} microbatches ({pipeline.schedule})"
+    if engine.spatial_ranks > 1:
+        return f"volumes cut over {engine.spatial_ranks} ranks"
     if sync.average_every is not None:
         return f"local SGD, average every {sync.average_every} updates"
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -61,9 +70,13 @@ def strategy_problem(
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
+    if engine.name == "emulated":
+        return _emulated_problem(workload.train, engine.emulated, measure)
     if engine.name == "pipeline":
         problem = _pipeline_problem(workload, engine.pipeline, ranks)
         return problem or _pipeline_combination_problem(workload, sync, measure)
+    if engine.spatial_ranks > 1:
+        return _spatial_problem(workload, engine, sync, measure, ranks_per_node)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -76,6 +89,42 @@ def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leav
         if is_asked:
             return f"{key}: cannot be combined with {setting}: {why}; {remedy}"
     return None
+
+
+def _uneven_node(key: str, what: str, ranks_per_node: int) -> str:
+    return (
+        f"{key}: neighbouring ranks of one node share each {what}, and a node has {ranks_per_node}; set it to a "
+        "divisor of that, or change --ranks"
+    )
+
+
+def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: MeasureSpec) -> str | None:
+    workers, own_updates = train.gradient_accumulation, "workers make updates within a step"
+    refused = {
+        "train.precision fp16": (train.precision == "fp16", f"{own_updates}, in which the loss scale would change"),
+        "train.recompute and train.swap": (not train.is_in_core, own_updates),
+        "train.optimizer_state host": (train.optimizer_state == "host", own_updates),
+        "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
+    }
+    problem = _refused("engine emulated", refused)
+    if emulated.steps_from is None and not (emulated.work_s and all(emulated.work_s)):
+        problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
+    elif workers == 1:
+        problem = (
+            "engine emulated: set train.gradient_accumulation to the number of workers, 2 or more, and "
+            "train.batch_per_rank to the batch of all of them"
+        )
+    elif emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
+        problem = (
+            f"engine.emulated.group_size {emulated.group_size}: does not divide {workers} workers "
+            "(train.gradient_accumulation) into two groups of two or more"
+        )
+    elif emulated.policy == "backup" and emulated.quorum(workers) == workers:
+        problem = (
+            f"engine.emulated.wait_share {emulated.wait_share:g}: is all of {workers} workers "
+            f"(train.gradient_accumulation); set it to {(workers - 1) / workers:.4g} or less"
+        )
+    return problem
 
 
 def _fsdp_problem(
@@ -136,10 +185,7 @@ def _tensor_problem(
             problem += f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of a division by {dimensions}"
         return problem
     if ranks_per_node % shared:
-        return (
-            f"{key}: neighbouring ranks of one node share each layer, and a node has {ranks_per_node}; set it to a "
-            "divisor of that, or change --ranks"
-        )
+        return _uneven_node(key, "layer", ranks_per_node)
     for layer in divided:
         divisible = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
         if (num := divisible.get(layer.tensor, 0)) % shared:
@@ -161,6 +207,40 @@ def _tensor_problem(
         fsdp.shard_ranks == "node" and shared == ranks_per_node,
         "each node is one replica, so that nothing else is sharded",
     )
+    return _refused(key, refused)
+
+
+def _spatial_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks_per_node: int
+) -> str | None:
+    shared, train, layers = engine.spatial_ranks, workload.train, workload.model.layer_table(workload.data)
+    key = f"engine.ddp.spatial_ranks {shared}"
+    if not workload.model.has_slabs:
+        reason = "only CosmoFlow's volumes are cut"
+        if any(layer.kind == "norm" and layer.extents for layer in layers):
+            reason = "batch norm would take its statistics from a part of each sample"
+        return f"{key}: {workload.name} cannot be cut into slabs: {reason}; leave it out"
+    if ranks_per_node % shared:
+        return _uneven_node(key, "volume", ranks_per_node)
+    if not cut_layers(layers, shared):
+        depth = layers[0].extents[0]
+        fitting = [ranks for ranks in range(1, shared) if ranks_per_node % ranks == 0 and cut_layers(layers, ranks)]
+        return (
+            f"{key}: a depth of {depth} planes cannot be cut into {shared} slabs that are pooled by 2; at most "
+            f"{fitting[-1]} of {ranks_per_node} ranks of a node can share it"
+        )
+    whole_gradients = "a rank has the gradients of its slab only"
+    refused = {
+        "train.compile": (train.compile != "none", "graphs would have to be split at each convolution"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "planes are sent within the passes"),
+        "train.recompute and train.swap": (not train.is_in_core, "recomputing would send planes again"),
+        "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
+        "engine.ddp.shard_optimizer": (engine.ddp.shard_optimizer, "both together were never compared with one rank"),
+        "sync.average_every": (sync.average_every is not None, whole_gradients),
+        "sync.exchange none": (sync.exchange == "none", whole_gradients),
+        "dlbench's own exchange": (sync.is_own, "it replaces DDP's; leave out sync.exchange, fusion and wire"),
+        "measure.noise_scale": (measure.noise_scale, whole_gradients),
+    }
     return _refused(key, refused)
 
 

@@ -257,7 +257,9 @@ class TrainSpec(Spec):
     global_batch: Count | None = Field(
         None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
-    gradient_accumulation: Count = Field(1, description="Parts that a batch is split into; must divide batch_per_rank.")
+    gradient_accumulation: Count = Field(
+        1, description="Parts that a batch is split into; must divide batch_per_rank, times engine.ddp.spatial_ranks."
+    )
     precision: Precision = Field(
         "fp32",
         description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
@@ -320,14 +322,15 @@ class TrainSpec(Spec):
         preset_schedule, schedule = self.schedule, self.at_batch(global_batch).schedule
         if preset_schedule.total_epochs and schedule.total_epochs:
             return schedule.total_epochs / preset_schedule.total_epochs
-        own_samples = self._total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
-        samples = self._total_samples(schedule, global_batch)
+        own_samples = self.total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
+        samples = self.total_samples(schedule, global_batch)
         if not own_samples or not samples:
             return 1.0
         return samples / own_samples
 
     @staticmethod
-    def _total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
+    def total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
+        """Returns the samples of a full training at a global batch; None: the schedule does not end."""
         if schedule.total_epochs is not None and schedule.epoch_samples:
             return schedule.total_epochs * schedule.epoch_samples
         if schedule.total_epochs is None and schedule.total_steps is not None:
@@ -390,9 +393,6 @@ class TrainSpec(Spec):
                 f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
                 "host updates block by block, and each block would be a program of its own"
             )
-        batch, parts = self.batch_per_rank, self.gradient_accumulation
-        if batch % parts:
-            raise ValueError(f"gradient_accumulation {parts} does not divide batch_per_rank {batch}")
         return self
 
 

@@ -76,6 +76,7 @@ class Model(Spec):
     takes_label_smoothing: ClassVar[bool] = False
     has_convolutions: ClassVar[bool] = True
     is_3d: ClassVar[bool] = False  # Whether its convolutions are 3-D.
+    has_slabs: ClassVar[bool] = False  # Whether ranks can share a sample, cut along its depth.
     has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
     computes: ClassVar[bool] = True  # Whether its passes compute; False: they are pauses, and it learns nothing.
     mlperf: ClassVar[MlperfRules | None] = None
@@ -327,6 +328,7 @@ class CosmoFlowModel(Model):
     sample_unit = "volumes"
     formats = ("density", "hdf5-density")
     is_3d = True
+    has_slabs = True
     has_share = False
     mlperf = MlperfRules(
         usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30, most_error=0.124

@@ -529,14 +529,16 @@ class EvaluationSource:
         prefetch_batches: int = 2,
         on_bad_sample: Literal["stop", "skip"],
         pin_memory: bool = False,
+        cut: Callable[[Batch], Batch] = dict,
     ) -> None:
+        """`cut` returns the part of a batch that this rank computes."""
         self.num_samples = num_samples
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers)
         self._iterator: Iterator[Fetched] | None = None
         keys = partial(evaluation_batches, num_samples, batch_size=batch_size, rank=rank, world_size=world_size)
         self._begin_pass = fetch_batches(
-            BatchReader(reader, on_bad_sample, replace=False),
+            BatchReader(reader, on_bad_sample, replace=False, arrange=cut),
             keys,
             loader_workers=loader_workers,
             prefetch_batches=prefetch_batches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -20,7 +20,8 @@ POOL_BATCHES = 4  # Distinct batches of a rank; several, so that the loss does n
 class SyntheticSource(BatchSource):
     """An endless cycle of `POOL_BATCHES` batches of random samples with random labels, which are not to be changed. A
     batch has `batch_size` different samples for each of `ranks`, those of a replica. With `voxel_counts` the device
-    computes the logarithm of volumes. With `device` the pool is on it, so that steps copy no batch.
+    computes the logarithm of volumes. With `device` the pool is on it, so that steps copy no batch. `cut`
+    returns the part of a batch that this rank computes.
     """
 
     def __init__(  # noqa: PLR0913  (each option of the data is an argument)
@@ -35,6 +36,7 @@ class SyntheticSource(BatchSource):
         pin_memory: bool = False,
         voxel_counts: bool = False,
         device: torch.device | None = None,
+        cut: Callable[[Batch], Batch] = dict,
     ) -> None:
         generators = [torch.Generator().manual_seed(seed * 1_000_003 + rank) for rank in ranks]
         pool = []
@@ -42,7 +44,7 @@ class SyntheticSource(BatchSource):
             batch: Batch = {}
             for generator in generators:
                 rank_batch = synthetic_batch(model_spec, data_spec, batch_size, generator, voxel_counts=voxel_counts)
-                for name, tensor in rank_batch.items():
+                for name, tensor in cut(rank_batch).items():
                     batch[name] = torch.cat([batch[name], tensor]) if name in batch else tensor
             pool.append(arranged(batch, model_spec))
         if device is not None:

@@ -97,6 +97,17 @@ def network_volume(volume: Tensor, *, channels_last: bool) -> Tensor:
     return table.index_select(0, counts.flatten().int()).view(counts.shape)
 
 
+def slab(batch: Batch, *, number: int, parts: int) -> Batch:
+    """Returns a batch with part `number` of the planes of its volumes, in memory of its own; an empty one unchanged."""
+    if "volume" not in batch:
+        return batch
+    volume = batch["volume"]
+    depth = 1 if volume.dtype == torch.int16 else 2
+    planes = volume.shape[depth] // parts
+    part = volume.narrow(depth, number * planes, planes)
+    return {**batch, "volume": part.clone(memory_format=torch.contiguous_format)}
+
+
 class MeanAbsoluteError(Meter):
     """Mean over samples and parameters of |prediction - target|."""
 

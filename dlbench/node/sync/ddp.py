@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from dlbench.units import exact_bytes
 
 if TYPE_CHECKING:
     from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
+    from dlbench.node.sync.spatial import SlabLayers
 
 POWERSGD_START = 2
 """Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs fixed buckets."""
@@ -62,19 +64,26 @@ class DdpEngine(TorchRanks):
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
-        self._settings = plan.engine.ddp
+        self._plan, self._settings = plan, plan.engine.ddp
         self._fusion = plan.sync.library_fusion
         self._powersgd_rank = plan.sync.powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
         self._sharded: ShardedUpdate | None = None
+        self._slabs: SlabLayers | None = None  # Layers that compute on slabs of volumes; None: no rank shares volumes.
+        self._slabs_evidence = (False, "")  # Whether all ranks sent the planes expected; rank 0's bytes in words.
         self._state_bytes: list[int] = []  # Bytes of optimizer state by rank, at the end of the run.
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
     ) -> tuple[nn.Module, Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
+        if self._plan.engine.spatial_ranks > 1:
+            from dlbench.node.sync.spatial import SlabLayers
+
+            self._slabs = SlabLayers(self._plan, self._place, self._device, self.beat)
+            self._slabs.divide(model)
         on_gpu = self._device.type == "cuda"
         device_ids = [self._device.index or 0] if on_gpu else None
         # Without a cap DDP begins with a small first bucket (1 MiB); with one, even its default, the first is as large
@@ -118,6 +127,10 @@ class DdpEngine(TorchRanks):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
+        if self._slabs is not None and on:
+            self._slabs.watch.open({})
+        elif self._slabs is not None:
+            self._slabs.watch.close()
         if on and self._place.size > 1:
             self._watch.open()
             return
@@ -125,7 +138,17 @@ class DdpEngine(TorchRanks):
         if self._sharded is not None:
             self._sharded.restart()
 
+    def step(self, update: Callable[[Optimizer], object]) -> None:
+        super().step(update)
+        if self._slabs is not None:
+            self._slabs.watch.end_step()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._slabs is None else self._slabs.watch.paused()
+
     def waits(self) -> CollectiveWaits | None:
+        if self._slabs is not None:
+            return self._slabs.waits()
         return None if self._sharded is None else self._sharded.waits()
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
@@ -157,8 +180,9 @@ class DdpEngine(TorchRanks):
         times = buckets.times | {"backward_s": self._watch.backward_s()}
         nodes = self._place.num_nodes
         share = self._sharded.share() if self._sharded is not None else None
-        by_rank = self.gather((times, self._hook.overflows.total, share))
-        shares = [share for *_, share in by_rank if share is not None]  # of every rank, or of none
+        slabs = self._slabs.evidence() if self._slabs is not None else None
+        by_rank = self.gather((times, self._hook.overflows.total, share, slabs))
+        shares = [share for *_, share, _ in by_rank if share is not None]  # of every rank, or of none
         self._state_bytes = [state_bytes for *_, state_bytes in shares]
         inside = across = None
         if buckets.num_steps and self._backend == "gloo":
@@ -168,11 +192,17 @@ class DdpEngine(TorchRanks):
                 inside_tree, across_tree = tree_bytes([size for _, size, _ in shares], groups=nodes)
                 inside += inside_tree
                 across += across_tree
+            if slabs is not None:  # between ranks of one node
+                inside += statistics.fmean(sent_bytes for *_, (sent_bytes, *_) in by_rank)
         broadcasts = [
             Message(num_bytes=size, num_tensors=num_tensors, method=f"{self._backend} broadcast")
             for num_tensors, size, _ in shares
             if num_tensors
         ]
+        planes: list[Message] = []
+        if self._slabs is not None and slabs is not None:
+            planes = self._slabs.messages()
+            self._slabs_evidence = all(is_expected for *_, (_, is_expected, _) in by_rank), slabs[2]
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -181,11 +211,11 @@ class DdpEngine(TorchRanks):
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,
-            messages=(*buckets.messages, *broadcasts),
+            messages=(*buckets.messages, *broadcasts, *planes),
             bytes_inside=inside,
             bytes_across=across,
             **mean_over_ranks(rank_times for rank_times, *_ in by_rank),
-            wire_overflows=min(count for _, count, _ in by_rank),
+            wire_overflows=min(count for _, count, *_ in by_rank),
             window_steps=len(self._watch.steps),
             evidence=self._evidence(buckets.num_steps),
             gradients=self._watch.gradients(),
@@ -208,7 +238,7 @@ class DdpEngine(TorchRanks):
                 parts.append("and by that of its binomial tree for the broadcasts of updated parameters")
         else:
             parts.append("bytes unknown: NCCL chooses the algorithm")
-        return "; ".join(filter(None, [*parts, self._hook.compression_text]))
+        return "; ".join(filter(None, [*parts, self._slabs_evidence[1], self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
         self._watch.exchange_ended()
@@ -223,6 +253,10 @@ class DdpEngine(TorchRanks):
             wire = self._hook.wire_in_force if self._place.size > 1 else None
             how = self._hook.compression_text or "the hook that DDP called for every bucket"
             settings += settings_of(("sync.wire", self._wire, wire, how))
+        if self._slabs is not None:
+            (is_shared, how), requested = self._slabs_evidence, self._settings.spatial_ranks
+            shared = requested if is_shared else 1
+            settings += settings_of(("engine.ddp.spatial_ranks", requested, shared, how))
         if self._settings.shard_optimizer:
             from dlbench.node.sync.sharded_update import sharding_setting
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import CollectiveWaits, Setting, StageTimes
+from dlbench.records.record import CollectiveWaits, EmulationResult, Setting, StageTimes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -120,6 +120,9 @@ class Engine:
     def end_training(self) -> None:
         """Is called by all ranks after the last step: leaves the trained parameters in the model."""
 
+    def begin_step(self, rate: float) -> None:
+        """Is called before the first forward pass of a step with the learning rate of its update."""
+
     def run_passes(
         self, batch: Batch, gradients: Callable[[Batch], torch.Tensor], mark_forward: Callable[[], None]
     ) -> torch.Tensor:
@@ -142,6 +145,10 @@ class Engine:
     def message_spans(self) -> list[MessageSpan]:
         """Returns this rank's messages of the watched steps, after `watch(False)`; empty if they are not known."""
         return []
+
+    def emulation(self) -> EmulationResult | None:
+        """Returns what emulated workers did, after the last step; None: the engine emulates none."""
+        return None
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns how gradients were exchanged, complete on rank 0; called once by all ranks after the last step."""

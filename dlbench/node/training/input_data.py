@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from dlbench.node.data.source import open_reader, open_training, validation_path
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.data.text import arranged
+from dlbench.node.models.cosmoflow import slab
 from dlbench.node.part import Batch, TrainingPart
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
@@ -204,6 +205,9 @@ def open_training_data(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
     readers = planned_readers(data) if reading is None else reading.prepare(reader, order, batch_size)
+    arrange: Callable[[Batch], Batch] = partial(arranged, model=model, num_parts=train.gradient_accumulation)
+    if context.plan.engine.spatial_ranks > 1:
+        arrange = _cut_of(context)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -223,7 +227,7 @@ def open_training_data(
             exchange=exchange,
             # If each epoch begins with a cold cache, nothing may be read ahead across its border.
             epoch_by_epoch=reading is not None and data.cache == "cold",
-            arrange=partial(arranged, model=model, num_parts=train.gradient_accumulation),
+            arrange=arrange,
         )
     except BaseException:
         if exchange is not None:
@@ -233,17 +237,29 @@ def open_training_data(
 
 def _synthetic_source(context: RankContext, progress: Progress | None, model: ModelSpec) -> SyntheticSource:
     data, train = context.plan.workload.data, context.plan.workload.train
+    workers, ranks = context.plan.emulated_workers, context.replica.ranks
+    if workers > 1:
+        ranks = range(workers)
     return SyntheticSource(
         model,
         data,
-        batch_size=train.batch_per_rank,
-        ranks=context.replica.ranks,
+        batch_size=train.batch_per_rank // workers,
+        ranks=ranks,
         seed=train.seed,
         start_batch=steps_before(context, progress),
         pin_memory=context.on_gpu,
         voxel_counts=data.keeps_voxel_counts(on_gpu=context.on_gpu),
         device=context.device if data.synthetic_on == "device" else None,
+        cut=_cut_of(context),
     )
+
+
+def _cut_of(context: RankContext) -> Callable[[Batch], Batch]:
+    """Returns a function that returns the part of a replica's batch that this rank computes, and can be pickled."""
+    shared = context.plan.engine.spatial_ranks
+    if shared == 1:
+        return dict
+    return partial(slab, number=context.place.rank % shared, parts=shared)
 
 
 def _require_device(context: RankContext) -> None:
@@ -295,9 +311,11 @@ def _order(context: RankContext, num_samples: int, batch_size: int, start: Posit
     ownership = ownership_for(context.plan.workload.data, num_samples, replica.replicas, seed=seed)
     if ownership is not None:
         return HeldOrder(ownership, batch_size=batch_size, rank=replica.number, start=start)
-    return ShardedOrder(
+    order = ShardedOrder(
         num_samples, batch_size=batch_size, rank=replica.number, world_size=replica.replicas, seed=seed, start=start
     )
+    order.workers = context.plan.emulated_workers
+    return order
 
 
 def _exchange(
@@ -352,6 +370,7 @@ def open_validation_data(
         prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data.on_bad_sample,
         pin_memory=context.on_gpu,
+        cut=_cut_of(context),
     )
 
 

@@ -203,6 +203,7 @@ class TrainingLoop:
 
     def _step(self, step: int) -> tuple[int, torch.Tensor]:
         state, timer = self._state, self._timer
+        self._context.engine.begin_step(state.rate.at(step))
         batch = self._batch()
         loss = self._context.engine.run_passes(batch, self._gradients, self._mark_forward)
         self._context.engine.finish_exchange()

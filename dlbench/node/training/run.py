@@ -360,8 +360,8 @@ class Rank(TrainedRank):
         """Returns an error that names the largest batch that fits, if this rank can try one."""
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
         fit = None
-        # If the network is sharded over ranks, one rank cannot try a pass alone.
-        is_sharded = plan.engine.name in ("fsdp", "pipeline") and plan.layout.ranks > 1
+        # If ranks share the network or volumes, one rank cannot try a pass alone.
+        is_sharded = (plan.engine.name == "fsdp" and plan.layout.ranks > 1) or plan.ranks_per_replica > 1
         if not is_sharded and train.is_in_core and not train.is_one_program:
             state_bytes = 0
             if train.optimizer_state == "device":

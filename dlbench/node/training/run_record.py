@@ -288,7 +288,6 @@ class TrainedRank(TrainState):
         )
         checks += shuffle.checks
         state = "valid" if all(check.passed for check in checks) else "invalid"
-        resumed_from = str(self.resumed.path) if self.resumed is not None else None
         parameters = list(self.model.parameters())
         layers, described = layers_of(plan.workload), self.source.describe()
         fields: dict[str, Any] = {
@@ -305,6 +304,7 @@ class TrainedRank(TrainState):
             "checks": checks,
             "settings": settings,
             "exchange": exchange,
+            "emulation": context.engine.emulation(),
             "nccl": joined_transport([rank.nccl for rank in everyone]),
             "inert": inert(settings, ranks=plan.layout.ranks),
             "warnings": (*pinning_warnings, *self._record_warnings(everyone, exchange)),
@@ -312,7 +312,7 @@ class TrainedRank(TrainState):
             "shuffle": shuffle.result,
             "steps": steps.steps,
             "first_step": self.schedule.first,
-            "resumed_from": resumed_from,
+            "resumed_from": str(self.resumed.path) if self.resumed is not None else None,
             "attempt": attempt_of(context.folder),
             "layers": layers,
             "training_flops_per_sample": training_flops_per_sample(layers),

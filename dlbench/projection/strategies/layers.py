@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,12 +13,12 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.record import Record
 from dlbench.records.rows.spans import COMPUTE, SpanReader
 from dlbench.specs.base import Precision
-from dlbench.specs.layers import Layer
+from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_layers
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.rank_memory import backward
 from dlbench.specs.system import SystemSpec
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Bytes of an activation.
-WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +86,15 @@ class CountedMemory:
     clones: float  # Copies by the library: Gloo copies the input of a reduce-scatter.
 
 
-def backward(activations: Sequence[float], gradients: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Yields the activations and gradients in memory before the backward pass of each block, from the last one on."""
-    remaining, done = sum(activations), 0.0
-    for block_activations, gradient in zip(reversed(activations), reversed(gradients), strict=True):
-        yield remaining, done
-        remaining, done = remaining - block_activations, done + gradient
-    yield 0.0, done
-
-
-def by_block(layers: Sequence[Layer]) -> tuple[list[float], list[float]]:
-    """Returns bytes of x and y of a sample, and bytes of weights, of each block."""
+def by_block(layers: Sequence[Layer], slabs: int = 1) -> tuple[list[float], list[float]]:
+    """Returns bytes of x and y of a sample, or of its slab with the planes beyond, and of weights, of each block."""
     elements, weights = [], []
+    divided = cut_layers(layers, slabs) if slabs > 1 else ()
     for _, block in groupby(layers, key=attrgetter("block")):
         members = list(block)
-        elements.append(WEIGHT_BYTES * sum(float(layer.inputs + layer.outputs) for layer in members))
+        whole = sum(float(layer.inputs + layer.outputs) for layer in members if layer not in divided)
+        cut = sum(layer.slab_inputs(slabs) + layer.outputs / slabs for layer in members if layer in divided)
+        elements.append(WEIGHT_BYTES * (whole + cut))
         weights.append(WEIGHT_BYTES * sum(float(layer.weights) for layer in members))
     return elements, weights
 
@@ -124,14 +118,18 @@ def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> CountedMe
 
 
 def as_counted(
-    layers: Sequence[Layer], memory: CountedMemory, name: str, *, slots: int, batch: int, ranks: int
+    layers: Sequence[Layer], memory: CountedMemory, name: str, *, slots: int, batch: int, ranks: int, slabs: int = 1
 ) -> float:
-    """Returns bytes of a rank under serial, data, zero-1 or fsdp by the memory of a run without sharding. FSDP, by its
-    order of work in torch 2.13: the root module (first and last block) stays gathered over both passes; during a
-    block's backward pass the block before is prefetched, then its gradients are reduce-scattered.
+    """Returns bytes of a rank under serial, data, zero-1, fsdp or, with `slabs` of each volume, spatial by the memory
+    of a run without sharding. FSDP, by its order of work in torch 2.13: the root module (first and last block) stays
+    gathered over both passes; during a block's backward pass the block before is prefetched, then its gradients are
+    reduce-scattered.
     """
-    elements, weights = by_block(layers)
+    elements, weights = by_block(layers, slabs)
     activations, weight_bytes = [memory.gamma * batch * block_bytes for block_bytes in elements], sum(weights)
+    if slabs > 1:
+        # Slabs of samples are copied between the planes beyond; a whole sample is read where it is.
+        activations[0] += WEIGHT_BYTES * batch * layers[0].slab_inputs(slabs)
     shares = ranks if name == "zero-1" else 1
     if name != "fsdp":
         passes = max(remaining + done for remaining, done in backward(activations, weights))

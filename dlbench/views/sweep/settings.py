@@ -27,8 +27,11 @@ from dlbench.views.sweep.autotune import Autotune
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.", "engine.pipeline.")
 """Keys with a default of dlbench."""
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
-_SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "local-sgd")
-"""Strategies whose loss is compared with replicas'."""
+_SHARED = (
+    *("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "spatial", "data+spatial"),
+    *("local-sgd", "asynchronous"),
+)
+"""Strategies whose loss is compared with that of replicas."""
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Keys of training that change where activations and state are stored, and no number that is computed."""

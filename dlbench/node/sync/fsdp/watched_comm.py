@@ -31,6 +31,8 @@ except ImportError as error:
 
 Phase = Literal["forward", "backward", "exchange", "optimizer"]
 GATHER, SCATTER, REDUCE, ACTIVATIONS = "all-gather", "reduce-scatter", "all-reduce", "all-reduce of activations"
+HALO, SLABS = "sends of halo activations", "all-gather of activations"
+_OF_ACTIVATIONS = (ACTIVATIONS, HALO, SLABS)  # They run in the stream that computes.
 
 
 @dataclass(kw_only=True)
@@ -44,10 +46,12 @@ class Call(MessageInFlight):
 
     @property
     def of_gradients(self) -> bool:
-        return self.method != GATHER and self.phase != "forward"
+        return self.method not in (GATHER, HALO, SLABS) and self.phase != "forward"
 
     @property
     def sent_bytes(self) -> float:
+        if self.method == HALO:
+            return self.num_bytes
         return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
 
 
@@ -72,6 +76,7 @@ class CommWatch:
         self.clock = clock_for(device)
         # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).
         self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2, ACTIVATIONS: 2}
+        self.rounds |= {HALO: 1, SLABS: 1}
         self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Watched steps.
         self.last: list[Call] = []  # Collectives of the last completed step, timed or not.
@@ -102,7 +107,8 @@ class CommWatch:
             if self._scatters == self._expected_scatters:
                 self.end_backward()
         rounds = self.rounds[fields["method"]]
-        call = Call(handed=self._mark(), num_bytes=vector.nbytes, ranks=group.size(), rounds=rounds, **fields)
+        fields = {"num_bytes": vector.nbytes, **fields}
+        call = Call(handed=self._mark(), ranks=group.size(), rounds=rounds, **fields)
         if call.phase == "backward" and self._is_marked:
             call.phase = "exchange"
         self._now.calls.append(call)
@@ -159,7 +165,7 @@ class CommWatch:
         self.last = step.calls
         sent_bytes = activation_bytes = 0.0
         for call in of_gradients(step.calls):
-            if call.method == ACTIVATIONS:
+            if call.method in _OF_ACTIVATIONS:
                 activation_bytes += call.sent_bytes
             else:
                 sent_bytes += call.sent_bytes
@@ -215,7 +221,7 @@ class CommWatch:
         exposed_s = []
         next_scatters = [call.module for call in step.calls if call.method == SCATTER][1:]
         for call in step.calls:
-            if call.method == ACTIVATIONS or call.phase == "optimizer":  # these run in the computing stream
+            if call.method in _OF_ACTIVATIONS or call.phase == "optimizer":  # these run in the computing stream
                 exposed_s.append(between(call.handed, call.done))
                 continue
             arrivals: list[Any] = []
