@@ -425,8 +425,9 @@ def test_stages_train_as_ddp_and_send_the_bytes_of_the_formula(
     stages = [rank.stage for rank in found.ranks if rank.stage is not None]
     assert [stage.number for stage in stages] == [0, 1]
     assert sum(stage.num_parameters for stage in stages) == found.num_parameters + 4096 * 128
-    held = [rank.held for rank in found.ranks]
-    assert all(one is not None and one.weights < 0.8 * 4 * found.num_parameters for one in held)
+    # Where the cut is follows from times; a parameter of the other stage takes the bytes of one element.
+    held = [rank.held.weights for rank in found.ranks if rank.held is not None]
+    assert held == pytest.approx([4 * stage.num_parameters for stage in stages], abs=4 * 100)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
