@@ -15,6 +15,7 @@ from itertools import chain
 import psutil
 
 from benchmarks import (
+    asynchronous,
     checkpoint,
     collectives,
     congestion,
@@ -27,6 +28,7 @@ from benchmarks import (
     ladder,
     memory,
     memory_plan,
+    pipeline,
     projection,
     reader_rate,
     reading,
@@ -114,6 +116,8 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
     "strategies.spatial": spatial.figures,
+    "strategies.pipeline": pipeline.figures,
+    "strategies.asynchronous": asynchronous.figures,
     **FIELD,
 }
 """Of areas; measured only when named."""

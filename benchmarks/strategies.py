@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import spatial
+from benchmarks import asynchronous, pipeline, spatial
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import all_ended, lacking, shaped_cluster, submit, wait_for
 from dlbench.analysis.table import tabulate
@@ -87,6 +87,8 @@ def figures() -> Iterator[Figure]:
     yield from spatial.figures()
     yield from sharded_update()
     yield from local_sgd()
+    yield from pipeline.figures()
+    yield from asynchronous.figures()
 
 
 def _trained(name: str, out: Path, steps: int, *more: str) -> Run:

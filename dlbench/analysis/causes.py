@@ -7,11 +7,12 @@ Seconds are only moved from phases to causes, never estimated again, and sums ar
   negotiation and copies. A single rank exchanges nothing: the time of the phase is `host`. Collectives within the
   passes and the update are part of it, taken from the phase in which every rank measured them;
 * `gather` is the time on the wire of gathering parameters that other ranks hold;
+* `bubble` is the time in which a stage of a pipeline waits for other stages, late ones included, within its passes;
 * `straggler` is waiting for late ranks, in the exchange and in all these collectives, with the extra time of those
   ranks (`dlbench.analysis.stragglers`);
 * `input` is waiting for data and the copy to the device, divided like the readers' time into fetching and preparing;
 * `host` is the time between the phases;
-* `launch` is the idle time of GPUs while the host was late with its calls (`dlbench.analysis.launching`);
+* `launch` is the idle time of GPUs while the host was late with its calls;
 * `throttling` is the share of computing that lowered clocks, or a used-up quota of CPU time, cost;
 * `memory` is recomputing and waiting for swapped activations, taken from the backward pass first;
 * `rest` is the slowest rank's mean step minus the mean of all ranks.
@@ -25,30 +26,59 @@ from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
-from dlbench.analysis.launching import waited_for_host
-from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.stragglers import Waiting, waiting, without_waits
+from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
+from dlbench.analysis.stragglers import Waiting, saved_without_slowest, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.data_path import ReadingResult
+from dlbench.records.rows.steps import LAUNCHED
 from dlbench.records.scan import Run
+from dlbench.units import first_of, format_seconds
 
 Key = TypeVar("Key")
-
-CAUSES = ("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest")
+CAUSES = (
+    *("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest"),
+    "bubble",
+)
 """Causes in printing order; together they are the whole step."""
-
 EXCHANGE_PHASE = "exchange_phase"  # The exposed exchange of the step: `exchange` and `straggler`.
-
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # Components of `compute`.
-
 INPUT_PARTS = ("fetch", "prepare", "copy")  # Components of `input`: fetching, preparing, copying batches to the device.
-
 WAIT_PARTS = ("wait", "copy")  # Components of `input` without a measurement of readers: wait for batches, and copy.
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather", "bubble")
+"""Parts whose seconds lie in the phases of computing."""
 
-_OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather")  # Parts whose seconds lie in the phases of computing.
+
+def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
+    """Returns the idle nanoseconds of all ranks and measured steps by `LAUNCHED`, with evidence; None and why not."""
+    if steps.launch is None:
+        return dict.fromkeys(LAUNCHED, 0), ""
+    if synchronised:
+        return None, "measure.phases synchronised makes the device wait for the host after every phase"
+    idle_ns, unknown_ns = dict.fromkeys(LAUNCHED, 0), 0
+    for phase in LAUNCHED:
+        bounds, kernels = steps.launch.bound_ns[phase], steps.launch.kernel_ns[phase]
+        for rank, bound in enumerate(bounds):
+            waits = bound > 0
+            bound_ns = int(bound.sum())
+            if kernels[rank] == UNKNOWN_NS:
+                unknown_ns += bound_ns
+                continue
+            beyond = int(steps.phase_ns[phase][rank][waits].sum()) - int(waits.sum()) * int(kernels[rank])
+            idle_ns[phase] += min(bound_ns, max(0, beyond))
+    if unknown_ns:
+        mean_s = unknown_ns / steps.step_ns.size / 1e9
+        return None, (
+            f"the device waited for the host for at most {format_seconds(mean_s)} per step; the time of its kernels "
+            "alone is not known from any step of the warm-up: it is too short, or a phase has more kernels than fit "
+            "into the launch queue"
+        )
+    bounds_ns = sum(int(bound.sum()) for bound in steps.launch.bound_ns.values())
+    if not bounds_ns:
+        return idle_ns, "the host was ahead of the device in every phase of every step"
+    return idle_ns, "computing phases minus the time of their kernels alone, from steps in which the host was ahead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +91,14 @@ class Causes:
     """Sums over ranks and steps, by `CAUSES`, nanoseconds; together ranks x the longest measured time of any rank."""
     not_measured: dict[str, str]  # Why causes were not measured, by name; they are 0, their time is part of `compute`.
     evidence: Mapping[str, str]
-    """How `throttling`, `launch`, `memory` and `gather` were measured; causes that do not apply are absent."""
+    """How `throttling`, `launch`, `memory`, `gather`, `bubble` were measured; causes that do not apply are absent."""
     compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
     """`_OUT_OF_COMPUTE` and `exchange` by the `COMPUTE_PARTS` that they were taken from, ns."""
     input_ns: dict[str, int]  # `input` by `WAIT_PARTS`; with `fetch` and `prepare` if readers were measured, ns.
     waiting: Waiting
     work_ns: tuple[int, ...]  # Own work of each rank: all its measured steps without waiting for others.
+    saved_ns: int = 0  # `saved_without_slowest`; 0 for a single rank.
     hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)  # By host; empty if clocks were not compared.
 
@@ -102,6 +133,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     memory_ns, memory_why = _memory(run)
     launch_ns, launch_why = waited_for_host(loaded, synchronised=run.record.phases == "synchronised")
     waits, gather_why = _collectives(run, loaded.phase_ns)
+    bubble_ns, bubble_why = _bubble(run, loaded.phase_ns)
     within: dict[str, Times] = {}
     for (_, phase), waited_ns in waits.items():
         within[phase] = within.get(phase, 0) + waited_ns
@@ -109,14 +141,17 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     waits_of_run = waiting(alone, update)
     ranks, count = loaded.step_ns.shape
     words = {"throttling": why, "memory": memory_why, "launch": launch_why, "gather": gather_why}
+    if bubble_why:
+        words["bubble"] = bubble_why
     amounts = {"throttling": share, "memory": memory_ns, "launch": launch_ns}
     unknown = {name for name, amount in amounts.items() if amount is None}
     if gather_why and not within:
         unknown.add("gather")
     exchange = alone.phase_ns["exchange"].sum(axis=1) * (ranks > 1)
-    work = (loaded.step_ns.sum(axis=1) - exchange).tolist()
+    work = (loaded.step_ns.sum(axis=1) - exchange - sum(bubble_ns.values())).tolist()
+    bubble = {name: int(stages_ns.sum()) for name, stages_ns in bubble_ns.items()}
     compute, taken_by_cause = _compute_parts(
-        alone.phase_ns, waits_of_run, launch_ns or {}, share or 0.0, memory_ns or 0
+        *(alone.phase_ns, waits_of_run, bubble, launch_ns or {}, share or 0.0, memory_ns or 0)
     )
     waits["exchange", "exchange"] = exchange - sum(within.values())
     taken_by_cause |= _on_the_wire(waits, int(exchange.sum()) - waits_of_run.waited_ns)
@@ -133,6 +168,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
+        saved_ns=saved_without_slowest(loaded.step_ns - alone.phase_ns["exchange"]) if ranks > 1 else 0,
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )
@@ -209,6 +245,26 @@ def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[st
     return waited_ns, f"{waits[0].evidence}; without waiting for stragglers"
 
 
+def _bubble(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[str, Times], str]:
+    """Returns the waiting for other stages of a pipeline by phase, shape (ranks,), ns, and how it was measured."""
+    record, pipeline = run.record, run.plan.engine.pipeline
+    assert record is not None
+    ranks = sorted(record.ranks, key=attrgetter("rank"))
+    bubble, imbalance = record.bubble, record.stage_imbalance
+    if bubble is None or imbalance is None:
+        return {}, ""
+    bubble_ns = {}
+    for name in ("forward", "backward"):
+        waited_s = [rank.waits.stages_s.get(name, 0.0) if rank.waits is not None else 0.0 for rank in ranks]
+        bubble_ns[name] = np.minimum([round(1e9 * seconds) for seconds in waited_s], phase_ns[name].sum(axis=1))
+    stages = [f"{1 - rank.stage.busy_s / rank.stage.passes_s:.1%}" for rank in ranks if rank.stage is not None]
+    return bubble_ns, (
+        f"measured by every rank in every step; {bubble:.1%} of the passes, by rank {first_of(stages, 8)}; "
+        f"(p-1)/(m+p-1) = {pipeline.bubble():.1%} for equal stages, {pipeline.bubble(imbalance):.1%} with the longest "
+        f"{imbalance:.3f} times the mean"
+    )
+
+
 def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[str, dict[str, int]]:
     """Returns the time on the wire by cause and phase: the minimum over ranks of each, the remainder in proportion."""
     least_ns = {key: len(waited_ns) * int(waited_ns.min()) for key, waited_ns in waits.items()}
@@ -224,10 +280,17 @@ def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[s
 
 
 def _compute_parts(
-    phase_ns: Mapping[str, Times], waits: Waiting, launch_ns: Mapping[str, int], throttled: float, memory_ns: int
+    phase_ns: Mapping[str, Times],
+    waits: Waiting,
+    bubble_ns: Mapping[str, int],
+    launch_ns: Mapping[str, int],
+    throttled: float,
+    memory_ns: int,
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Returns the nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and those of causes taken out of each."""
-    remaining_ns = {name: int(phase_ns[name].sum()) - waits.moved_phases_ns[name] for name in COMPUTE_PARTS}
+    remaining_ns = {
+        name: int(phase_ns[name].sum()) - waits.moved_phases_ns[name] - bubble_ns.get(name, 0) for name in COMPUTE_PARTS
+    }
     for name in COMPUTE_PARTS:
         # Moved time is rounded to a nanosecond per step.
         if remaining_ns[name] < 0:
@@ -242,6 +305,7 @@ def _compute_parts(
     throttling = _shared_out(round(throttled * sum(remaining_ns.values())), remaining_ns)
     remaining_ns = {name: value - throttling[name] for name, value in remaining_ns.items()}
     return remaining_ns, {
+        "bubble": dict(bubble_ns),
         "launch": launch,
         "throttling": throttling,
         "memory": {name: memory[name] for name in COMPUTE_PARTS},

@@ -53,7 +53,7 @@ class RunMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """Waits of devices for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
+    """Waits of devices for their hosts' calls, see `dlbench.analysis.causes`; by `LAUNCHED`, nanoseconds."""
 
     bound_ns: dict[str, Times]  # Upper bound of the wait in each measured step; shape (ranks, steps).
     kernel_ns: dict[str, Times]  # Time of the phase's kernels, `UNKNOWN_NS` if no step shows it; shape (ranks,).

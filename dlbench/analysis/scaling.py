@@ -39,6 +39,11 @@ class Point:
     paired_with_baseline: bool  # Whether its runs and the baseline's are the same repeats, interleaved.
     mean_step: Estimate  # Seconds; geometric mean over runs of measured time / steps; efficiency is a ratio of these.
     run_ids: tuple[str, ...]
+    leaf_switches: tuple[int, ...] = ()  # Numbers of leaf switches that its runs used, each once; empty: not recorded.
+
+    @property
+    def switches_text(self) -> str:
+        return " or ".join(map(str, self.leaf_switches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,7 @@ class Group:
     points: tuple[Point, ...]  # By rank count, then node count; the first is the baseline.
     sample: Run  # A run with the common settings.
     runs: tuple[Run, ...]
+    leaf_points: tuple[Point, ...] = ()  # Points whose runs differ in the number of leaf switches, one for each number.
 
     @property
     def baseline(self) -> Point:
@@ -80,12 +86,21 @@ def _group(name: str, rows: Sequence[FigureRow], table: RunTable) -> Group:
         by_place.setdefault((row["ranks"], row["nodes"]), []).append(row)
     cells = [by_place[place] for place in sorted(by_place)]
     sample = table.runs[rows[0]["run_id"]]
+    leaf_points = []
+    for cell in cells:
+        by_number: dict[int, list[FigureRow]] = {}
+        for row in cell:
+            by_number.setdefault(num_leaf_switches(table.runs[row["run_id"]]), []).append(row)
+        by_number.pop(0, None)  # Not recorded.
+        if len(by_number) > 1:
+            leaf_points += [_point(by_number[number], cells[0], table) for number in sorted(by_number)]
     return Group(
         id=name,
         scaling=sample.plan.series.scaling,
         points=tuple(_point(cell, cells[0], table) for cell in cells),
         sample=sample,
         runs=tuple(table.runs[row["run_id"]] for row in rows),
+        leaf_points=tuple(leaf_points),
     )
 
 
@@ -127,4 +142,13 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
         paired_with_baseline=not is_baseline and pairing(throughputs, reference).is_paired,
         mean_step=geometric_mean_estimate(mean_steps, "s"),
         run_ids=tuple(row["run_id"] for row in rows),
+        leaf_switches=tuple(sorted({num_leaf_switches(table.runs[row["run_id"]]) for row in rows} - {0})),
     )
+
+
+def num_leaf_switches(run: Run) -> int:
+    """Returns the number of leaf switches that join the nodes of a run; 0 if they were not recorded of all ranks."""
+    if run.record is None:
+        return 0
+    switches = {rank.switch for rank in run.record.ranks}
+    return 0 if "" in switches else len(switches)

@@ -67,7 +67,9 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
 
 
 def local_sgd_settings(plan: RunPlan) -> str:
-    """Returns the settings of local SGD, whose ranks train separately between averages; empty for other strategies."""
+    """Returns the settings of local SGD and emulated workers, which train separately; empty for other strategies."""
+    if plan.strategy == "asynchronous":
+        return plan.engine.emulated.words
     if plan.strategy != "local-sgd":
         return ""
     names = ("average_every", "average_from", "average_momentum", "exchange", "group_size")

@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trace", "trace", "Write the timeline of a run for Perfetto."),
         ("comm", "comm", "Measure collectives, fit a network model, predict."),
         ("io", "io", "Measure storage and data loading, and what input costs."),
+        ("layer", "out_of_core", "Time a layer whole and at 1/p of its filters, channels and extent."),
         ("memory", "out_of_core", "Plan which activations to keep, swap or recompute."),
         ("project", "project", "Project runs to rank counts that were not measured."),
         ("estimate", "estimate", "Estimate time to train, GPU-hours and price, from runs."),

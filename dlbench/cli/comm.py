@@ -41,7 +41,7 @@ SIZES = value_option(
     "Buffer sizes per rank; a range LOW:HIGH is stepped by factors of 4; LOW:HIGH:COUNT has COUNT sizes.",
     "1KiB:64MiB",
 )
-SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-server (default: every rank).", type=int)
+SHARDS = value_option("--shards", "K", "Servers of parameter-server (default: every rank).", type=int)
 
 
 @click.command(short_help="Report collective benchmark runs: rates, algorithms, costs.")
@@ -82,7 +82,14 @@ def report(
 @value_option("--system", "NAME", "System to fit, if RUNS contains several.")
 @value_option("--transport", "NAME", "Transport to fit, if RUNS contains several.")
 @value_option("--dtype", "NAME", "Element type to fit (default: fp32, if it was measured).")
-def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
+@value_option(
+    "--of fitted_to",
+    None,
+    "Time of a point: median over runs, or minimum of all iterations, which leaves out congestion.",
+    "median",
+    type=click.Choice(["median", "minimum"]),
+)
+def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: Any) -> None:
     """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
     alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. Training
@@ -250,7 +257,8 @@ def predict(
     """Predict the time of collectives from NETWORK, a file of fitted costs.
 
     Ranks, groups and sizes outside the fitted range are marked as extrapolated, with the error that a fit without the
-    largest rank count has there. Libraries are only predicted at measured rank counts.
+    largest rank count has there. Libraries are only predicted at measured rank counts. With `--algorithms
+    dedicated-servers`, the last ranks (--shards, default 1) are parameter servers that do not train.
 
     \b
     Examples:

@@ -15,7 +15,8 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
-from dlbench.perfmodels.training_time import TimeVerdict, consistency
+from dlbench.perfmodels.data_sheets import TERA
+from dlbench.perfmodels.training_time import HOUR_S, TimeVerdict, consistency
 from dlbench.units import first_of, format_number, format_seconds, plural
 
 _CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
@@ -29,6 +30,12 @@ _FORMS = {
     "--price-per-node-hour": ("the price of a node-hour", "'9 EUR'"),
     "--budget": ("hours or money", "'500 GPU-hours' or, with --price in EUR, '900 EUR'"),
 }
+
+_PUBLISHED_MFU = ((0.2634, "lowest of language models on H100"), (0.4644, "highest of language models on H100"))
+"""MFU of MPT with 0.76 to 70 billion parameters in bf16 on 8 to 64 H100: github.com/mosaicml/llm-foundry,
+scripts/train/benchmarking/README.md (commit 061f2c7), table "H100 80GB BF16"."""
+
+_NOT_BY_PEAK = ("where", "deadline", "budget", "as_json", "throughput", "per_rank", "efficiency", "stated")
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -51,7 +58,8 @@ def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> floa
     return share
 
 
-def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+def whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Parses a whole number above zero, e.g. 2500000 or 2.5e6."""
     number = _positive(ctx, param, text)
     if number is not None and not number.is_integer():
         raise UserError(f"{param.opts[0]} {text!r}: must be a whole number, e.g. 2500000 or 2.5e6")
@@ -62,8 +70,8 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
 @where_option("--where", "runs")
 @value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=_positive)
-@value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=_whole)
-@value_option("--samples", "N", "Number of samples to train, instead of epochs.", callback=_whole)
+@value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=whole)
+@value_option("--samples", "N", "Number of samples to train, instead of epochs.", callback=whole)
 @value_option(
     "--price",
     "PRICE",
@@ -75,8 +83,15 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
-@value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
+@value_option("--ranks", "N", "Rank count, for --per-rank, or of --system (default: one node).", callback=whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
+@value_option("--system", "NAME|FILE", "Estimate WORKLOAD from its FLOPs and the peak of a system, by data sheet.")
+@value_option(
+    "--mfu",
+    "SHARE",
+    "Assumed model FLOPs utilisation of --system (default: lowest and highest published, of language models on H100).",
+    callback=_share,
+)
 @value_option("--time stated", "DURATION", "With --throughput: training time to check, e.g. 6.6min.", callback=duration)
 def estimate(
     what: tuple[str, ...],
@@ -92,12 +107,14 @@ def estimate(
     per_rank: bool,
     ranks: int | None,
     efficiency: float | None,
+    system: str | None,
+    mfu: float | None,
     stated: float | None,
 ) -> None:
-    """Estimate training time, GPU-hours and price, from RUNS or from a throughput.
+    """Estimate training time, GPU-hours and price, from RUNS, from a throughput, or from the peak of a system.
 
-    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated; from --throughput, the
-    time to train WORKLOAD. The amount of training is that of the runs' recipe, of --epochs or of --samples.
+    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated; from --throughput or
+    --system, the time to train WORKLOAD. The amount of training is that of the runs' recipe, of --epochs or --samples.
 
     Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or if --time
     is too short for the throughput; with 4 if a file is damaged or no run has figures.
@@ -106,13 +123,17 @@ def estimate(
     Examples:
       dlbench estimate runs --epochs 90 --deadline 3d --price "2.50 EUR"
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
+      dlbench estimate resnet50 --system abci --ranks 64 --mfu 0.3 --epochs 90 --price "2.50 EUR"
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
             raise UserError(f"{option} {value:g}: --samples {samples} sets the amount already; leave one out")
+    if system is not None:
+        _by_peak(what, system, mfu, ranks, price, (epochs, epoch_samples, samples))
+        return
     if throughput is None:
-        for option in given_options("per_rank", "ranks", "efficiency", "stated"):
-            raise UserError(f"{option}: only for WORKLOAD --throughput; runs have a measured speed")
+        for option in given_options("mfu", "per_rank", "ranks", "efficiency", "stated"):
+            raise UserError(f"{option}: only for WORKLOAD --throughput or --system; runs have a measured speed")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -120,14 +141,60 @@ def estimate(
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]})")
-    for option in given_options("where", "price", "deadline", "budget", "as_json"):
-        raise UserError(f"{option}: only for RUNS, not for WORKLOAD --throughput")
+    for option in given_options("where", "price", "deadline", "budget", "as_json", "mfu"):
+        raise UserError(f"{option}: only for RUNS or --system, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
         if value is not None and not per_rank:
             raise UserError(f"{option} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
     _time_to_train(what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated)
+
+
+def _by_peak(
+    what: tuple[str, ...],
+    system_name: str,
+    mfu: float | None,
+    ranks: int | None,
+    price_text: str | None,
+    length: tuple[float | None, int | None, int | None],
+) -> None:
+    """Prints time, GPU-hours and price of a training by its FLOPs and shares of the peak. `length`: epochs, samples of
+    an epoch, or samples.
+    """
+    if len(what) > 1:
+        raise UserError(f"--system {system_name}: needs one WORKLOAD, not {len(what)}")
+    for option in given_options(*_NOT_BY_PEAK):
+        raise UserError(f"{option}: has no effect on WORKLOAD --system")
+    from dlbench.projection.ideal import workload_for
+    from dlbench.projection.spec_machine import device_peak
+    from dlbench.specs.choices import choose_system_with_origins
+
+    system = choose_system_with_origins(system_name, {})[0]
+    if not system.node.gpus:
+        raise UserError(f"--system {system_name}: has no GPUs (node.gpus), to whose peak the utilisation refers")
+    workload, count = workload_for(what[0], None, [system]), ranks or system.node.default_ranks
+    precision, nodes = workload.train.precision, -(-count // system.node.default_ranks)
+    flops_per_s = device_peak(system, precision)
+    price, currency, held = amount_of("--price", price_text)
+    num_held = {"": count, "GPU": count, "node": nodes}.get(held)
+    if num_held is None:
+        raise UserError(f"--price {price_text}: with --system, must be of a GPU-hour or a node-hour")
+    unit, own_samples, _ = _workload(what[0])
+    samples, epochs, amount = _amount(what[0], own_samples, unit, *length)
+    flops = samples * epochs * workload.model.training_flops(workload.data)
+    _row("training", amount)
+    _row("FLOPs", f"{flops:.4g}, of the model alone; {workload.preset} preset, {precision}")
+    _row(
+        "peak",
+        f"{count} x {flops_per_s / TERA:g} TFLOP/s by data sheet, {nodes} {plural('node', nodes)} of {system.name}",
+    )
+    for share, source in _PUBLISHED_MFU if mfu is None else ((mfu, "as assumed"),):
+        seconds = flops / (count * flops_per_s * share)
+        cost = f"{_time(seconds)}, {_count(count * seconds / HOUR_S)} GPU-hours"
+        if price is not None:
+            cost += f", price {_count(num_held * seconds / HOUR_S * price)} {currency}".rstrip()
+        _row(f"MFU {share:.2%}", f"{source}: {cost}")
 
 
 def _time_to_train(

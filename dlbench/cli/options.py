@@ -104,6 +104,25 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
         )
 
 
+def _require_memory(plans: Sequence[RunPlan]) -> None:
+    """Raises `UserError` for a plan whose ranks surely need more memory than they have, if that is known."""
+    from dlbench.jobs.local import memory_of_rank
+    from dlbench.specs.rank_memory import memory_problem
+
+    for plan in plans:
+        if plan.series.repeat:
+            continue
+        limit_bytes, source = memory_of_rank(plan)
+        if limit_bytes is None:
+            continue
+        if problem := memory_problem(plan, limit_bytes, source):
+            raise UserError(
+                f"{plan.workload.name} ({plan.workload.preset}) on {counted(plan.layout.ranks, 'rank')} of "
+                f"{plan.system.name}: {problem}; share it with engine fsdp over more ranks, or project it: dlbench "
+                f"project spec {plan.workload.name} --preset {plan.workload.preset}"
+            )
+
+
 def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import GPU_PRESET, WorkloadFile
@@ -218,7 +237,9 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
+        value_option(
+            "--engine", "NAME", "Engine: horovod, ddp, fsdp, pipeline, emulated or single (default: the workload's)."
+        ),
         value_option("--data", "PATH|synthetic", "Data set folder, or random tensors (default: the workload's)."),
         click.option("--to-accuracy", is_flag=True, help="Train to the target quality, instead of timing steps."),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
@@ -410,6 +431,10 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 
     cores = len(os.sched_getaffinity(0))
     profiled = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
+    if any(plan.emulated_workers > 1 for plan, _ in profiled):
+        from dlbench.analysis.recorded_work import with_recorded_work
+
+        profiled = [with_recorded_work(plan) for plan, _ in profiled]
     plans = [plan for plan, _ in profiled]
     for profile in dict.fromkeys(profile_note for _, profile_note in profiled if profile_note):
         click.echo(f"note: {profile}", err=True)
@@ -417,6 +442,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         local_plans = [plan for plan in plans if plan.system.scheduler == "none"]
         if any(plan.workload.model.computes for plan in local_plans) and not has_gpu():
             _require_preset_for_cpus(request, local_plans, cores)
+        _require_memory(plans)
         for problem in filter(None, map(precision_problem, local_plans)):
             raise EnvironmentLacksError(problem)
         if note := _default_note(request, plans):

@@ -1,4 +1,4 @@
-"""`dlbench memory`: plans which activations are kept, swapped or recomputed, before any training."""
+"""`dlbench memory` plans which activations are kept, swapped or recomputed; `dlbench layer` times a layer in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import UserError
+from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.cli.report import FormatName
@@ -174,3 +174,47 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
     of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
     return _planned(run.plan, chain, memory.rates, capacity_bytes, warnings=tuple(warnings), **of)
+
+
+@click.command(short_help="Time a layer whole and at 1/p of its filters, channels and extent.")
+@click.argument("workload")
+@shared.value_option("--layer", "NAME", "Convolution or dense layer (default: the one with the most multiply-adds).")
+@shared.value_option("--parts", "2,4", "Numbers of parts p.", "2,4,8")
+@shared.value_option("--repeats", "N", "Samples of each time.", 5, type=click.IntRange(1, 1000))
+@shared.PRESET
+@shared.KEYS
+@shared.SYSTEM
+@shared.AS_JSON
+def layer(workload: str, parts: str, repeats: int, as_json: bool, **options: Any) -> None:
+    """Time one layer of WORKLOAD whole and at 1/p of its filters, channels and extent, on one rank of this machine.
+
+    Model parallelism divides layers so, and models of it assume 1/p of the time. The result is how near the device
+    comes to it, forward and backward, and what it takes to copy a part out and to join parts. Nothing is sent.
+
+    \b
+    Example:
+      dlbench layer resnet50 --layer stages.0.0.conv2 --parts 2,4,8 --set train.batch_per_rank=32
+    """
+    from dlbench.cli.report import emit, require_modules
+    from dlbench.jobs.node_program import PROFILE, answer_of, supervised
+    from dlbench.jobs.processes import interrupted_by_signals
+    from dlbench.records.out_of_core import LayerOrder, LayerPartTimes
+    from dlbench.specs.requests import Request, parse_counts, parse_set
+    from dlbench.views.layer_parts import layer_document
+
+    where = {"preset": options["preset"], "system": options["system"], "engine": "single", "launcher": "local"}
+    request = Request(workload=workload, overrides=parse_set(options["overrides"]), **where)
+    (run_plan,) = shared.expand_request(request, trains=False)
+    network = run_plan.workload
+    layers = {layer.name: layer for layer in network.model.layer_table(network.data) if layer.is_product}
+    name = options["layer"] or max(layers, key=lambda name: layers[name].macs, default="")
+    if name not in layers:
+        raise UserError(f"--layer: {name!r} is no convolution or dense layer of {workload}; {nearest(name, layers)}")
+    require_modules("layer", "numpy")
+    shared.require_torch(run_plan.system)
+    click.echo(f"timing {name} of {network.name} ({network.preset}), whole and in parts", err=True)
+    order = LayerOrder(plan=run_plan, layer=name, counts=parse_counts(parts, "--parts"), repeats=repeats)
+    command = supervised(run_plan.system.python or sys.executable, PROFILE)
+    with interrupted_by_signals():
+        times = answer_of(command, order.model_dump(mode="json"), LayerPartTimes, "the process that times the layer")
+    emit(layer_document(order, times), "json" if as_json else "text", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, where_option
-from dlbench.cli.estimate import amount_of
+from dlbench.cli.estimate import amount_of, whole
 from dlbench.cli.options import FILE, OUTPUT, InOrder, decorated, size_in_bytes, value_option
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, network_option, prepared
 from dlbench.errors import UserError
@@ -57,10 +57,22 @@ def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, 
 RUNS = click.argument("runs", nargs=-1, type=FILE, metavar="RUNS...", callback=_given_runs)
 
 
-def _machine(_ctx: click.Context, _param: click.Parameter, name: str | None) -> SystemSpec | None:
+def _machines(_ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]) -> tuple[SystemSpec, ...]:
     from dlbench.specs.choices import choose_system_with_origins
 
-    return None if name is None else choose_system_with_origins(name, {})[0]
+    systems = {name: choose_system_with_origins(name, {})[0] for name in names}
+    if len({system.name for system in systems.values()}) < len(names) or len(names) > 2:
+        raise UserError(f"--system {' '.join(names)}: needs one system, or two with different names")
+    return tuple(systems.values())
+
+
+def _machine(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> SystemSpec | None:
+    if len(names) > 1:
+        raise UserError(
+            f"--system {' '.join(names)}: takes one system here, because computing stays that of the runs; compare "
+            f"systems by their data sheets: dlbench project spec WORKLOAD --system {' --system '.join(names)}"
+        )
+    return next(iter(_machines(ctx, param, names)), None)
 
 
 def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float | None, str]:
@@ -68,6 +80,16 @@ def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) 
     if hours_of not in ("", "node"):
         raise UserError(f"--price-per-node-hour {text}: must be the price of a node-hour, not of a {hours_of}-hour")
     return price, currency
+
+
+def _node_prices(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Sequence[float | None], str]:
+    """Returns prices of a node-hour, and their currency."""
+    amounts = [_node_price(ctx, param, text) for text in texts]
+    if len({currency for _, currency in amounts}) > 1:
+        raise UserError(f"--price-per-node-hour {' and '.join(texts)}: must have one currency")
+    return [price for price, _ in amounts], next((currency for _, currency in amounts), "")
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +115,7 @@ def _question_options(costs: str, scaling: str) -> Callable[[Callable[..., None]
         network_option(f"instead of {costs}"),
         value_option("--scaling", None, f"{SCALING_HELP}  [default: {scaling}]", type=SCALING_TYPE),
         value_option("--set overrides", "sync.KEY=VALUE", exchange_help, multiple=True),
-        value_option("--system", "SYSTEM", system_help, callback=_machine),
+        value_option("--system", "SYSTEM", system_help, multiple=True, callback=_machine),
         value_option("--price-per-node-hour price", "PRICE", price, callback=_node_price),
         value_option("--history", "DIR", slow, type=FILE),
     ]
@@ -159,7 +181,8 @@ def project_runs(
     for group, sample in zip(groups, measured.samples, strict=True):
         compared = None
         if strategies:
-            compared = projecting.StrategiesAsked(strategies, memory_limit, sample, groups)
+            least = projecting.least_costs(group, question, runs)
+            compared = projecting.StrategiesAsked(strategies, memory_limit, sample, groups, least)
         projected.append(projecting.projected(group, question, rows, compared))
         projection = projected[-1].projection
         if record and projection.targets:
@@ -224,42 +247,82 @@ def project_points(
 @project.command("spec", short_help="Project the training of a workload from data sheets.")
 @click.argument("workload")
 @TO
-@value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
+@value_option(
+    "--system systems",
+    "SYSTEM",
+    "System to project to, by its data sheet; a second one is compared with it.",
+    required=True,
+    multiple=True,
+    callback=_machines,
+)
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
+@value_option("--set overrides", "KEY=VALUE", "Change a setting of model, data or train, repeatable.", multiple=True)
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
+@value_option("--samples", "N", "Samples of the training (default: those of the recipe).", callback=whole)
+@value_option(
+    "--price-per-node-hour prices",
+    "PRICE",
+    "Price of a node-hour, e.g. '9 EUR'; one for each --system, in their order.",
+    multiple=True,
+    callback=_node_prices,
+)
 @_page_options
 def project_spec(
     workload: str,
     to: str,
-    system: SystemSpec,
+    systems: tuple[SystemSpec, ...],
     preset: str | None,
+    overrides: tuple[str, ...],
     scaling: str,
     strategy: str | None,
     memory_limit: int | None,
+    samples: int | None,
+    prices: tuple[Sequence[float | None], str],
     write: Write,
 ) -> None:
     """Project the training of WORKLOAD from data sheets alone, without runs; an upper bound.
 
-    \b
-    Example:
-      dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
-    """
-    from dlbench.projection.ideal import by_data_sheet, workload_for
-    from dlbench.projection.strategies.section import chosen
-    from dlbench.specs.requests import parse_counts
+    With two systems, time, node-hours, energy and price of the same training are compared, and the numbers of nodes at
+    which they are equal are searched.
 
+    \b
+    Examples:
+      dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
+      dlbench project spec bert --preset 13b --system abci --to 1024 --strategy all --set train.batch_per_rank=1
+      dlbench project spec resnet50 --system abci --system p40-roce --to 8,64,512
+    """
+    from dlbench.projection.ideal import IdealCase, by_data_sheet, training_samples, workload_for
+    from dlbench.projection.strategies.section import chosen
+    from dlbench.specs.choices import read_sizes
+    from dlbench.specs.requests import parse_counts, parse_set
+
+    settings = read_sizes(parse_set(overrides), "--set")
     strategies = ("data",) if strategy is None else chosen(strategy)
-    document, is_answered = by_data_sheet(
-        workload_for(workload, preset, system),
-        system,
-        parse_counts(to, "--to"),
-        strategies=strategies,
-        is_strong=scaling == "strong",
-        memory_limit=memory_limit,
-    )
-    write(document, "strategies")
+    trained, counts = workload_for(workload, preset, systems, settings), parse_counts(to, "--to")
+    smallest_batch = trained.train.batch_per_rank * min(counts)
+    num_samples, work = training_samples(trained, samples, smallest_batch)
+    node_prices, currency = prices
+    if len(node_prices) not in (0, len(systems)):
+        raise UserError(
+            f"--price-per-node-hour: {len(node_prices)} prices for {len(systems)} systems; give one for each"
+        )
+    cases = [
+        IdealCase(
+            workload=trained,
+            system=system,
+            strategies=strategies,
+            memory_limit=memory_limit,
+            global_batch=smallest_batch if scaling == "strong" else None,
+            samples=num_samples,
+            node_price=price,
+            overrides=settings,
+        )
+        for system, price in zip(systems, node_prices or [None] * len(systems), strict=True)
+    ]
+    document, is_answered = by_data_sheet(cases, counts, work=work, currency=currency)
+    write(document, "strategies" if len(systems) == 1 else "costs")
     finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 

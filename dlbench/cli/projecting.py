@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from dlbench.projection.ledger import LedgerRow, MeasuredRun, measured_in, misse
 from dlbench.projection.page import ProjectedGroup, ProjectionReport, document_of, projected_group
 from dlbench.projection.projected import Projection
 from dlbench.projection.spec_machine import elsewhere
-from dlbench.projection.strategies.section import case_of, measured_rows, projected_rows, section
+from dlbench.projection.strategies.section import accuracy_steps, case_of, measured_rows, projected_rows, section
 from dlbench.records.comm import read_network
 from dlbench.records.scan import Run
 from dlbench.report.document import Document, Section
@@ -77,6 +77,8 @@ class StrategiesAsked(NamedTuple):
     memory_limit: int | None  # Memory that a rank may use, bytes.
     sample: Run  # A run of the group's largest point.
     groups: Sequence[Ingredients]  # All groups of RUNS; some may differ only in strategy.
+    # The costs of the group's network fitted to the fastest iterations of `dlbench comm` runs in RUNS.
+    least_costs: NetworkModel | None = None
 
 
 def question_of(to: str, network: Path | None = None, **changes: Any) -> Question:
@@ -125,6 +127,10 @@ def _strategies_section(
     case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # The runs are no measurements of another system.
     measured = () if target_group else measured_rows(case, group, strategies_asked.groups)
+    least = strategies_asked.least_costs
+    if group.network is not None and least is not None:
+        networks = {"medians of the network's costs": group.network, "minima, without congestion": least}
+        basis += accuracy_steps(case, group, {**networks, "scaled to the anchor": case.network})
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
     rows = projected_rows(
         case, projection.targets, is_strong=is_strong, strategies=strategies_asked.names, own_strategy=strategy
@@ -163,6 +169,15 @@ def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence
         return [changed(group, question.costs_of_groups, question) for group in groups]
     table = tabulate_collectives(read_comm_runs(runs))
     return [changed(group, _fitted(table, group, named(runs)), question) for group in groups]
+
+
+def least_costs(group: Ingredients, question: Question, runs: Sequence[Path]) -> NetworkModel | None:
+    """Returns the costs fitted to the fastest iterations of `dlbench comm` runs in RUNS; None: there are none."""
+    from dlbench.comm.measurements import tabulate as tabulate_collectives
+
+    if group.network is None or question.costs is not None or question.system is not None:
+        return None
+    return _fitted(tabulate_collectives(read_comm_runs(runs)), group, named(runs), "minimum")
 
 
 def changed(group: Ingredients, costs: NetworkModel | None, question: Question) -> Ingredients:
@@ -225,7 +240,9 @@ def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = 
     return MeasuredGroups(ingredients, table.damaged, whole_seconds(max(finished)), measured, samples)
 
 
-def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
+def _fitted(
+    table: CollectiveTable, ingredients: Ingredients, where: str, fitted_to: Literal["median", "minimum"] = "median"
+) -> NetworkModel | None:
     """Fits network costs to runs of the collective benchmark; a failure is printed on standard error."""
     from dlbench.comm.fits import fit_one
 
@@ -239,7 +256,8 @@ def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> Net
     names = sorted({row.carrier for row in series if row.is_library == is_library})
     transport = next((name for name in names if exchange and name.removeprefix("torch-") == exchange.carrier), None)
     try:
-        return fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
+        options: dict[str, Any] = {"system": system, "transport": transport, "dtype": None, "fitted": ""}
+        return fit_one(table, fitted_to=fitted_to, where=where, **options).network
     except DlbenchError as error:
         click.echo(f"dlbench: no costs of the network: {error}", err=True)
         return None

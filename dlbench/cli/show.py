@@ -55,6 +55,7 @@ _SCHEMAS = {
     "collectives": "comm.report.CollectivesReport",
     "io": "views.storage.Io",
     "io-tiers": "views.stalls.IoTiers",
+    "layer": "views.layer_parts.LayerTimings",
     "memory-plan": "views.out_of_core.plan.CapacityPlan",
     "plan": "specs.plan.RunPlan",
     "record": "records.record.Record",

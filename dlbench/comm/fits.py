@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import NormalDist
 from types import MappingProxyType
+from typing import Any, Literal
 
 from dlbench.analysis.comparability import system_content
 from dlbench.analysis.environments import side_by_side
 from dlbench.analysis.repeats import named
-from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, MeasuredSeries, Measurement
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, MeasuredSeries, Measurement, at_minimum
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.report.table import column
@@ -129,6 +130,16 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
 
 
 def fit_one(
+    table: CollectiveTable, *, fitted_to: Literal["median", "minimum"] = "median", where: str, **chosen: Any
+) -> NetworkFit:
+    """Returns the fit of `_fit_one` to the median or the minimum of each point."""
+    if fitted_to == "minimum":
+        table = at_minimum(table)
+    fit = _fit_one(table, where=where, **chosen)
+    return replace(fit, network=fit.network.model_copy(update={"fitted_to": fitted_to}))
+
+
+def _fit_one(
     table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
 ) -> NetworkFit:
     """Returns the fit for a file (`*.network.json`), or only lines if only libraries were measured. Options may be None

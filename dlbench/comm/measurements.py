@@ -331,11 +331,7 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
             is_library=name.is_library,
             rows=tuple(replace(row, is_best=row.time.value == fastest[row.num_bytes]) for row in rows),
         )
-        if len(rows) > 1:
-            num_bytes, seconds = [row.num_bytes for row in rows], [row.time.value for row in rows]
-            line = fit_line(name.title, plan.layout.ranks, num_bytes, seconds)
-            series = replace(series, startup_s=line.startup_s, per_byte_s=line.per_byte_s)
-        all_series.append(series)
+        all_series.append(_with_line(series, plan.layout.ranks))
     return CollectiveGroup(
         id=key,
         collective=plan.comm.collective,
@@ -344,6 +340,31 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
         series=tuple(all_series),
         rejected=_rejected(runs),
     )
+
+
+def _with_line(series: MeasuredSeries, ranks: int) -> MeasuredSeries:
+    if len(series.rows) == 1:
+        return series
+    num_bytes, seconds = [row.num_bytes for row in series.rows], [row.time.value for row in series.rows]
+    line = fit_line(series.title, ranks, num_bytes, seconds)
+    return replace(series, startup_s=line.startup_s, per_byte_s=line.per_byte_s)
+
+
+def at_minimum(table: CollectiveTable) -> CollectiveTable:
+    """Returns the table with the fastest iteration of each point as its time, which leaves out congestion. A minimum
+    has no interval over runs.
+    """
+    groups = []
+    for group in table.groups:
+        all_series = []
+        for series in group.series:
+            rows = [
+                replace(row, time=median_estimate([row.minimum_s], "s"), by_run={next(iter(row.by_run)): row.minimum_s})
+                for row in series.rows
+            ]
+            all_series.append(_with_line(replace(series, rows=tuple(rows)), group.layout.ranks))
+        groups.append(replace(group, series=tuple(all_series)))
+    return replace(table, groups=tuple(groups))
 
 
 def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:

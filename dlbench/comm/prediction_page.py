@@ -31,7 +31,7 @@ def predictions_document(predictions: Predictions) -> Document:
     """Returns the predictions at each layout."""
     network = predictions.network
     basis = "intervals over runs" if network.draws else "too few runs for intervals"
-    title = f"by the fitted costs of {network.system}, {network.transport} ({network.num_points} points; {basis})"
+    title = f"by the fitted costs of {network.system}, {network.transport} ({network.points_text}; {basis})"
     if network.transport == CABLES:
         title = f"by the cables of {network.system}; no figure is measured"
     return Document(

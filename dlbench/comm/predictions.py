@@ -20,6 +20,7 @@ from dlbench.perfmodels.topology import seconds as topology_seconds
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import (
     ALGORITHMS,
+    DEDICATED_SERVERS,
     ELEMENT_BYTES,
     GROUPED_ALGORITHMS,
     Collective,
@@ -173,6 +174,8 @@ class _Case:
 def predict_all(network: NetworkModel, ranks: Sequence[int], request: PredictionRequest) -> Predictions:
     """Returns the predictions for each rank count."""
     names = ALGORITHMS[request.collective]
+    if request.collective == "allreduce":
+        names = (*names, DEDICATED_SERVERS)
     for name in request.algorithms:
         if name not in names:
             raise UserError(f"--algorithms: {name!r} is no algorithm of {request.collective}: {nearest(name, names)}")

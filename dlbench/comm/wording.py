@@ -135,6 +135,8 @@ def fit_caption(network: NetworkModel) -> str:
     if over is None:
         return "Only libraries were measured: each is a line through its sizes, at the measured rank counts."
     basis = "too few runs for intervals"
+    if network.fitted_to == "minimum":
+        basis = "each the fastest of all iterations, which leaves out congestion, so without intervals"
     if network.draws:
         basis = f"in brackets 95 % intervals over {over.runs} runs per point"
     text = f"Fitted to {network.num_points} points at {and_text([*map(str, over.ranks)])} ranks; {basis}."

@@ -337,6 +337,8 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
     for run in select(scan.runs, name, where, option):
         if run.record is not None and run.record.goes_on:
             left_out.append(f"{run.plan.run_id}: resumed {AFTER_INTERRUPTION}")
+        elif run.plan.strategy == "asynchronous":
+            left_out.append(f"{run.plan.run_id}: its workers were emulated in one process")
         else:
             uninterrupted.append(run)
     if "variant" in where:

@@ -25,8 +25,8 @@ from dlbench.jobs.processes import Ending, Interruption, OnProgress, RankProcess
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
-from dlbench.machine.gpus import hidden_gpus
-from dlbench.machine.host_memory import MemoryKills
+from dlbench.machine.gpus import hidden_gpus, largest_memory_bytes
+from dlbench.machine.host_memory import MemoryKills, total_bytes
 from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
@@ -36,7 +36,7 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import SystemSpec
-from dlbench.units import utc_now
+from dlbench.units import counted, format_bytes, utc_now
 
 if TYPE_CHECKING:  # Modules that read runs are imported after the ranks have started, which need none of them.
     from dlbench.records.record import QualityResult
@@ -200,6 +200,22 @@ def _quality_text(result: QualityResult) -> str:
 
 
 __all__ = ["has_gpu", "hidden_gpus", "precision_problem", "product_rate"]
+
+
+def memory_of_rank(plan: RunPlan) -> tuple[float | None, str]:
+    """Returns the memory that each rank of a plan can have at most, bytes, and its source; None: it is not known."""
+    system, ranks = plan.system, plan.layout.ranks_per_node
+    if system.node.gpus and system.device is not None and system.device.memory_bytes is not None:
+        return system.device.memory_bytes, f"device.memory_bytes of {system.name}"
+    if system.scheduler != "none":
+        return None, ""
+    if has_gpu():
+        return largest_memory_bytes(), "the largest GPU of this machine"
+    machine_bytes = total_bytes()
+    if machine_bytes is None:
+        return None, ""
+    source = f"memory of this machine, {format_bytes(machine_bytes)}, over {counted(ranks, 'rank')}"
+    return machine_bytes / ranks, source
 
 
 def precision_problem(plan: RunPlan) -> str:

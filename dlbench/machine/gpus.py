@@ -257,6 +257,19 @@ def gpu_trouble(uuid: str) -> str:
     return problem
 
 
+def largest_memory_bytes() -> int | None:
+    """Returns the memory of this machine's largest GPU, bytes; None if NVML does not say."""
+
+    def largest(nvml: ModuleType) -> str:
+        with suppress(nvml.NVMLError):
+            handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(int(nvml.nvmlDeviceGetCount()))]
+            return str(max(int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles))
+        return ""
+
+    answer = _asked(largest)
+    return int(answer) if answer else None
+
+
 def restricted_mode(uuid: str | None) -> str:
     """Returns e.g. `exclusive process mode, used by process 4711`; empty in the default mode (nvmlComputeMode_t).
     `uuid`: None: the first GPU of the machine in such a mode counts.

@@ -60,6 +60,17 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min((num for num in available if num is not None), default=None)
 
 
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Returns the memory of this machine, or of the control groups of this process; None if unknown."""
+    limits: list[float | None] = [_bytes_of(root / "proc/meminfo", "MemTotal")]
+    with suppress(ReadingFailedError):
+        group = own_group(root, "memory")
+        for folder in group.upwards():
+            with suppress(ReadingFailedError):  # The root of a hierarchy has no limit.
+                limits.append(memory_limit(group, folder))
+    return min((int(limit) for limit in limits if limit is not None), default=None)
+
+
 def _available_in_group(group: ControlGroup, folder: Path) -> int | None:
     """Returns the bytes that a group may still use; None without a limit, or if it cannot be read."""
     files = ("inactive_file", "active_file")

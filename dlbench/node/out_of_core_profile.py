@@ -1,6 +1,7 @@
 """``python -P -m dlbench.node.out_of_core_profile``: measures the memory and times of a network, without training.
 Reads the plan of a run of one rank on stdin, and prints a `MemoryProfile` of `dlbench.records.out_of_core` as one JSON
-line, or an error on stderr. Nothing heavy is imported before the process is bound to cores.
+line, or for a `LayerOrder` its `LayerPartTimes`; or an error on stderr. Nothing heavy is
+imported before the process is bound to cores.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dlbench.errors import DlbenchError, ExitCode, UserError
 from dlbench.node.cores import RankCores, bind, check_sharing
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
-from dlbench.records.out_of_core import MemoryProfile
+from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 from dlbench.units import counted
@@ -26,12 +27,13 @@ _MAX_ORDER = 1 << 22
 
 def main(text: str, output: Callable[[str], object] = print) -> int:
     """Measures as the plan says; returns the exit code."""
+    kind: type[RunPlan | LayerOrder] = LayerOrder if '"dlbench.layer-order"' in text else RunPlan
     try:
         try:
-            plan = RunPlan.model_validate_json(text)
+            order: RunPlan | LayerOrder = kind.model_validate_json(text)
         except ValidationError as error:
-            raise UserError(f"plan on stdin: {problem_of(RunPlan, error)}") from None
-        output(measure(plan).model_dump_json())
+            raise UserError(f"request on stdin: {problem_of(kind, error)}") from None
+        output(measure(order).model_dump_json())
     except Exception as error:
         failure = failure_of(error)
         if not isinstance(error, DlbenchError):
@@ -41,8 +43,9 @@ def main(text: str, output: Callable[[str], object] = print) -> int:
     return int(ExitCode.OK)
 
 
-def measure(plan: RunPlan) -> MemoryProfile:
-    """Measures the passes of one rank's network, block by block, and its transfers."""
+def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerPartTimes:
+    """Measures the passes of one rank's network, block by block, and its transfers; or one layer in parts."""
+    plan = order.plan if isinstance(order, LayerOrder) else order
     place = RankPlace(
         rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host=socket.gethostname(), token=""
     )
@@ -56,27 +59,32 @@ def measure(plan: RunPlan) -> MemoryProfile:
     from dlbench.node.out_of_core.device_memory import keep_freed
     from dlbench.node.out_of_core.planning import alone
     from dlbench.node.training.activations import trial_passes, workbench
+    from dlbench.node.training.layer_parts import time_parts
     from dlbench.node.training.precision import Precision
 
     workload = plan.workload
     device = device_for(plan, place)
     if device.type == "cpu":
         keep_freed()  # as training does
-    torch.manual_seed(workload.train.seed)
-    model = build_model(workload.model).to(device)
-    precision = Precision(workload.train, device)
-    loss = loss_for(workload.model, workload.train.label_smoothing)
-    bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
-    _, chain, rates, warnings = bench.measure()
     name = f"{device}, {counted(binding.threads, 'thread')}"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
+    sharing = check_sharing([rank_cores]).warnings
+    torch.manual_seed(workload.train.seed)
+    precision = Precision(workload.train, device)
+    if isinstance(order, LayerOrder):
+        times = time_parts(order, device, name)
+        return times.model_copy(update={"warnings": (*sharing, *precision.early_warnings)})
+    model = build_model(workload.model).to(device)
+    loss = loss_for(workload.model, workload.train.label_smoothing)
+    bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
+    _, chain, rates, warnings = bench.measure()
     return MemoryProfile(
         format="dlbench.memory-profile",
         device=name,
         chain=chain,
         rates=rates,
-        warnings=(*check_sharing([rank_cores]).warnings, *warnings),
+        warnings=(*sharing, *warnings),
     )
 
 

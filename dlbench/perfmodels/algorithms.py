@@ -25,7 +25,7 @@ from dlbench.perfmodels.schedules import (
     pipeline_chunks,
     power_below,
 )
-from dlbench.specs.comm import Collective
+from dlbench.specs.comm import DEDICATED_SERVERS, Collective
 
 Numbers = npt.NDArray[np.int64]
 
@@ -164,7 +164,8 @@ def patterns(
         raise UserError(problem)
     if p == 1:
         return iter(())
-    return _patterns(collective, algorithm, layout, elements, shards or p, chunks, lumped)
+    servers = shards or (1 if algorithm == DEDICATED_SERVERS else p)
+    return _patterns(collective, algorithm, layout, elements, servers, chunks, lumped)
 
 
 def _patterns(
@@ -177,6 +178,8 @@ def _patterns(
     def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
         return _ring(teams, n, parts, phases, lumped)
 
+    if algorithm == DEDICATED_SERVERS:
+        return _there_and_back(_to_dedicated(p, n, servers))
     # Generators: only the steps of the one that is returned are computed.
     steps: dict[str, Iterator[Pattern]] = {
         "allreduce naive": _everything(layout, n, lumped),
@@ -308,10 +311,14 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
     # Steps by the patterns that are under way: (chunk, number of the pattern) and how often.
     kinds: Counter[tuple[tuple[tuple[int, int], int], ...]] = Counter()
     for step in range(len(order) + chunks - 1):
-        active: Counter[tuple[int, int]] = Counter()
-        for chunk in range(max(0, step - len(order) + 1), min(chunks, step + 1)):
-            active[0 if is_equal else chunk, order[step - chunk]] += 1
-        kinds[tuple(active.items())] += 1
+        first = max(0, step - chunks + 1)
+        under_way = order[first : step + 1]  # Of the last chunk under way first.
+        if is_equal:
+            active = [((0, number), times) for number, times in Counter(under_way).items()]
+        else:
+            active = [((step - first - place, number), 1) for place, number in enumerate(under_way)]
+        kinds[tuple(active)] += 1
+    merged: _Merged = {}
     for together, repeat in kinds.items():
         columns = []
         for (chunk, number), times in together:
@@ -322,12 +329,19 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
         source, target, first, count, added = np.concatenate(columns, axis=1)
         combined = Pattern(source, target, first, count, added, repeat)
         if lumped:
-            combined = _merge_pairs(combined, p)
+            combined = _merge_pairs(combined, p, merged)
         yield combined
 
 
-def _merge_pairs(pattern: Pattern, p: int) -> Pattern:
-    pair, index = np.unique(pattern.source * p + pattern.target, return_inverse=True)
+_Merged = dict[bytes, tuple[Numbers, Numbers]]  # Different pairs of ranks, and the place of each message, by its pairs.
+
+
+def _merge_pairs(pattern: Pattern, p: int, merged: _Merged) -> Pattern:
+    pairs = pattern.source * p + pattern.target
+    key = pairs.tobytes()
+    if key not in merged:
+        merged[key] = np.unique(pairs, return_inverse=True)
+    pair, index = merged[key]
     count = np.bincount(index, pattern.count).astype(np.int64)
     added = np.bincount(index, pattern.added).astype(np.int64)
     return replace(pattern, source=pair // p, target=pair % p, first=0 * pair, count=count, reduce=added)
@@ -451,6 +465,14 @@ def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> It
         return
     source, target = _pairs(layout.ranks, servers)
     yield Pattern(source, target, _begin(elements, servers, target), _cut(elements, servers, target), reduce=True)
+
+
+def _to_dedicated(ranks: int, elements: int, servers: int) -> Iterator[Pattern]:
+    """Yields one step in which each server, on the last ranks, gets its part from all other ranks, which take turns."""
+    turn, source = np.indices((servers, ranks - servers)).reshape(2, -1)
+    part = (source + turn) % servers
+    target = ranks - servers + part
+    yield Pattern(source, target, _begin(elements, servers, part), _cut(elements, servers, part), reduce=True)
 
 
 def _everything(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
@@ -580,5 +602,5 @@ def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[P
         count = np.concatenate([_cut(half, chunks, chunk) for half in halves])
         pattern = Pattern(source, target, first, count, reduce=True, repeat=repeat)
         if lumped:
-            pattern = _merge_pairs(pattern, p)
+            pattern = _merge_pairs(pattern, p, {})
         yield pattern

@@ -19,10 +19,13 @@ import numpy as np
 
 from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
-from dlbench.specs.comm import LEVELS, Collective, LevelName
+from dlbench.specs.comm import DEDICATED_SERVERS, LEVELS, Collective, LevelName
 
 Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, ascending, and how many messages.
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
+
+_Shape = tuple[bytes, bytes, bytes, bytes, bool]  # Sources, targets, order of sizes, weights, whether all are sent.
+_StepsByShape = dict[_Shape, tuple[list[int], tuple["Load", ...]]]  # Sizes of messages, and the loads.
 
 MOST_SHORT_RANKS = 512  # Beyond, vectors shorter than one element per rank are cut into equal fractions.
 
@@ -109,9 +112,13 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
                 np.add.at(flows, block[busy], of_rank)
                 flows = flows[block[busy]]
                 loads.update(_distinct(LEVELS[inner:], sizes, through, flows, links))
-    reduced = int(np.bincount(target, pattern.added[is_sent] * weight).max(initial=0))
     order = sorted(loads, key=attrgetter("level", "starts", "flows", "links"))
-    return StepLoads(tuple(order), reduced)
+    return StepLoads(tuple(order), _most_reduced(pattern))
+
+
+def _most_reduced(pattern: Pattern) -> int:
+    added = pattern.added if pattern.weight is None else pattern.added * pattern.weight
+    return int(np.bincount(pattern.target, added).max(initial=0))
 
 
 def summarise(
@@ -132,7 +139,7 @@ def summarise(
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:
         # Every part has a whole number of elements.
         elements = 2 * layout.ranks * power_below(layout.ranks) * chunks
-        if shards and algorithm == "parameter-server":
+        if shards and algorithm in ("parameter-server", DEDICATED_SERVERS):
             elements *= shards
     return _summary(collective, algorithm, layout, elements, shards, chunks, sharing)
 
@@ -148,9 +155,31 @@ def _summary(
     sharing: Sharing,
 ) -> Summary:
     kinds: Counter[StepLoads] = Counter()
+    earlier: _StepsByShape = {}
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks, lumped=True):
-        kinds[loads_of(pattern, layout, sharing)] += pattern.repeat
+        kinds[_in_sizes(pattern, layout, sharing, earlier)] += pattern.repeat
     return Summary(elements, tuple((step, times) for step, times in kinds.items() if step.loads))
+
+
+def _in_sizes(pattern: Pattern, layout: Layout, sharing: Sharing, earlier: _StepsByShape) -> StepLoads:
+    """Returns the loads of a step: those of an earlier one in its sizes, if their messages differ in sizes alone."""
+    sizes, index = np.unique(pattern.count, return_inverse=True)
+    weight = b"" if pattern.weight is None else pattern.weight.tobytes()
+    shape = (pattern.source.tobytes(), pattern.target.tobytes(), index.tobytes(), weight, bool(sizes.all()))
+    if shape not in earlier:
+        earlier[shape] = sizes.tolist(), loads_of(pattern, layout, sharing).loads
+    earlier_sizes, earlier_loads = earlier[shape]
+    size_of = dict(zip(earlier_sizes, sizes.tolist(), strict=True))
+    loads = [
+        Load(
+            load.level,
+            tuple((name, size_of[size], count) for name, size, count in load.starts),
+            tuple((size_of[size], count) for size, count in load.flows),
+            load.links,
+        )
+        for load in earlier_loads
+    ]
+    return StepLoads(tuple(loads), _most_reduced(pattern))
 
 
 def _distinct(

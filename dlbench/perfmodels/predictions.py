@@ -57,12 +57,17 @@ class Features:
     """Flows of a link at once in the steps that it decides, the contention coefficient; 1: not shared."""
 
     def seconds(self, network: NetworkModel) -> float:
-        by_level: dict[LevelName, float] = {}
+        by_level = self.link_seconds(network)
         for (name, piece), count in self.starts.items():
             by_level[name] = by_level.get(name, 0.0) + count * level_of(network, name).pieces[piece].alpha_s
+        return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
+
+    def link_seconds(self, network: NetworkModel) -> dict[LevelName, float]:
+        """Returns the seconds of the bytes on the links that decide, by level."""
+        by_level: dict[LevelName, float] = {}
         for (name, piece), num_bytes in self.num_bytes.items():
             by_level[name] = by_level.get(name, 0.0) + num_bytes * level_of(network, name).pieces[piece].beta_s_per_byte
-        return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
+        return by_level
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
         """Returns the seconds by the costs of each of the network's `draws`, shape (draws,); the slowest links are the

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.errors import nearest
-from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName
+from dlbench.specs.comm import ALGORITHMS, DEDICATED_SERVERS, GROUPED_ALGORITHMS, Collective, LevelName
 
 MOST_CHUNKS = 64
 CHUNK_ELEMENTS = 8192  # Elements that are sent in the time of one start-up, as `pipeline_chunks` assumes.
@@ -82,6 +82,10 @@ def power_below(ranks: int) -> int:
 
 def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: int, shards: int | None) -> str | None:
     """Returns in one line why there is no such schedule; None if there is one."""
+    if (collective, algorithm) == ("allreduce", DEDICATED_SERVERS):
+        if not 1 <= (shards or 1) < ranks:
+            return f"algorithm {algorithm}: {shards or 1} servers of {ranks} ranks; needs at least one worker besides"
+        return None
     if algorithm not in ALGORITHMS[collective]:
         return f"algorithm {algorithm!r} of {collective}: {nearest(algorithm, ALGORITHMS[collective])}"
     if ranks < 1:

@@ -18,7 +18,7 @@ from dlbench.perfmodels.predictions import Features, features
 from dlbench.perfmodels.schedules import Layout, level_chunks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import LineCost, NetworkModel
-from dlbench.specs.sync import Fusion
+from dlbench.specs.sync import INT8_BLOCK, Fusion
 
 ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 """The algorithm by which an exchange is priced; other exchanges have no model."""
@@ -26,7 +26,7 @@ ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 FASTEST = "the faster of ring and double-binary-tree"
 """The algorithm of a library that chooses by its own table of costs, as NCCL does between these two."""
 
-WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # Bytes of an element on the wire.
+WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # Bytes of an element on the wire.
 _PAIR_BYTES = 8  # Bytes of a value and its index, for wire topk.
 _HALVINGS = 50  # Bisections of a scale of costs, for far more digits than are printed.
 _GRID = 16  # Sizes of the line by which messages are merged.
@@ -108,6 +108,10 @@ def loads_of_message(
                 return features("all-gather", "ring", size, layout, network, element_bytes=_PAIR_BYTES)
         width = WIRE_BYTES.get(method.wire, 4)
         size, chunks = elements * width, None
+        if method.wire == "int8":
+            # An all-to-all and an all-gather of shares send as many and as large messages as a ring.
+            algorithm = "ring"
+            size += 4 * math.ceil(elements / INT8_BLOCK)
         if method.exchange == "hierarchical":
             chunks = level_chunks(*method.by, layout, size)
             if layout.num_groups > 1:

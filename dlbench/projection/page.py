@@ -106,7 +106,7 @@ def projected_group(
     if network is not None:
         costs = f"{network.system}, {network.transport}"
         if network.num_points:
-            costs += f", {network.num_points} points"
+            costs += f", {network.points_text}"
     runs = sum(len(point.runs) for point in ingredients.points)
     ranks = counts_text([point.ranks for point in ingredients.points])
     basis = (
@@ -250,9 +250,7 @@ def part_rows(targets: Sequence[Target]) -> list[PartRow]:
     return rows
 
 
-def projection_chart(
-    subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more_layers: Sequence[Any] = ()
-) -> Chart:
+def projection_chart(subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target]) -> Chart:
     """Returns the chart of efficiency (or step) over ranks: measured filled, projected hollow with the 80 % band."""
     name = _quantity(targets)
     measured_rows: Rows = [
@@ -281,7 +279,7 @@ def projection_chart(
             layers.append(layer)
     texts = "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*layers, *more_layers),
+        alt.layer(*layers),
         subject,
         name="projection",
         title=f"{name.capitalize()}: measured, and projected",

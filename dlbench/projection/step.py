@@ -103,7 +103,7 @@ def _system_flags(ingredients: Ingredients, other_system: Ingredients | None) ->
     if network is not None:
         costs = network.transport
         if network.num_points:  # A data sheet has none.
-            costs += f" ({network.num_points} points)"
+            costs += f" ({network.points_text})"
     return (flagged("F8", system=ingredients.system, other_system=other_system.system, costs=costs),)
 
 

@@ -27,8 +27,8 @@ class Message(Spec):
     num_bytes: CountOrZero = Field(description="Bytes of gradients, parameters or activations before any compression.")
     num_tensors: Count = Field(description="Tensors in it.")
     method: str = Field(
-        description="Method: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 updates: "
-        "parameters and optimizer state, not in each step."
+        description="Method: flat, hierarchical, leader, sparse, int8, or the engine's operation; average every 8 "
+        "updates: parameters and optimizer state, not in each step."
     )
     chunks: Count | None = Field(None, description="Chunks of hierarchical; null: another method, or not recorded.")
     ready_s: NonNegative | None = Field(
@@ -84,7 +84,7 @@ class ExchangeResult(Spec):
     merging_s: NonNegative | None = Field(None, description="The part of communication_s for adding or casting back.")
     wire_overflows: CountOrZero = Field(0, description="Messages of the whole run whose fp16 sum was not finite.")
     density: NonNegative | None = Field(None, description="Mean share of entries in the sum of sparse messages.")
-    dense_switches: CountOrZero = Field(0, description="Sparse messages of the whole run that were sent dense.")
+    dense_switches: CountOrZero = Field(0, description="Sparse or int8 messages of the whole run that were sent dense.")
     window_steps: CountOrZero = Field(0, description="Steps in which these figures were measured.")
     evidence: str = Field(description="Source of these figures.")
     gradients: tuple[GradientTime, ...] = Field((), description="Gradients in the order in which they were ready.")

@@ -21,16 +21,12 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
     model = plan.workload.model
     if not isinstance(model, PacedModel) or model.layers_from is None:
         return plan, None
-    from dlbench.records.scan import read_run
-
-    key, path = f"model.layers_from {model.layers_from}", Path(model.layers_from)
+    key = f"model.layers_from {model.layers_from}"
+    run = run_of(key, model.layers_from)
     try:
-        run = read_run(path.parent if path.is_file() else path)
         layers = _layers(run)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
     except DlbenchError as error:
-        raise UserError(f"{key}: has no run with a profile of layers: {error}") from None
+        raise UserError(f"{key}: {error}") from None
     run_batch = run.plan.workload.train.batch_per_rank
     forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
     note = (
@@ -45,6 +41,17 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
     with_layers_of_run = model.model_copy(update={"layers": layers, "layers_from": run.plan.run_id})
     workload = plan.workload.model_copy(update={"model": with_layers_of_run})
     return plan.model_copy(update={"workload": workload}), note
+
+
+def run_of(key: str, folder: str) -> Run:
+    """Returns the run in a folder, or of a file in it. Raises UserError, with the key and its value: there is none."""
+    from dlbench.records.scan import read_run
+
+    path = Path(folder)
+    try:
+        return read_run(path.parent if path.is_file() else path)
+    except DlbenchError as error:
+        raise UserError(f"{key}: has no run to read: {error}") from None
 
 
 def _layers(run: Run) -> tuple[PacedLayer, ...]:

@@ -8,6 +8,9 @@ from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
 from dlbench.specs.out_of_core import BlockPlan, Chain, Recompute, Swap, TransferRates
+from dlbench.specs.plan import RunPlan
+
+LayerPhase = Literal["forward", "backward", "split", "join"]
 
 
 class RankMemory(Spec):
@@ -80,4 +83,32 @@ class MemoryProfile(Spec):
     device: str = Field(description="Device, e.g. cpu, 2 threads.")
     chain: Chain = Field(description="Chain for the requested batch.")
     rates: TransferRates = Field(description="Transfer rates between device and swap memory.")
+    warnings: tuple[str, ...] = Field((), description="Warnings.")
+
+
+class LayerOrder(Spec):
+    """A request to time a layer whole and in parts."""
+
+    format: Literal["dlbench.layer-order"] = Field("dlbench.layer-order", description="Type of this request.")
+    plan: RunPlan = Field(description="Plan of a run of one rank.")
+    layer: str = Field(description="Name of a convolution or dense layer.")
+    counts: tuple[Count, ...] = Field(description="Numbers of parts.")
+    repeats: Count = Field(description="Samples of each time.")
+
+
+class PartTimes(Spec):
+    """The times of the share of a layer that one of `count` ranks computes."""
+
+    cut: Literal["whole", "filters", "channels", "extent"] = Field(description="What is divided; whole: nothing.")
+    count: Count = Field(description="Number of parts.")
+    seconds: dict[LayerPhase, tuple[NonNegative, ...]] = Field(
+        description="By repeat; split: copying a part out of a tensor, join: concatenating the tensors of all parts."
+    )
+
+
+class LayerPartTimes(Spec):
+    """The times of a layer and its parts, the whole layer first; each repeat timed all parts."""
+
+    device: str = Field(description="Device, e.g. cpu, 2 threads.")
+    parts: tuple[PartTimes, ...] = Field(min_length=1, description="The layer, and its parts for each count.")
     warnings: tuple[str, ...] = Field((), description="Warnings.")

@@ -60,7 +60,19 @@ class CollectiveWaits(Spec):
     exchange_s: dict[str, NonNegative] = Field(
         default_factory=dict, description="Waits for sums of gradients or activations, or updated parameters, by phase."
     )
+    stages_s: dict[str, NonNegative] = Field(
+        default_factory=dict, description="Waits for other stages of a pipeline, by phase."
+    )
     evidence: str = Field(description="Source of the figures.")
+
+
+class StageTimes(Spec):
+    """A rank's stage of a pipeline; times are of all measured steps, in seconds."""
+
+    number: CountOrZero = Field(description="The stage, from 0.")
+    num_parameters: Count = Field(description="Parameters that it holds.")
+    busy_s: NonNegative = Field(description="Computing of its forward and backward passes.")
+    passes_s: NonNegative = Field(description="From the begin of the passes until every stage has ended its own.")
 
 
 class Compiling(Spec):
@@ -144,6 +156,7 @@ class RankResult(Spec):
     waits: CollectiveWaits | None = Field(
         None, description="Waits for collectives within passes and update; null: none."
     )
+    stage: StageTimes | None = Field(None, description="Its stage (engine pipeline); null: it trains all layers.")
     startup_s: NonNegative = Field(description="Process start to first step without hashing of parameters, seconds.")
     compiling: Compiling | None = Field(None, description="Work of the compiler; null: train.compile is none.")
     planted_s: NonNegative = Field(
@@ -254,6 +267,17 @@ class CheckpointWrite(Spec):
         return max(0.0, self.write_s - self.waited_s)
 
 
+class EmulationResult(Spec):
+    """What emulated workers did: all steps of the run, warm-up included, in emulated time."""
+
+    end_s: tuple[NonNegative, ...] = Field(description="Emulated time at the end of each step, seconds.")
+    updates: tuple[CountOrZero, ...] = Field(description="Updates until the end of each step.")
+    staleness: tuple[CountOrZero, ...] = Field(
+        description="Applied gradients by clocks that their worker was ahead of the slowest, from 0."
+    )
+    dropped: CountOrZero = Field(description="Gradients that came after their update and were not applied.")
+
+
 class Record(Spec):
     """`record.json`."""
 
@@ -301,6 +325,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if requested.")
     events: tuple[Event, ...] = Field((), description="Events of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="Gradient exchange; null for one rank.")
+    emulation: EmulationResult | None = Field(None, description="Emulated workers; null: none.")
     nccl: NcclTransport | None = Field(None, description="NCCL's transports; null: not reported.")
     watch: WatchResult | None = Field(None, description="Monitoring; null: none.")
     load: tuple[NodeLoad, ...] = Field((), description="Use of the cores of each node's ranks.")
@@ -329,6 +354,23 @@ class Record(Spec):
             elif rank.device.startswith("cuda"):
                 peaks.append(rank.peak_memory_bytes)
         return max(peaks) if peaks and len(peaks) == len(self.ranks) else None
+
+    @property
+    def bubble(self) -> float | None:
+        """Returns the share of the passes in which stages of a pipeline wait, all ranks together; None: no pipeline."""
+        stages = [rank.stage for rank in self.ranks if rank.stage is not None]
+        passes_s = sum(stage.passes_s for stage in stages)
+        return 1 - sum(stage.busy_s for stage in stages) / passes_s if passes_s else None
+
+    @property
+    def stage_imbalance(self) -> float | None:
+        """Returns the computing of the longest stage of a pipeline over the mean; None: no pipeline."""
+        busy_s: dict[int, float] = {}
+        for rank in self.ranks:
+            if rank.stage is not None:
+                busy_s[rank.stage.number] = busy_s.get(rank.stage.number, 0.0) + rank.stage.busy_s
+        total_s = sum(busy_s.values())
+        return max(busy_s.values()) * len(busy_s) / total_s if total_s else None
 
     @property
     def held_nodes(self) -> int:

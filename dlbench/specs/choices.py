@@ -26,7 +26,7 @@ from dlbench.specs.workload import BROKEN, FAMILIES, Model, Workload
 
 _PATHS = (
     *("data.source", "data.validation", "data.vocabulary", "checkpoint.resume_from", "checkpoint.initialize_from"),
-    *("sync.network", "model.layers_from"),
+    *("sync.network", "model.layers_from", "engine.emulated.steps_from"),
 )
 DEFAULT = "default"  # Origin of values that no file or option sets.
 GPU_PRESET = "gpu"  # Default preset for nodes with GPUs; the default of the workload file is strict fp32.
@@ -156,19 +156,20 @@ def choose_with_origins(file: WorkloadFile, preset: str | None, overrides: Overr
 def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
     """Makes paths absolute, because ranks start in another folder; those in the YAML are relative to the YAML file."""
     for path_key in _PATHS:
-        section, key = path_key.split(".")
-        value = layers.value((section, key))
+        path_of_key = tuple(path_key.split("."))
+        key = path_of_key[-1]
+        value = layers.value(path_of_key)
         is_name = (key == "source" and value == "synthetic") or (
             key == "vocabulary" and "/" not in str(value) and not str(value).endswith(".txt")
         )
         if isinstance(value, str) and value and not is_name:
-            origin = layers.origin((section, key))
+            origin = layers.origin(path_of_key)
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
             try:
                 path = base.absolute() / Path(value).expanduser()
             except RuntimeError as error:  # ~name of an unknown user
-                raise UserError(f"{origin}: {section}.{key}: {value!r}: {str(error).lower().rstrip('.')}") from None
-            layers.set(f"{section}.{key}", str(path), origin)
+                raise UserError(f"{origin}: {path_key}: {value!r}: {str(error).lower().rstrip('.')}") from None
+            layers.set(path_key, str(path), origin)
 
 
 def choose_system(name: str, overrides: Overrides) -> SystemSpec:

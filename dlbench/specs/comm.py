@@ -38,6 +38,9 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 }
 """dlbench's own algorithms, executed message by message."""
 
+DEDICATED_SERVERS = "dedicated-servers"
+"""All-reduce of workers by servers that do not work, the last ranks; only modelled, as it leaves the servers out."""
+
 ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
 """Collectives from or to rank 0; some ranks do not wait for others."""
 
@@ -300,6 +303,9 @@ class NetworkModel(Spec):
     median_error: NonNegative | None = Field(None, description="Median |predicted / measured - 1| at left-out points.")
     errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
+    fitted_to: Literal["median", "minimum"] = Field(
+        "median", description="Fitted times of a point; minimum: of its fastest iteration, which leaves out congestion."
+    )
     fitted_over: FittedRange | None = Field(None, description="Range of these points; none: no fitted message costs.")
     largest_held_out: LargestHeldOut | None = Field(None, description="Error at the largest rank count, if left out.")
     residuals: tuple[Residual, ...] = Field((), description="Errors at the fitted rank counts; none: costs not fitted.")
@@ -323,6 +329,12 @@ class NetworkModel(Spec):
         """Returns the measured levels, innermost first."""
         costs_by_level = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
         return {name: level for name, level in costs_by_level if level is not None}
+
+    @property
+    def points_text(self) -> str:
+        """Returns how many points were fitted, e.g. `48 points`, and that their minima were."""
+        text = f"{self.num_points} points"
+        return text if self.fitted_to == "median" else f"minimum times of {text}"
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
         error = self.error_of(collective, algorithm)

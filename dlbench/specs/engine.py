@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import ActsIf, Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.sync import UNEXCHANGED, UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
@@ -21,6 +22,8 @@ HOROVOD_VARIABLES = {
     "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
 }
 """Keys that set Horovod's variables, by the variable in lower case without ``HOROVOD_``."""
+
+MAX_MICROBATCHES = 4096  # More than bring anything: with 64 stages the bubble is then 1.5 %.
 
 _OTHER_NAMES = {
     **dict.fromkeys(
@@ -64,6 +67,12 @@ ENGINES = {
         title="PyTorch FSDP",
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
+    ),
+    "pipeline": EngineKind(title="PyTorch pipeline", on_ranks="dlbench.node.sync.pipeline.engine:PipelineEngine"),
+    "emulated": EngineKind(
+        title="asynchronous training, emulated",
+        on_ranks="dlbench.node.sync.emulated:EmulatedEngine",
+        synchronises=False,
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
@@ -183,6 +192,82 @@ class FsdpSettings(Spec):
     offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
+class PipelineSettings(Spec):
+    """Settings of torch.distributed.pipelining."""
+
+    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
+    stages: Ranks = Field(
+        2,
+        description="Neighbouring ranks that each train some consecutive layers (BERT only) and read the same samples.",
+    )
+    microbatches: Annotated[int, Field(strict=True, gt=0, le=MAX_MICROBATCHES)] = Field(
+        4, description="Equal parts of the stages' batch (train.batch_per_rank x stages) that follow one another."
+    )
+    schedule: Literal["gpipe", "1f1b"] = Field(
+        "1f1b",
+        description="gpipe: all forward passes, then all backward passes. 1f1b: backward passes begin as soon as they "
+        "can, so that a stage stores the activations of at most `stages` microbatches.",
+    )
+
+    def bubble(self, imbalance: float = 1.0) -> float:
+        """Returns the share of the passes in which stages wait, (p-1)/(m+p-1) for stages of equal length.
+
+        `imbalance` is the longest stage over the mean: m passes of a mean stage take p - 1 + m of them if all are
+        equal, else the sum of all stages and m - 1 times the longest (Huang et al., "GPipe", 2019, section 2.3).
+        """
+        return 1 - self.microbatches / (self.stages + (self.microbatches - 1) * imbalance)
+
+
+SETTING_OF_POLICY = {"ssp": "staleness", "groups": "group_size", "backup": "wait_share"}
+
+
+class EmulatedSettings(Spec):
+    """Settings of emulated workers, each with a part of the batch (train.gradient_accumulation)."""
+
+    acting = tuple(
+        ActsIf(name, "engine.emulated.policy", policy, why=f"only policy {policy} reads it")
+        for policy, name in SETTING_OF_POLICY.items()
+    )
+
+    policy: Literal["bsp", "asp", "ssp", "groups", "backup"] = Field(
+        "bsp",
+        description="bsp: synchronous. asp: asynchronous. ssp: with bounded staleness. groups: synchronous inside "
+        "groups of workers. backup: synchronous, without the latest gradients.",
+    )
+    staleness: CountOrZero = Field(1, description="Clocks that a worker may be ahead of the slowest; 0 is bsp.")
+    group_size: Count = Field(2, description="Neighbouring workers of a group.")
+    wait_share: Fraction = Field(0.95, gt=0, description="Share of workers whose gradients are waited for.")
+    steps_from: str | None = Field(
+        None, min_length=1, description="Run folder whose recorded steps are the workers' compute times."
+    )
+    work_s: tuple[tuple[Positive, ...], ...] = Field(
+        (), description="In plans: steps of that run without their exchange, by rank, seconds."
+    )
+    exchange_s: NonNegative = Field(
+        0.0, description="In plans: exchange of a step on the rank that waits least for others, median, seconds."
+    )
+
+    @property
+    def bound(self) -> int | None:
+        """Clocks that a worker may be ahead of the slowest one; None: any number."""
+        bounds = {"ssp": self.staleness, "asp": None, "groups": None}
+        return bounds.get(self.policy, 0)
+
+    @property
+    def words(self) -> str:
+        """The policy with the setting that it reads, e.g. `ssp, staleness 2`."""
+        name = SETTING_OF_POLICY.get(self.policy)
+        return self.policy if name is None else f"{self.policy}, {name} {getattr(self, name)}"
+
+    def quorum(self, workers: int) -> int:
+        """Returns the number of gradients of an update."""
+        if self.policy == "groups":
+            return self.group_size
+        if self.policy == "backup":
+            return math.ceil(self.wait_share * workers - 1e-9)  # 0.55 * 100 is a little more than 55
+        return workers if self.bound == 0 else 1
+
+
 class EngineSpec(Spec):
     """The engine of a run; settings of the other engines stay at their defaults."""
 
@@ -191,16 +276,21 @@ class EngineSpec(Spec):
         ActsIf("horovod", "sync.exchanges_gradients", why=UNEXCHANGED),
         ActsIf("ddp", "engine.name", "ddp", why="only engine ddp reads it"),
         ActsIf("fsdp", "engine.name", "fsdp", why="only engine fsdp reads it"),
+        ActsIf("pipeline", "engine.name", "pipeline", why="only engine pipeline reads it"),
+        ActsIf("emulated", "engine.name", "emulated", why="only engine emulated reads it"),
     )
 
     name: EngineName = Field(
         "horovod",
-        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single "
-        "(one rank, no exchange).",
+        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), pipeline "
+        "(torch.distributed, layers on different ranks), emulated (one rank, asynchronous workers), or single (one "
+        "rank, no exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
     fsdp: FsdpSettings = Field(FsdpSettings(), description="Settings of engine fsdp.")
+    pipeline: PipelineSettings = Field(PipelineSettings(), description="Settings of engine pipeline.")
+    emulated: EmulatedSettings = Field(EmulatedSettings(), description="Settings of engine emulated.")
 
     @property
     def kind(self) -> EngineKind:

@@ -25,8 +25,8 @@ BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 """Characters that change the order in which a terminal or page shows a text."""
 
 
-def search_path(kind: Kind) -> list[Path]:
-    """Returns the folders to search, in order; each folder of ``DLBENCH_PATH`` contains `workloads/` and `systems/`."""
+def search_path(kind: Kind | Literal["reports"]) -> list[Path]:
+    """Returns the folders to search, in order: of ``DLBENCH_PATH`` (each may contain all three kinds), bundled."""
     extra = [Path(part) for part in os.environ.get("DLBENCH_PATH", "").split(os.pathsep) if part]
     return [folder / kind for folder in extra] + [bundled.folder(kind)]
 

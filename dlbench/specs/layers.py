@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
 
+WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 FLOPS_PER_MAC = 2  # One multiplication and one addition.
 TRAINING_PASSES = 3
 """Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,

@@ -317,6 +317,11 @@ class RunPlan(LaunchPlan):
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
+    def emulated_workers(self) -> int:
+        """Number of workers that one rank emulates, each with a part of its batch; 1 with other engines."""
+        return self.workload.train.gradient_accumulation if self.engine.name == "emulated" else 1
+
+    @property
     def replicas(self) -> int:
         return self.layout.ranks // self.ranks_per_replica
 
@@ -438,6 +443,8 @@ class RunPlan(LaunchPlan):
         problem = strategy_problem(*parts, ranks=layout.ranks, ranks_per_node=layout.ranks_per_node)
         if problem is not None:
             raise ValueError(problem)
+        if self.engine.name == "emulated" and (self.checkpoint.is_on or self.checkpoint.resume_from):
+            raise ValueError("engine emulated: checkpoints do not contain gradients of workers that still compute")
         if self.measure.until == "quality":
             if workload.quality is None:
                 raise ValueError(

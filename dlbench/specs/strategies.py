@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.specs.engine import EngineSpec, FsdpSettings
+from dlbench.specs.engine import MAX_MICROBATCHES, EmulatedSettings, EngineSpec, FsdpSettings, PipelineSettings
 from dlbench.specs.layers import cut_layers
 from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
@@ -10,16 +10,22 @@ from dlbench.specs.workload import Workload
 
 
 def ranks_per_replica(engine: EngineSpec) -> int:
-    """Returns the number of neighbouring ranks that read the same samples, because they share each layer."""
+    """Returns the number of neighbouring ranks that read the same samples, because they share one network."""
+    if engine.name == "pipeline":
+        return engine.pipeline.stages
     return engine.fsdp.tensor_ranks if engine.name == "fsdp" else engine.spatial_ranks
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`, `spatial`."""
+    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`, `data+pipeline`."""
     if engine.name == "fsdp" and engine.fsdp.tensor_ranks == 1:
         return "fsdp"
     if engine.name == "fsdp":
         return "tensor" if engine.fsdp.tensor_ranks == ranks else "fsdp+tensor"
+    if engine.name == "emulated":
+        return "asynchronous"
+    if engine.name == "pipeline":
+        return "pipeline" if engine.pipeline.stages == ranks else "data+pipeline"
     if engine.spatial_ranks > 1:
         return "spatial" if engine.spatial_ranks == ranks else "data+spatial"
     if sync.average_every is not None and ranks > 1:
@@ -43,6 +49,11 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
             "offloaded to the host": fsdp.offload,
         }
         return ", ".join(text for text, applies in words.items() if applies)
+    if engine.name == "emulated":
+        return engine.emulated.words
+    if engine.name == "pipeline":
+        pipeline = engine.pipeline
+        return f"{pipeline.stages} stages and {pipeline.microbatches} microbatches ({pipeline.schedule})"
     if engine.spatial_ranks > 1:
         return f"volumes cut over {engine.spatial_ranks} ranks"
     if sync.average_every is not None:
@@ -59,6 +70,11 @@ def strategy_problem(
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
+    if engine.name == "emulated":
+        return _emulated_problem(workload.train, engine.emulated, measure)
+    if engine.name == "pipeline":
+        problem = _pipeline_problem(workload, engine.pipeline, ranks)
+        return problem or _pipeline_combination_problem(workload, sync, measure)
     if engine.spatial_ranks > 1:
         return _spatial_problem(workload, engine, sync, measure, ranks_per_node)
     if sync.average_every is not None:
@@ -80,6 +96,35 @@ def _uneven_node(key: str, what: str, ranks_per_node: int) -> str:
         f"{key}: neighbouring ranks of one node share each {what}, and a node has {ranks_per_node}; set it to a "
         "divisor of that, or change --ranks"
     )
+
+
+def _emulated_problem(train: TrainSpec, emulated: EmulatedSettings, measure: MeasureSpec) -> str | None:
+    workers, own_updates = train.gradient_accumulation, "workers make updates within a step"
+    refused = {
+        "train.precision fp16": (train.precision == "fp16", f"{own_updates}, in which the loss scale would change"),
+        "train.recompute and train.swap": (not train.is_in_core, own_updates),
+        "train.optimizer_state host": (train.optimizer_state == "host", own_updates),
+        "measure.noise_scale": (measure.noise_scale, "parts have gradients at other weights"),
+    }
+    problem = _refused("engine emulated", refused)
+    if emulated.steps_from is None and not (emulated.work_s and all(emulated.work_s)):
+        problem = "engine emulated: set engine.emulated.steps_from to the folder of a run, for times of workers"
+    elif workers == 1:
+        problem = (
+            "engine emulated: set train.gradient_accumulation to the number of workers, 2 or more, and "
+            "train.batch_per_rank to the batch of all of them"
+        )
+    elif emulated.policy == "groups" and (workers % emulated.group_size or emulated.group_size in (1, workers)):
+        problem = (
+            f"engine.emulated.group_size {emulated.group_size}: does not divide {workers} workers "
+            "(train.gradient_accumulation) into two groups of two or more"
+        )
+    elif emulated.policy == "backup" and emulated.quorum(workers) == workers:
+        problem = (
+            f"engine.emulated.wait_share {emulated.wait_share:g}: is all of {workers} workers "
+            f"(train.gradient_accumulation); set it to {(workers - 1) / workers:.4g} or less"
+        )
+    return problem
 
 
 def _fsdp_problem(
@@ -197,6 +242,59 @@ def _spatial_problem(
         "measure.noise_scale": (measure.noise_scale, whole_gradients),
     }
     return _refused(key, refused)
+
+
+def _pipeline_problem(workload: Workload, pipeline: PipelineSettings, ranks: int) -> str | None:
+    stages, microbatches, num_units = pipeline.stages, pipeline.microbatches, workload.model.num_units
+    key = f"engine.pipeline.stages {stages}"
+    if not num_units:
+        return f"engine pipeline: {workload.name} cannot be cut into stages (BERT can); use --engine ddp or fsdp"
+    if stages == 1:
+        return f"{key}: one stage is no pipeline; set it to 2 or more, or use --engine ddp"
+    if stages > num_units:
+        return f"{key}: the network has {num_units} parts (embedding, layers, heads); set it to {num_units} or less"
+    if ranks % stages:
+        return f"{key}: each stage needs a rank of every replica, and there are {ranks}; change it or --ranks"
+    batch = workload.train.batch_per_rank * stages
+    if batch % microbatches:
+        # torch 2.13 keeps receive buffers of the first microbatch's shape: it fails, or computes with old contents.
+        divisors = [num for num in range(1, MAX_MICROBATCHES + 1) if batch % num == 0]
+        nearest = [max(num for num in divisors if num < microbatches)]
+        nearest += [num for num in divisors if num > microbatches][:1]
+        return (
+            f"engine.pipeline.microbatches {microbatches}: they must be of equal size, and {batch} samples "
+            f"(train.batch_per_rank x stages) cannot be divided; set it to {' or '.join(map(str, nearest))}"
+        )
+    if pipeline.schedule == "1f1b" and microbatches < stages:
+        return (
+            f"engine.pipeline.microbatches {microbatches}: schedule 1f1b needs as many as stages ({stages}); set it to "
+            "that or more, or engine.pipeline.schedule to gpipe"
+        )
+    return None
+
+
+def _pipeline_combination_problem(workload: Workload, sync: SyncSpec, measure: MeasureSpec) -> str | None:
+    train, part_of_network = workload.train, "a rank has a part of the network only"
+    one_exchange = "gradients of a stage are summed in one message after the passes"
+    refused = {
+        "train.compile": (train.compile != "none", part_of_network),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "a pass waits for other ranks"),
+        "train.recompute and train.swap": (not train.is_in_core, part_of_network),
+        "train.optimizer_state host": (train.optimizer_state == "host", part_of_network),
+        "train.precision fp16": (train.precision == "fp16", "stages would skip different updates; use bf16"),
+        "train.gradient_accumulation": (
+            train.gradient_accumulation > 1,
+            "microbatches accumulate gradients already; set engine.pipeline.microbatches",
+        ),
+        "measure.noise_scale": (measure.noise_scale, part_of_network),
+        "model.attention unpadded": (workload.model.padding == "unpadded", "stages receive tensors of one shape"),
+        "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
+        f"sync.exchange {sync.exchange}": (sync.exchange != "flat", one_exchange),
+        f"sync.fusion {sync.fusion}": (sync.fusion != AUTO, one_exchange),
+        f"sync.wire {sync.wire}": (sync.wire != "fp32", "stages send and sum fp32"),
+        "sync.average_every": (sync.average_every is not None, "no rank has its own parameters to average"),
+    }
+    return _refused("engine pipeline", refused, "leave it out, or use --engine ddp")
 
 
 def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:

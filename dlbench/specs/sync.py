@@ -12,8 +12,10 @@ from dlbench.specs.base import MAX_COUNT, ActsIf, Bytes, Count, CountOrZero, Fla
 from dlbench.units import counted, exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
-Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
-ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # These add unsent values to the next gradients.
+Wire = Literal["fp32", "fp16", "bf16", "int8", "topk", "powersgd"]
+ERROR_FEEDBACK: tuple[Wire, ...] = ("int8", "topk", "powersgd")  # These add unsent values to the next gradients.
+OWN_WIRES: tuple[Wire, ...] = ("int8", "topk")  # Formats of dlbench's own messages.
+INT8_BLOCK = 4096  # Most values with one fp32 scale in wire int8, which add 0.1 % to the bytes.
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # In two levels: within groups, and across.
 NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
 """Exchanges of the engine's library, and none; all others consist of dlbench's own messages."""
@@ -120,8 +122,8 @@ class SyncSpec(Spec):
     )
     wire: Wire = Field(
         "fp32",
-        description="fp32, fp16, bf16; topk: only the largest entries, with error feedback; powersgd: low rank (DDP's "
-        "hook).",
+        description="fp32, fp16, bf16; with error feedback: int8 (8 bits, a scale per block), topk (only the largest "
+        "entries); powersgd: low rank (DDP's hook).",
     )
     topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(0.01, description="Share of entries (topk).")
     powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
@@ -165,7 +167,7 @@ class SyncSpec(Spec):
     def is_own(self) -> bool:
         """Returns whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
         return self.average_every is None and (
-            self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
+            self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire in OWN_WIRES
         )
 
     @property
@@ -181,8 +183,8 @@ class SyncSpec(Spec):
 
     @property
     def library_wire(self) -> str:
-        """The wire format that the engine's library is asked for; topk messages are fp32 values and indices."""
-        return "fp32" if self.wire == "topk" else self.wire
+        """The wire format that the engine's library is asked for; fp32 if dlbench packs the messages."""
+        return "fp32" if self.wire in OWN_WIRES else self.wire
 
     @property
     def own_words(self) -> str:
@@ -216,13 +218,13 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if engine != "horovod":
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
-            return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire topk"
+            return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire int8 or topk"
     if sync.is_own and sync.fusion_in_force.by == "library":
         return f"sync.fusion {sync.fusion}: is for Horovod or DDP, but dlbench exchanges here; use own:{sync.fusion}"
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
         return "sync.wire powersgd: is a DDP hook; use --engine ddp, sync.exchange flat and no sync.fusion own:..."
-    if sync.wire == "topk" and sync.exchange != "flat":
-        return "sync.wire topk: sparse messages need the flat exchange; use sync.exchange flat"
+    if sync.wire in OWN_WIRES and sync.exchange != "flat":
+        return f"sync.wire {sync.wire}: its messages are no dense sums; use sync.exchange flat"
     return None

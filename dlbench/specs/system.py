@@ -85,15 +85,16 @@ class StorageSpec(Spec):
 
 
 class DeviceSpec(Spec):
-    """Data sheet of a GPU (without GPUs: of a core), for projections without runs; runs do not use it."""
+    """Data sheet of a GPU (without GPUs: of a core), for projections; runs are only refused by the GPU's memory."""
 
     name: str | None = Field(
         None,
         min_length=1,
         description="Name as the driver reports it; a peak rate or bandwidth not given comes from its data sheet.",
     )
-    memory_bytes: Bytes | None = Field(None, description="Memory size, bytes; none: not known.")
+    memory_bytes: Bytes | None = Field(None, description="Memory size, bytes, checked before runs; none: not known.")
     memory_gb_per_s: Positive | None = Field(None, description="Peak memory bandwidth, GB/s; none: by the data sheet.")
+    node_watts: Positive | None = Field(None, description="Power of a whole node that trains, W; none: not known.")
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
 
@@ -133,7 +134,7 @@ class SystemSpec(Spec):
     acting = (
         ActsIf("slurm", "system.scheduler", "slurm", why="only scheduler slurm reads it"),
         ActsIf("storage", "uses_storage", why="data.staging is none, and nothing is swapped to a file there"),
-        ActsIf("device network", "system.modelled", why="only dlbench project reads it, and from the system's file"),
+        ActsIf("device network", "system.modelled", why="it is read from the system's file alone"),
         ActsIf("modules_init modules_reset", "system.modules", why="no modules are loaded"),
     )
 

@@ -322,14 +322,15 @@ class TrainSpec(Spec):
         preset_schedule, schedule = self.schedule, self.at_batch(global_batch).schedule
         if preset_schedule.total_epochs and schedule.total_epochs:
             return schedule.total_epochs / preset_schedule.total_epochs
-        own_samples = self._total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
-        samples = self._total_samples(schedule, global_batch)
+        own_samples = self.total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
+        samples = self.total_samples(schedule, global_batch)
         if not own_samples or not samples:
             return 1.0
         return samples / own_samples
 
     @staticmethod
-    def _total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
+    def total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
+        """Returns the samples of a full training at a global batch; None: the schedule does not end."""
         if schedule.total_epochs is not None and schedule.epoch_samples:
             return schedule.total_epochs * schedule.epoch_samples
         if schedule.total_epochs is None and schedule.total_steps is not None:

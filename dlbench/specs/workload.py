@@ -95,6 +95,11 @@ class Model(Spec):
         """Treatment of padding: masked always, masked only if there is some, or removed."""
         return "masked"
 
+    @property
+    def num_units(self) -> int:
+        """Number of consecutive parts that a pipeline may put on different ranks; 0: it cannot be cut."""
+        return 0
+
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         """Returns multiply-adds of a sample's forward pass: those of the first convolution, and the others."""
         layers = self.layer_table(data)
@@ -227,6 +232,10 @@ class BertModel(Model):
     @property
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
         return self.attention
+
+    @property
+    def num_units(self) -> int:
+        return self.num_layers + 2  # with embedding and heads
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Returns the layers; an encoder layer is a block; the masked-LM head computes max_predictions positions."""

@@ -11,7 +11,7 @@ from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
 from dlbench.analysis.environments import environment_doubts, facts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
-from dlbench.analysis.scaling import Group
+from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
@@ -50,6 +50,9 @@ def _data(run: Run, record: Record) -> Warnings:
         yield "inert", "serious", f"a requested setting had no effect: {text}"
     for text in record.warnings:
         yield "recorded", "serious", text
+    if plan.strategy == "asynchronous":
+        text = f"{plan.emulated_workers} workers were emulated in one process ({plan.engine.emulated.words})"
+        yield "emulated", "serious", f"{text}: throughput and times are of that process, not of as many ranks"
     if not plan.workload.model.computes:
         text = "computing is a pause (model.family paced): only the exchange of gradients is measured"
         yield "paced", "serious", f"{text}; memory, power and losses are of no network"
@@ -212,7 +215,8 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         text = f"too few for a comparison ({counts}): {remedy}"
         doubts.append(Doubt(code="few-repeats", severity="serious", text=text))
     # Differences in the records of averaged runs, and of compared points.
-    doubts += [*_cores(group.runs), *mixed_configurations(facts_of_points), *_sessions(group, table)]
+    doubts += [*_cores(group.runs), *_leaf_switches(group.points)]
+    doubts += [*mixed_configurations(facts_of_points), *_sessions(group, table)]
     scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
     noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
     if noisy:
@@ -237,6 +241,17 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
         if len(numbers) > 1:
             text = f"ranks of series {series} had {' or '.join(map(str, sorted(numbers)))} {noun}"
             yield Doubt(code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference")
+
+
+def _leaf_switches(points: Sequence[Point]) -> Iterator[Doubt]:
+    recorded = [point for point in points if point.leaf_switches]
+    if len(set(chain.from_iterable(point.leaf_switches for point in recorded))) > 1:
+        counts = "; ".join(f"{point.switches_text} at {ranks_text(point.ranks)}" for point in recorded)
+        text = f"nodes are below unlike numbers of leaf switches ({counts}), which is part of the difference"
+        remedy = "ask Slurm for one number, e.g. --set system.slurm.extra=--switches=1"
+        is_within_point = any(len(point.leaf_switches) > 1 for point in recorded)
+        severity: Severity = "serious" if is_within_point else "note"
+        yield Doubt(code="leaf-switches", severity=severity, text=f"{text}: {remedy}")
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:

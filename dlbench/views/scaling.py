@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from dlbench.analysis import scaling
@@ -13,16 +15,19 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, NARROW
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.units import counted
+from dlbench.views.anchors import PublishedAnchor, anchor_layers, anchor_rows, anchors_text
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
+from dlbench.views.forecast import published_for
 from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupView, place_of
+from dlbench.views.view import GroupSource, GroupView, place_of
 
 _LINEAR = 100  # Ratio of rank counts, two decades, up to which axes are linear by default.
+_PUBLISHED = {"efficiency": "efficiency", "throughput": "throughput_per_s"}  # Fields of `PublishedAnchor`.
 _EXTENT = 40  # Width of the labels of a vertical axis, pixels: seven characters.
 
 ABOUT = {
@@ -158,6 +163,7 @@ def _charts(group: ReportGroup) -> list[Chart]:
 
 
 def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
+    anchors = published_for(group, _PUBLISHED.get(quantity.name, ""))
     rows: Rows = [
         {
             "ranks": point.ranks,
@@ -175,27 +181,29 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*_layers(rows, quantity)),
+        alt.layer(*_layers(rows, quantity, anchors)),
         group,
         name=quantity.name,
         title=quantity.title,
-        alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
+        alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}."
+        f"{anchors_text(anchors)}",
         table=Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points),
         size=(NARROW, HEIGHT),
         axes=quantity.axes,
     )
 
 
-def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
-    counts = sorted({row["ranks"] for row in rows})
-    is_long = counts[-1] > _LINEAR * counts[0]
+def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[Any]:
+    counts = sorted({row["ranks"] for row in rows} | {anchor.ranks for anchor in anchors})
+    is_long = bool(anchors) or counts[-1] > _LINEAR * counts[0]
     # Space on the right for the labels at the ends of the lines.
     scale: dict[str, Any] = {"domain": [0, counts[-1] * 1.28], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [counts[0] / 1.2, counts[-1] * 4], "nice": False}
     axis = {"values": counts, "grid": False, "labelOverlap": "greedy"}
     x = Axis("ranks", field="ranks", format="d", scale=scale, axis=axis)
-    y = _y_axis(quantity, rows, is_long=is_long and bool(quantity.axes))
+    published = anchor_rows(anchors)
+    y = _y_axis(quantity, [*rows, *published], is_long=is_long and bool(quantity.axes))
     tooltip = {"place": "at", "shown": quantity.title, "basis": "interval"}
     drawn = lines(rows, y, MEASURED, tooltip, x_axis=x, ideal="ideal")
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
@@ -204,6 +212,7 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
         # Labels at the lines replace a legend.
         last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
         last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(y="value:Q", text="label:N"),
+        *anchor_layers(published),
     ]
 
 
@@ -213,7 +222,7 @@ def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
     """
     values: list[float] = []
     for row in rows:
-        values += [row[name] for name in ("value", "ideal", "low", "high") if row[name]]
+        values += [row[name] for name in ("value", "ideal", "low", "high") if row.get(name)]
     scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}
@@ -227,12 +236,20 @@ class ScalingView(GroupView):
     id = "scaling"
     title = "Scaling"
     level = "answer"
+    key = "leaf_switches"
     after = "quality"
+
+    def numbers(self, source: GroupSource) -> tuple[Point, ...]:
+        """Returns the rank counts whose runs differ in the number of leaf switches, a point for each number."""
+        return source.group.leaf_points
 
     def always(self) -> tuple[Sheet[Any], ...]:
         return (points_sheet(()),)
 
     def section(self, group: ReportGroup) -> Section:
+        points = points_sheet(group.points, group.sample_unit)
+        by_switches = points_sheet(group.all_of(Point), group.sample_unit)
+        title = "Efficiency by leaf switches of the allocation"
         return Section(
             id=self.id,
             title=self.title,
@@ -240,7 +257,7 @@ class ScalingView(GroupView):
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: _charts(group),
             charts_per_row=3,
-            sheets=(points_sheet(group.points, group.sample_unit),),
+            sheets=with_rows(points, replace(by_switches, name="leaf-switches", title=title)),
             brief=(),
             where={
                 "sample_unit": group.sample_unit,
@@ -254,9 +271,11 @@ class ScalingView(GroupView):
 
 def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
     """Returns the table of the points of a group; `unit` names samples."""
-    nodes = speedup = ideal = efficiency = fraction = ""
+    nodes = switches = speedup = ideal = efficiency = fraction = ""
     if any(point.nodes > 1 for point in points):
         nodes = "Nodes"
+    if len(set(chain.from_iterable(point.leaf_switches for point in points))) > 1:
+        switches = "Leaf switches"
     # People see no comparison of a single point; programs get the same columns in every report.
     if len(points) != 1:
         speedup, ideal, efficiency = "Speed-up", "Ideal", "Efficiency"
@@ -266,6 +285,7 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
     columns: tuple[Column[Point], ...] = (
         Column("ranks", "Ranks", "ranks", is_brief=True),
         Column("nodes", nodes, "nodes", is_brief=True),
+        Column("leaf_switches", switches, "switches_text", is_brief=bool(switches)),
         Column("batch_per_rank", "", "batch_per_rank"),
         Column("throughput_per_s", throughput, "throughput", has_interval=True, is_brief=True),
         Column("throughput_per_rank_per_s", f"Per rank, {unit}/s", "throughput_per_rank", has_interval=True),

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
+from dlbench.analysis.stragglers import num_slowest
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
-from dlbench.report.wording import clean, estimate_parts, number_text, percent, runs_text, sessions_text, slow_link_text
+from dlbench.report.wording import (
+    clean,
+    estimate_parts,
+    figure_text,
+    number_text,
+    percent,
+    runs_text,
+    sessions_text,
+    slow_link_text,
+)
 from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
@@ -54,6 +64,14 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     num_further = len(largest.waiting_ranks) - MAX_SHOWN
     if num_further > 0:
         caption += f" {num_further} more ranks were late in some steps."
+    saved = largest.saved_without_slowest
+    if saved is not None and saved.value > 0:
+        step = number_text(largest.whole.seconds.value * (1 - saved.value), "s")
+        left_out = f"{num_slowest(largest.ranks)} of {largest.ranks}"
+        caption += (
+            f" Without the slowest 5 % of ranks ({left_out}) of each step it would take {step}, {figure_text(saved)} "
+            "less: computed from recorded steps, with the exchange as recorded and gradients of these ranks dropped."
+        )
     rows: list[LateRankRow] = []
     for point in points:
         late_ranks = enumerate(point.waiting_ranks[:MAX_LISTED], 1)

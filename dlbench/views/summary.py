@@ -21,7 +21,7 @@ from dlbench.stats.estimates import placed
 from dlbench.units import counted
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
-from dlbench.views.forecast import Forecast
+from dlbench.views.forecast import published_for
 from dlbench.views.group_section import condition_text, short_names
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality
@@ -66,12 +66,11 @@ def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
             attainable = exchange.prediction.efficiency.value
             text = f"if only the exchange cost time, merged at its best, efficiency would be {percent(attainable)}"
             return attainable, text
-    forecast = group.of(Forecast)
-    if forecast and forecast.same_work:
-        published = forecast.same_work[0]
-        text = f"{percent(published.efficiency)} was published for this work at {ranks_text(published.ranks)}"
-        return published.efficiency, text
-    return None
+    anchors = published_for(group, "efficiency")
+    if not anchors:
+        return None
+    text = f"{percent(anchors[0].value)} was published for this work at {ranks_text(anchors[0].ranks)}"
+    return anchors[0].value, text
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:

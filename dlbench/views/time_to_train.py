@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
+from dlbench.lazy import alt
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, training_length_of
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
@@ -37,11 +38,14 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_est
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Outcome, judge
 from dlbench.units import format_seconds
+from dlbench.views.anchors import PublishedAnchor, anchor_layers, anchor_rows, anchors_text
+from dlbench.views.forecast import published_for
 from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
 BilledUnit = Literal["GPU", "node", "core", "rank"]  # Resource that a training holds, billed by the hour.
+Times = Iterable[tuple[str, Any, Estimate | None]]  # Name of the line, row with ranks and nodes, and time of points.
 Goal = Literal["cheapest", "fastest"]  # cheapest: fewest billed hours.
 
 _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
@@ -437,8 +441,9 @@ class TimeToTrainView(GroupView):
         self._asked = question or TrainingQuestion()
 
     def numbers(self, source: GroupSource) -> TimeToTrain | None:
-        if source.group.sample.plan.measure.noise_scale:
-            # Such runs read every gradient once more: their speed is no training's.
+        plan = source.group.sample.plan
+        if plan.measure.noise_scale or plan.strategy == "asynchronous":
+            # Such runs read every gradient once more, or emulate workers: their speed is no training's.
             return None
         return estimated(source, self._asked)
 
@@ -452,11 +457,14 @@ class TimeToTrainView(GroupView):
         if len(training.points) > 1:
             brief.append(f"{title} {'; '.join(answer.text for answer in training.answers)}.")
         times = [("", point, point.time) for point in training.points]
+        anchors: Sequence[PublishedAnchor] = ()
+        if all(point.samples is None for point in training.points):  # They trained to a target.
+            anchors = published_for(group, "time_to_target_s")
         return Section(
             title=title,
             about=(training.amount,),
             words=tuple(dict.fromkeys(words)),
-            charts=partial(times_over, "ranks", group, "Time to train", times, sheet),
+            charts=partial(times_over, "ranks", group, "Time to train", times, sheet, anchors),
             sheets=(sheet,),
             notes=training.notes,
             where={"sample_unit": group.sample_unit},
@@ -465,19 +473,19 @@ class TimeToTrainView(GroupView):
 
 
 def times_over(
-    x: str, subject: Subject, quantity: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
+    x: str, subject: Subject, quantity: str, times: Times, table: Sheet[Any], anchors: Sequence[PublishedAnchor] = ()
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
-    `times` has the line's name, a row with ranks and nodes, and the time of each point.
+    `anchors` are published times.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}
     names = dict.fromkeys(line for line, *_ in by_place)
     fewest_places = 3 if len(names) == 1 else 2  # Of one line at two counts a table says as much.
-    if len(places) < fewest_places:
+    if not places or len(places) + len(anchors) < fewest_places:
         return []
     colours = dict(zip(names, itertools.cycle(RANK_COLOURS), strict=False))
-    if len({nodes for _, nodes in places}) < len(places):
+    if anchors or len({nodes for _, nodes in places}) < len(places):
         x = "ranks"
     # The ideal begins at the fewest ranks; of several lines there at the first.
     name, base_ranks, base_nodes = base = min(by_place, key=itemgetter(1, 2))
@@ -493,12 +501,14 @@ def times_over(
     tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))
+    y, reach = Axis(unit, scale={"type": "log", "base": 2}), [anchor.ranks for anchor in anchors]
+    drawn = lines(rows, y, series, tooltip, x=x, title=x, reach=reach, ideal="ideal")
     chart = finish(
-        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), series, tooltip, x=x, title=x, ideal="ideal"),
+        alt.layer(*drawn.layer, *anchor_layers(anchor_rows(anchors, 1 / size))),
         subject,
         name="times",
         title=f"{quantity} over {x} (dashed: ideal from {origin})",
-        alt=f"In {unit}. {words}.",
+        alt=f"In {unit}. {words}.{anchors_text(anchors)}",
         table=table,
         size=(WIDE, HEIGHT),
         axes="xy",

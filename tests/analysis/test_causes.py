@@ -1,24 +1,31 @@
-"""Causes of a step: recovered from ranks that really wait for each other, with every delay known."""
+"""Causes of lost time: exchange, launching, memory, gathers."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dlbench.analysis.causes import CAUSES, Causes, causes_of
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, Causes, causes_of
 from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
-from dlbench.analysis.measures import measure
+from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import RunTable, tabulate
+from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
+from dlbench.units import bytes_option
 from dlbench.views.causes.numbers import CausePoint, lost_percent
-from tests.support.run_factory import MS, StepTimes, Story, plans, write_run
+from tests.support.out_of_core_factory import OTHER_MS, memory_result, method_plans, pass_times, write_memory_run
+from tests.support.run_factory import LAUNCH_MS, MS, StepTimes, Story, constant, plans, write_launch_bound, write_run
 from tests.support.watch_factory import watch_result, write_samples
 
 PLAIN = {"input": 5.0, "h2d": 0.0, "forward": 30.0, "backward": 50.0, "optimizer": 10.0, "other": 5.0}
@@ -64,7 +71,7 @@ EXPECTED = {"exchange": 8.0, "straggler": 0.0, "input": 5.0, "host": 5.0, "compu
 
 
 def expect(causes: Causes, changes: dict[str, float]) -> None:
-    wanted = {**dict.fromkeys(("launch", "throttling", "memory", "gather"), 0.0), **EXPECTED, **changes}
+    wanted = {**dict.fromkeys(("launch", "throttling", "memory", "gather", "bubble"), 0.0), **EXPECTED, **changes}
     assert {name: 1e3 * value for name, value in causes.seconds.items()} == pytest.approx(wanted, abs=1e-5)
 
 
@@ -292,3 +299,237 @@ def test_throttled_clocks_are_taken_out_of_the_computing(tmp_path: Path) -> None
     assert found.not_measured == {}
     assert "the CPU quota throttled n0" in found.evidence["throttling"]
     expect(found, {"exchange": 0.0, "throttling": 9.0, "compute": 81.0})
+
+
+WAITS = (8.0, 10.0, 4.0)
+
+
+def test_what_a_device_waited_for_its_host_is_no_longer_compute(tmp_path: Path) -> None:
+    (plan,) = write_launch_bound(tmp_path, lambda plan: WAITS, points=(1,), repeats=1)
+    run = read_run(tmp_path / plan.run_id)
+    found = causes_of(run)
+    assert found.seconds["launch"] == pytest.approx(sum(WAITS) / 1e3)
+    kernels = sum(LAUNCH_MS[name] for name in ("forward", "backward", "optimizer"))
+    assert found.seconds["compute"] == pytest.approx(kernels / 1e3)
+    assert found.taken_ns["launch"]["forward"] / found.steps == pytest.approx(WAITS[0] * MS)
+    assert "kernels alone" in found.evidence["launch"]
+    # To the nanosecond.
+    longest = int(load_steps(run).step_ns.sum(axis=1).max())
+    assert sum(found.sums_ns.values()) == found.ranks * longest
+    assert sum(found.seconds.values()) == pytest.approx(sum(measure(run).parts.values()), rel=1e-12)
+
+
+def test_a_host_that_is_ahead_makes_nothing_wait(tmp_path: Path) -> None:
+    (plan,) = write_launch_bound(tmp_path, lambda plan: (0.0, 0.0, 0.0), points=(1,), repeats=1)
+    found = causes_of(read_run(tmp_path / plan.run_id))
+    assert found.seconds["launch"] == 0
+    assert "launch" not in found.not_measured
+    assert found.evidence["launch"] == "the host was ahead of the device in every phase of every step"
+
+
+@pytest.mark.parametrize(
+    ("record", "why"), [({}, "5 ms per step"), ({"phases": "synchronised"}, "waits? for the host after every")]
+)
+def test_a_bound_alone_is_told_and_charged_to_nobody(tmp_path: Path, record: dict[str, str], why: str) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    story = Story(device="cuda:0 (NVIDIA H200)", launch=lambda rank, step: (5 * MS, 0, 0), record=record)
+    write_run(tmp_path, plan, constant((1, 1, 10, 10, 1, 5)), story)
+    found = causes_of(read_run(tmp_path / plan.run_id))
+    assert found.sums_ns["launch"] == 0
+    assert found.seconds["compute"] == pytest.approx(0.025)
+    assert re.search(why, found.not_measured["launch"])
+
+
+def test_waiting_that_grows_with_ranks_is_found_and_answered(tmp_path: Path) -> None:
+    """Under weak scaling two ranks share a host's cores: launching takes longer."""
+    write_launch_bound(tmp_path, lambda plan: tuple(ms * (plan.layout.ranks - 1) for ms in WAITS), points=(1, 2))
+    table = tabulate(scan(tmp_path), with_causes=True)
+    (group,) = groups(table)
+    (_, last) = lost_percent(group, table).diagnosed.points
+    assert last.verdict.name == "launch-bound"
+    assert last.cause("launch").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)
+    texts = " ".join(experiment.text for experiment in last.verdict.experiments)
+    for option in ("train.batch_per_rank=", "train.compile=reduce-overhead", "train.cuda_graphs=network"):
+        assert option in texts
+
+
+def memory_causes(out: Path, told: dict[str, Any] | None = None, **request: Any) -> Causes:
+    """The causes of a run with a plan; `told` changes what it says of its activations."""
+    (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1, **request)
+    write_memory_run(out, plan, change=lambda result: result.model_copy(update=told or {}))
+    return causes_of(read_run(out / plan.run_id))
+
+
+def waits(result: MemoryResult, recompute: float, swap: float, room: float) -> dict[str, Any]:
+    """As if every rank had recomputed and waited so many seconds in all its steps."""
+    times = {"recompute_s": recompute, "swap_wait_s": swap, "room_wait_s": room}
+    return {"ranks": tuple(rank.model_copy(update=times) for rank in result.ranks)}
+
+
+def test_recomputing_and_waiting_are_memory_and_no_longer_compute(tmp_path: Path) -> None:
+    (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
+    result = memory_result(plan)
+    steps = plan.measure.measured_steps
+    found = memory_causes(tmp_path, waits(result, 0.010 * steps, 0.005 * steps, 0.002 * steps))
+    assert found.seconds["memory"] == pytest.approx(0.017)
+    passes = result.plan.predicted.pass_s
+    assert found.seconds["compute"] == pytest.approx(passes + OTHER_MS["optimizer"] / 1e3 - 0.017, rel=1e-6)
+    assert "memory" not in found.not_measured
+    run = read_run(tmp_path / plan.run_id)
+    # To the nanosecond.
+    longest = int(load_steps(run).step_ns.sum(axis=1).max())
+    assert sum(found.sums_ns.values()) == found.ranks * longest
+    assert sum(found.seconds.values()) == pytest.approx(sum(measure(run).parts.values()), rel=1e-12)
+
+
+def test_more_than_was_computed_cannot_be_memory(tmp_path: Path) -> None:
+    (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
+    found = memory_causes(tmp_path, waits(memory_result(plan), 1e6, 0.0, 0.0))
+    assert found.sums_ns["compute"] == 0
+    assert min(found.sums_ns.values()) >= 0
+
+
+def test_in_core_it_is_nothing_and_that_is_known(tmp_path: Path) -> None:
+    (plan,) = method_plans([("none", "none")], batches=(8,), repeats=1)
+    write_memory_run(tmp_path, plan)
+    found = causes_of(read_run(tmp_path / plan.run_id))
+    assert found.seconds["memory"] == 0
+    assert "memory" not in found.not_measured
+    assert found.evidence["memory"] == "nothing recomputes or swaps in these runs"
+
+
+@pytest.mark.parametrize(
+    ("methods", "overrides", "why"),
+    [
+        (("planned", "planned"), {}, "the record has no times"),
+        (("none", "none"), {"train.compile": "default", "train.activation_budget": 0.5}, "torch.compile recomputes"),
+    ],
+)
+def test_where_a_run_says_nothing_it_is_not_measured(
+    tmp_path: Path, methods: Any, overrides: dict[str, Any], why: str
+) -> None:
+    (plan,) = method_plans([methods], batches=(32,), repeats=1, overrides=overrides)
+    write_run(tmp_path, plan, pass_times(memory_result(plan)), Story())
+    found = causes_of(read_run(tmp_path / plan.run_id))
+    assert found.sums_ns["memory"] == 0
+    assert why in found.not_measured["memory"]
+
+
+def test_memory_that_grows_with_ranks_is_found_and_answered_with_commands(tmp_path: Path) -> None:
+    """Two ranks share the disk: each waits 20 ms longer for its tensors."""
+    for plan in method_plans([("none", "streamed")], batches=(32,), points=(1, 2)):
+        result = memory_result(plan)
+        steps, wait = plan.measure.measured_steps, 0.020 * (plan.layout.ranks - 1)
+        wait *= 1 + plan.series.repeat / 1000
+
+        def times(rank: int, step: int, result: MemoryResult = result, wait: float = wait) -> tuple[list[int], int]:
+            phases, other = pass_times(result)(rank, step)
+            return [ns + round(wait * 1e3 * MS) * (place == 3) for place, ns in enumerate(phases)], other
+
+        told = result.model_copy(update=waits(result, 0.0, wait * steps, 0.0))
+        write_run(tmp_path, plan, times, Story(record={"memory": told.model_dump(mode="json")}))
+    table = tabulate(scan(tmp_path), with_causes=True)
+    (group,) = groups(table)
+    (_, last) = lost_percent(group, table).diagnosed.points
+    assert last.verdict.name == "memory-bound"
+    assert last.cause("memory").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)
+    texts = [experiment.text for experiment in last.verdict.experiments]
+    capacity = bytes_option(result.plan.predicted.peak_bytes)
+    assert f"--set train.swap=planned --set train.memory.capacity={capacity}" in texts[0]
+    assert "--set train.gradient_accumulation=2" in texts[-1]
+
+
+PHASES_MS = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)
+STEPS = 12
+
+
+def told(gather: dict[str, float], exchange: dict[str, float]) -> dict[str, Any]:
+    """What a rank says of its waits: milliseconds per step, by phase."""
+    seconds = [{name: ms * STEPS / 1e3 for name, ms in one.items()} for one in (gather, exchange)]
+    return {"waits": {"gather_s": seconds[0], "exchange_s": seconds[1], "evidence": "timed by every rank"}}
+
+
+def gather_causes(
+    out: Path, waits: Any, late_ms: float = 0.0, ranks: int = 2, times: StepTimes | None = None, **asked: Any
+) -> Causes:
+    overrides = {"measure.measured_steps": STEPS}
+    (plan,) = plans(points=(ranks,), repeats=1, overrides=overrides, **asked)
+
+    def usual(rank: int, step: int) -> tuple[list[int], int]:
+        phases = [round(ms * MS) for ms in PHASES_MS]
+        phases[3] += round(late_ms * MS) * (rank == 0)
+        phases[4] += round((4.0 + late_ms * (rank > 0)) * MS)
+        return phases, 0
+
+    return causes_of(read_run(write_run(out, plan, times or usual, Story(of_rank=waits)).path))
+
+
+def test_waiting_within_passes_is_gather_or_exchange_and_no_longer_compute(tmp_path: Path) -> None:
+    found = gather_causes(
+        tmp_path, lambda rank: told({"forward": 3.0, "backward": 5.0}, {"backward": 2.0, "optimizer": 1.0})
+    )
+    assert found.seconds["gather"] == pytest.approx(0.008)
+    assert found.seconds["exchange"] == pytest.approx(0.004 + 0.003)
+    assert found.seconds["compute"] == pytest.approx(0.090 - 0.011)
+    assert {name: ns / 2 / STEPS / MS for name, ns in found.compute_ns.items()} == pytest.approx(
+        {"forward": 27.0, "backward": 43.0, "optimizer": 9.0}
+    )
+    assert found.evidence["gather"] == "timed by every rank; without waiting for stragglers"
+    # A rank's own work is what it does for itself.
+    assert found.work_ns == (84 * STEPS * MS,) * 2
+
+
+parts = st.dictionaries(st.sampled_from(COMPUTE_PARTS), st.floats(0, 200))
+
+
+@settings(max_examples=25, derandomize=True)
+@given(
+    waits=st.lists(st.tuples(parts, parts), min_size=4, max_size=4),
+    late=st.sampled_from([0.0, 40.0]),
+    ranks=st.sampled_from([1, 2, 4]),
+)
+def test_whatever_ranks_waited_sums_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, waits: Any, late: float, ranks: int
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    found = gather_causes(folder, lambda rank: told(*waits[rank]), late, ranks)
+    (run,) = scan(folder).runs
+    assert sum(found.sums_ns.values()) == ranks * int(load_steps(run).step_ns.sum(axis=1).max())
+    assert min(found.sums_ns.values()) >= 0
+    assert min(found.work_ns) >= 0
+    assert sum(found.compute_ns.values()) == found.sums_ns["compute"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("late_in", "late_by", "waits_in", "cause", "take_turns"),
+    [
+        ("input", "input", "forward", "gather", False),
+        ("input", "input", "forward", "exchange", True),
+        ("forward", "compute", "backward", "gather", False),
+        ("optimizer", "compute", "optimizer", "exchange", False),
+    ],
+)
+def test_others_wait_within_their_passes_for_a_late_rank(
+    tmp_path: Path, ranks: int, late_in: str, late_by: str, waits_in: str, cause: str, take_turns: bool
+) -> None:
+    """Each collective takes 3 ms when all have come, one rank comes 40 ms late: now this one, now that, or rank 0."""
+
+    def times(rank: int, step: int) -> tuple[list[int], int]:
+        phases = dict(zip(PHASES, PHASES_MS, strict=True))
+        phases[waits_in] += 3
+        phases[late_in if rank == take_turns * step % ranks else waits_in] += 40
+        return [round(ms * MS) for ms in phases.values()], 0
+
+    def waits(rank: int) -> dict[str, Any]:
+        on_time = (ranks - 1) / ranks if take_turns else rank > 0
+        waited = {waits_in: 3.0 + 40 * on_time}
+        return told(waited, {}) if cause == "gather" else told({}, waited)
+
+    found = gather_causes(tmp_path, waits, ranks=ranks, times=times)
+    assert found.sums_ns["straggler"] == 40 * MS * ranks * STEPS
+    assert found.sums_ns[cause] == 3 * MS * ranks * STEPS
+    assert found.sums_ns["input"] == 5 * MS * ranks * STEPS
+    late = [(one.rank, one.steps_last, one.late_ns[late_by]) for one in found.waiting.ranks]
+    each = STEPS // ranks if take_turns else STEPS
+    assert sorted(late) == [(rank, each, 40 * MS * each) for rank in range(ranks if take_turns else 1)]

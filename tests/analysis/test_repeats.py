@@ -1,14 +1,18 @@
-"""Repeats and comparable runs: no figure is made of runs that were asked for, or met, unlike without a word on it."""
+"""Repeats, lost runs and sessions of a group."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -23,13 +27,20 @@ from dlbench.analysis.comparability import (
     planned_id,
 )
 from dlbench.analysis.repeats import mixed_configurations
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.sessions import LONGEST_S, PAUSE_S, Circumstances, allocations_of, sessions_of
+from dlbench.analysis.table import RunTable, tabulate
 from dlbench.cli import cli as dlbench
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
+from dlbench.stats.estimates import Estimate
+from dlbench.stats.pairing import session_of
+from dlbench.views.causes.numbers import CausePoint, lost_percent
+from dlbench.views.doubts import group_doubts
 from dlbench.views.scaling_report import assemble
-from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
 PHASES = (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)
 SLURM = {"system.scheduler": "slurm", "system.launch.launcher": "srun-gloo", "system.node.cores": 8}
@@ -302,3 +313,147 @@ def test_further_options_of_slurm_count_where_they_shape_speed(option: str, apar
 
 
 # Products of their own
+
+
+DRIFT = 0.2
+"""The machine slows down by so much over the ten repeats, by far more than runs of one repeat differ."""
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> RunTable:
+    """Ten interleaved repeats at two rank counts."""
+    out = tmp_path_factory.mktemp("scaled")
+    noise = np.random.default_rng(0)
+    for plan in plans(points=(1, 2), repeats=10):
+        slow = (1 + DRIFT * plan.series.repeat / 9) * noise.lognormal(0, 0.005)
+        phases = [5.0, 0.0, 30.0, 50.0, 25.0 * (plan.layout.ranks > 1), 10.0]
+        write_run(out, plan, constant([part * slow for part in phases], other=5.0 * slow))
+    return tabulate(scan(out), with_causes=True)
+
+
+def without(table: RunTable, run_id: str) -> RunTable:
+    """As if this run had failed."""
+    return replace(
+        table,
+        figures={name: row for name, row in table.figures.items() if name != run_id},
+        parts={name: row for name, row in table.parts.items() if name != run_id},
+        runs={name: run for name, run in table.runs.items() if name != run_id},
+    )
+
+
+def figures(table: RunTable) -> Iterator[tuple[tuple[int, str], Estimate]]:
+    """Every figure of every point that is held against the baseline: what laws and forecasts take, too."""
+    (group,) = groups(table)
+    for point in group.points[1:]:
+        yield (point.ranks, "speed-up"), point.speedup
+        yield (point.ranks, "efficiency"), point.efficiency
+    for account in accounts(table)[1:]:
+        for part in (*account.causes, account.exchange_phase, account.whole):
+            yield (account.ranks, f"lost in {part.name}"), part.lost
+
+
+def accounts(table: RunTable) -> tuple[CausePoint, ...]:
+    (group,) = groups(table)
+    return lost_percent(group, table).diagnosed.points
+
+
+def holds(whole: Estimate, found: Estimate) -> bool:
+    # Figures without any scatter (a part that no run has) are rounding.
+    return whole.low - 1e-9 <= found.value <= whole.high + 1e-9
+
+
+def test_losing_any_run_moves_no_figure_of_a_point_by_more_than_its_interval(scaled: RunTable) -> None:
+    whole = dict(figures(scaled))
+    assert {estimate.unpaired for estimate in whole.values()} == {0}
+    for run_id, run in scaled.runs.items():
+        lost = run.plan.layout.ranks
+        for (ranks, name), found in figures(without(scaled, run_id)):
+            assert holds(whole[ranks, name], found), (run_id, ranks, name)
+            is_missing = lost in (1, ranks)
+            assert (found.n, found.unpaired) == ((9, 1) if is_missing else (10, 0)), (run_id, ranks, name)
+
+
+def test_parts_still_sum_to_the_headline(scaled: RunTable) -> None:
+    table = without(scaled, next(iter(scaled.runs)))
+    (group,) = groups(table)
+    for point, account in zip(group.points, accounts(table), strict=True):
+        assert sum(part.lost.value for part in account.causes) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+        whole = account.whole
+        if not point.is_baseline:
+            assert whole.lost.value == pytest.approx(1 - whole.ideal_seconds / whole.seconds.value)
+    assert "not-interleaved" not in {doubt.code for doubt in group_doubts(group, table)}
+
+
+def runs(*hours: float, jobs: str = "", boots: str = "") -> dict[str, Circumstances]:
+    """A run at each hour, with a letter for its job (`0`: none) and for the boot of its host."""
+    return {
+        f"r{i:02d}": Circumstances(
+            finished=(datetime(2026, 3, 1) + timedelta(hours=hour)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            job="" if jobs[i : i + 1] in ("", "0") else f"cluster/{jobs[i]}",
+            boot=f"host {boots[i]}" if boots else "",
+        )
+        for i, hour in enumerate(hours)
+    }
+
+
+def order(found: dict[str, str]) -> tuple[int, ...]:
+    names = list(dict.fromkeys(found[run] for run in sorted(found)))
+    return tuple(names.index(found[run]) for run in sorted(found))
+
+
+@pytest.mark.parametrize(
+    ("given", "together"),
+    [
+        # Five commands of a working day, and the morning after.
+        (runs(9, 10, 12, 14, 17, 33), (0, 0, 0, 0, 0, 1)),
+        # Five nights.
+        (runs(2, 26, 50.5, 73, 98), (0, 1, 2, 3, 4)),
+        # Five Slurm jobs of one afternoon are one state of the machine.
+        (runs(13, 14, 15, 16, 17, jobs="12345"), (0, 0, 0, 0, 0)),
+        # A job of three days is one allocation.
+        (runs(0, 20, 40, 60, jobs="1111"), (0, 0, 0, 0)),
+        # The host was started anew in between; another host has another boot, which says nothing.
+        (runs(9, 10, 11, boots="aab"), (0, 0, 1)),
+        # A machine that never rests: a session a day.
+        (runs(0, 6, 12, 18, 24, 30, 36, 42, 48, 54), (0, 0, 0, 0, 0, 1, 1, 1, 1, 1)),
+    ],
+)
+def test_sessions_over_time(given: dict[str, Circumstances], together: Sequence[int]) -> None:
+    found = sessions_of(given)
+    assert order(found) == tuple(together)
+    assert found == sessions_of(dict(reversed(given.items())))
+
+
+def test_other_hosts_are_no_other_boots_and_unknown_times_are_one_session() -> None:
+    found = runs(9, 10, 11)
+    hosts = {run: Circumstances(one.finished, "", f"{run} boot-{run}") for run, one in found.items()}
+    assert len(set(sessions_of(hosts).values())) == 1
+    assert len(set(sessions_of({run: Circumstances("when?", "", "") for run in found}).values())) == 1
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=30))
+def test_no_session_is_longer_than_a_day_or_holds_a_pause(hours: list[float]) -> None:
+    given_runs = runs(*hours)
+    found = sessions_of(given_runs)
+    by_session: dict[str, list[float]] = {}
+    for run, one in sorted(given_runs.items(), key=lambda item: item[1].moment):
+        by_session.setdefault(found[run], []).append(one.moment)
+    for moments in by_session.values():
+        assert moments[-1] - moments[0] <= LONGEST_S
+        assert all(b - a <= PAUSE_S for a, b in itertools.pairwise(moments))
+    firsts = sorted(moments[0] for moments in by_session.values())
+    assert all(b - a > PAUSE_S for a, b in itertools.pairwise(firsts))
+
+
+def test_within_a_report_jobs_are_apart_and_commands_of_a_day_are_not(tmp_path: Path) -> None:
+    story = [("1", 0), ("1", 0), ("2", 0), ("", 0), ("", 1), ("", 30)]
+    for planned, (job, hours) in zip(plans(points=(1,), repeats=len(story), series="s"), story, strict=True):
+        plan = planned.model_copy(update={"created": f"2026-03-0{planned.series.repeat + 1}T12:00:00Z"})
+        told = Story(job=job, finished=NOW + timedelta(hours=hours), environment={"host": "n0", "boot_id": "b"})
+        write_run(tmp_path, plan, constant((5.0, 0.0, 30.0, 45.0, 10.0, 10.0)), told)
+    table = tabulate(scan(tmp_path))
+    found = allocations_of(table.runs.values())
+    by_repeat = [found[run] for run in sorted(found, key=lambda run: table.runs[run].plan.series.repeat)]
+    names = list(dict.fromkeys(by_repeat))
+    assert [names.index(name) for name in by_repeat] == [0, 0, 1, 2, 2, 3]
+    assert {session_of(key) for key in table.keys.values()} == set(found.values())

@@ -17,7 +17,15 @@ from dlbench.analysis.causes import CAUSES, Causes
 from dlbench.analysis.late_ranks import ranking
 from dlbench.analysis.measures import RunSteps
 from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
-from dlbench.analysis.stragglers import WORK, WORK_PHASES, LateRank, Waiting, waiting
+from dlbench.analysis.stragglers import (
+    WORK,
+    WORK_PHASES,
+    LateRank,
+    Waiting,
+    num_slowest,
+    saved_without_slowest,
+    waiting,
+)
 from dlbench.analysis.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
@@ -176,6 +184,17 @@ def test_what_holds_a_rank_up_after_an_exchange_makes_it_late_for_the_next() -> 
     assert found.ranks == (
         LateRank(rank=0, steps_last=1, waited_ns=80, late_ns={"input": 0, "compute": 0, "host": 40}),
     )
+
+
+@given(st.integers(2, 45).flatmap(lambda ranks: st.lists(st.lists(st.integers(0, 99), min_size=ranks, max_size=ranks))))
+def test_steps_without_their_slowest_ranks_are_exact(work_of_steps: list[list[int]]) -> None:
+    saved = 0
+    for work in work_of_steps:
+        waited_for = sorted(work)[: -max(1, int(0.05 * len(work) + 1e-9))]
+        assert len(work) - len(waited_for) == num_slowest(len(work))
+        saved += max(work) - max(waited_for)
+    if work_of_steps:
+        assert saved_without_slowest(np.array(work_of_steps, dtype=np.int64).T) == saved
 
 
 def waited(found: Waiting, hosts: tuple[str, ...], steps: int) -> Causes:

@@ -7,19 +7,23 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.options import expand_request
 from dlbench.cli.streams import ending_of
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
+from dlbench.specs.files import find
 from dlbench.specs.requests import Request
+from dlbench.units import format_bytes
 from tests.specs.test_keys import SHORT
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without GPU whose CPU has fp32 alone."""
+    """A machine without GPU, of unknown memory, whose CPU has fp32 alone."""
+    monkeypatch.setattr(local, "total_bytes", lambda: None)
     monkeypatch.setattr(local, "has_gpu", lambda: False)
     monkeypatch.setattr(local, "product_rate", lambda: 1e9)
     monkeypatch.setattr(
@@ -121,6 +125,67 @@ def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monk
     monkeypatch.setattr(local, "has_gpu", lambda: True)
     monkeypatch.setattr(local, "lacking_arithmetic", lambda _: "")
     assert expand_request(request)
+
+
+def with_memory(tmp_path: Path, size: str) -> Path:
+    """Returns a system with GPUs of that memory."""
+    system = tmp_path / "gpus.yaml"
+    text = find("systems", "example-gpu").read_text()
+    system.write_text(f"{text}device: {{memory_bytes: {size}, source: the site}}\n")
+    return system
+
+
+LARGE_BERT = {"workload": "bert", "preset": "175b"}
+STATE_BYTES = 16 * 174_663_874_364  # Parameters, gradients, and two values of the optimizer, all fp32.
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "share"),
+    [
+        ({"engine.name": "ddp"}, 8, 1.0),
+        ({"engine.name": "ddp", "engine.ddp.shard_optimizer": True}, 8, 0.5 + 0.5 / 8),
+        ({"engine.name": "fsdp"}, 64, 1 / 64),
+        ({"engine.name": "fsdp", "engine.fsdp.shard_ranks": "node"}, 64, 1 / 4),
+        ({"engine.name": "fsdp", "engine.fsdp.tensor_ranks": 4, "train.precision": "bf16"}, 4, 1 / 4),
+        ({"engine.name": "ddp", "train.optimizer_state": "host"}, 8, 1 / 4),
+    ],
+)
+def test_a_share_of_the_state_beyond_the_memory_of_a_device_is_refused_with_both(
+    tmp_path: Path, settings: dict[str, Any], ranks: int, share: float
+) -> None:
+    asked: dict[str, Any] = {**LARGE_BERT, "points": (ranks,), "overrides": settings}
+    with pytest.raises(UserError) as raised:
+        expand_request(Request(**asked, system=str(with_memory(tmp_path, "16GiB"))))
+    said = str(raised.value)
+    assert f"{format_bytes(share * STATE_BYTES)} for " in said
+    assert "optimizer state of 174.7 billion parameters" in said
+    assert "it has 16 GiB (device.memory_bytes of example-gpu)" in said
+    assert ("a rank's share of parameters" in said) == (share < 1)
+    assert expand_request(Request(**asked, system=str(with_memory(tmp_path, "3TiB"))))
+    assert expand_request(Request(**asked, system="example-gpu"))  # Its memory is not known.
+
+
+def test_activations_count_as_long_as_no_setting_lets_them_leave(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"workload": "bert", "preset": "gpu", "points": (4,)}
+    system = str(with_memory(tmp_path, "15GiB"))
+    with pytest.raises(UserError, match=r"12\.06 GiB for activations of 56 samples; it has 15 GiB"):
+        expand_request(Request(**asked, system=system))
+    for settings in ({"train.recompute": "blocks"}, {"train.batch_per_rank": 40}, {"train.gradient_accumulation": 2}):
+        assert expand_request(Request(**asked, system=system, overrides=settings))
+
+
+@pytest.mark.parametrize("words", ["run --ranks 2", "run --ranks 2 --dry-run", "submit --nodes 1 --dry-run"])
+def test_every_command_that_trains_refuses_what_its_memory_cannot_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(local, "total_bytes", lambda: 2**35)
+    name, *options = words.split()
+    system = "local" if name == "run" else str(with_memory(tmp_path, "16GiB"))
+    done = CliRunner().invoke(cli, [name, "bert", "--preset", "175b", "--system", system, *options])
+    said = str(done.exception)
+    assert isinstance(done.exception, UserError)
+    assert "2.542 TiB for parameters, gradients and optimizer state" in said
+    assert "it has 16 GiB" in said
 
 
 def test_planning_warns_of_jobs_that_ask_for_no_gpu_of_nodes_that_have_some(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli import cli
 from dlbench.comm import choice, measurements
 from dlbench.comm.costs import cost
 from dlbench.comm.doubts import group_doubts
@@ -26,7 +28,7 @@ from dlbench.comm.wording import fit_caption
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
-from dlbench.records.comm import scan_comm
+from dlbench.records.comm import read_network, scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.wording import optional
 from dlbench.specs.comm import Level, LineCost, NetworkModel, Piece
@@ -341,6 +343,29 @@ def test_fit_recovers_planted_costs(fitted: tuple[NetworkFit, bool]) -> None:
         assert piece.alpha_s == pytest.approx(alpha, rel=0.1)
         assert piece.beta_s_per_byte == pytest.approx(beta, rel=0.2)
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
+
+
+def test_a_fit_to_the_minimum_leaves_out_congestion(tmp_path: Path) -> None:
+    """Two of three iterations of every point take four or ten times as long as planted."""
+
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        return {"times_s": [s * factor for s, factor in zip(point["times_s"], itertools.cycle((1, 4, 10)))]}
+
+    planted = factory.network(inside=INSIDE, across=ACROSS, shared_link=True)
+    story = factory.Story(network=planted, noise=0.0, change=change)
+    asked = {**BOX, "points": (2,), "sizes": "16KiB:4MiB", "algorithms": "ring,leader", "backends": "none"}
+    factory.write_comm_series(tmp_path, story, **asked)
+    path = tmp_path / "least.network.json"
+    done = CliRunner().invoke(cli, ["comm", "fit", str(tmp_path), "--of", "minimum", "-o", str(path)])
+    assert "each the fastest of all iterations, which leaves out congestion" in " ".join(done.output.split())
+    least = read_network(path)
+    assert (least.fitted_to, least.draws, least.num_points) == ("minimum", (), 2 * 5)
+    assert least.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
+    lines = {series.title: series.startup_s for series in only(tmp_path).series}
+    (ring,) = [line for line in least.collectives if line.name == "gloo ring"]
+    assert ring.startup_s == pytest.approx(lines[RING] / 4, rel=0.05)
+    predicted = predictions_document(predict_all(least, (4,), PredictionRequest(sizes=(2**20,))))
+    assert "minimum times of 10 points" in predicted.title
 
 
 def test_every_series_is_a_line_as_well(fitted: tuple[NetworkFit, bool]) -> None:

@@ -1,9 +1,10 @@
-"""Data sets on disk: what is listed, what is refused and with which words, what the demonstration data consist of."""
+"""Index and reading of data sets."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlbench import bundled
+from dlbench.datasets.file_index import Files
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import prepare_demo_data
@@ -22,7 +26,10 @@ from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.machine import storage
+from dlbench.machine.storage import call_rates
 from tests.support.datasets import verify_manifest
+from tests.support.jpeg_files import write_tree
 from tests.support.paths import DATA
 
 h5py = pytest.importorskip("h5py")
@@ -255,3 +262,40 @@ def test_folder_without_manifest(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
     with pytest.raises(UserError, match=r"has no manifest.json"):
         verify_manifest(tmp_path)
+
+
+@given(num=st.integers(0, 20), at=st.slices(20) | st.integers(-20, 19))
+def test_files_are_a_sequence_of_paths(num: int, at: slice | int) -> None:
+    plain = [Path(str(n)) for n in range(num)]
+    files = Files(num, lambda n: Path(str(n)))
+    assert list(files) == plain
+    assert len(files) == num
+    if isinstance(at, slice):
+        assert list(files[at]) == plain[at]
+    elif -num <= at < num:
+        assert files[at] == plain[at]
+    else:
+        with pytest.raises(IndexError):
+            files[at]
+
+
+# Calls
+
+
+def test_nothing_is_asked_twice_and_rates_are_calls_over_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = index_jpeg_tree(write_tree(tmp_path / "train")).files()
+    clock = iter(range(10**6))
+    monkeypatch.setattr(storage, "perf_counter", lambda: 0.25 * next(clock))
+    asked: dict[str, list[str]] = {"open": [], "stat": [], "scandir": []}
+    for name in asked:
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path, *a, n=name, r=real: (asked[n].append(path), r(path, *a))[1])
+    found = call_rates(files, 100.0, seed=1)
+    monkeypatch.undo()
+    # Each call takes a quarter of a second; a folder has five names.
+    assert found == {"opens_per_s": 4.0, "stats_per_s": 4.0, "names_per_s": 20.0}
+    assert sorted(asked["open"] + asked["stat"]) == sorted(map(str, files))
+    assert sorted(asked["scandir"]) == sorted(str(tmp_path / "train" / f"class {n}") for n in range(3))
+    assert set(call_rates(files[:1], 100.0, seed=1)) == set(found), "one file is asked for both"

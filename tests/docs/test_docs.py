@@ -25,6 +25,7 @@ from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.system import SystemSpec
+from dlbench.views.anchors import AnchorFile
 from tests import reference
 from tests.support.paths import ROOT
 
@@ -336,6 +337,9 @@ def test_yaml_examples_are_valid(page: str, body: str, tmp_path: Path) -> None:
         return
     if body.startswith("kind: "):
         read_topology(path)
+        return
+    if "format: dlbench.anchors" in body:
+        AnchorFile.model_validate(read_yaml(path))
         return
     if body.startswith("ladder:"):
         Ladder.model_validate(read_yaml(path))

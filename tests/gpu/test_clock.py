@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from dlbench.analysis.launching import waited_for_host
+from dlbench.analysis.causes import waited_for_host
 from dlbench.node.sync.timing import anchored
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes

@@ -147,7 +147,7 @@ def test_steps_of_ddp_in_fp16_on_the_wire(device: torch.device, tmp_path: Path) 
     train(plan, build_engine(plan, RunFolder(tmp_path), PLACE, device), device, tmp_path)
 
 
-@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "topk"])
+@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "int8", "topk"])
 def test_steps_of_dlbenchs_own_exchange_with_one_rank(wire: str, device: torch.device, tmp_path: Path) -> None:
     """The plan is of two ranks, as one has nothing to exchange; this one goes alone through all of the exchange."""
     plan = plan_of("resnet50", "ddp", 2, **{"sync.fusion": "own:single", "sync.wire": wire})

@@ -37,7 +37,7 @@ def closed_form(
     `shards`: servers of parameter-server, beside workers on the first ranks. `chunks`: of the vector.
     """
     p, g, m, k, c = layout.ranks, layout.group_size, layout.num_groups, shards or layout.ranks, chunks
-    q = power_below(p)
+    q, dedicated = power_below(p), shards or 1
     log, up = q.bit_length() - 1, (p - 1).bit_length()
     share, of_group, of_groups = Fraction(p - 1, p), Fraction(g - 1, g), Fraction(m - 1, m)
     # Of a double tree, messages that a rank takes in a phase: two in each step. In trees of 2^L ranks the root has one
@@ -62,6 +62,14 @@ def closed_form(
         "allreduce direct": ring._replace(steps=2),
         "allreduce parameter-server": Form(
             2, Fraction(p + k - 2, k), 2 * (p - 1), Fraction(2 * (p - 1), k), Fraction(p - 1, k)
+        ),
+        # Workers on the first ranks; the busiest rank is a server, or a worker that has more servers.
+        "allreduce dedicated-servers": Form(
+            2,
+            max(Fraction(p - dedicated, dedicated), 1),
+            2 * max(p - dedicated, dedicated),
+            2 * max(Fraction(p - dedicated, dedicated), 1),
+            Fraction(p - dedicated, dedicated),
         ),
         "allreduce binomial-tree": Form(2 * up, up, 2 * up, 2 * up, up),
         "allreduce double-binary-tree": Form(

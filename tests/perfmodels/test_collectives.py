@@ -91,6 +91,27 @@ def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: i
             assert predict(*name, num_bytes, layout, priced, shards=shards) == pytest.approx(float(expected))
 
 
+@pytest.mark.parametrize(("ranks", "servers"), [(2, None), (5, 1), (8, 2), (9, 3), (6, 5)])
+def test_dedicated_servers_cost_what_their_closed_form_says(ranks: int, servers: int | None) -> None:
+    """With one server and p workers 2 p n beta, which a server beside a worker does with p - 1."""
+    name: tuple[Collective, str] = ("allreduce", "dedicated-servers")
+    layout, num_bytes = Layout(ranks=ranks, group_size=ranks), 4 * 60 * ranks
+    form = closed_form(*name, layout, shards=servers)
+    assert form is not None
+    counted = counts(*name, layout, num_bytes // 4, 4, shards=servers)
+    assert ({rank.steps for rank in counted}, max(rank.bytes_sent for rank in counted)) == ({2}, num_bytes * form.sent)
+    one, byte, free = (level((None, alpha, beta)) for alpha, beta in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
+    for priced, expected in (
+        (network(one, None), form.starts),
+        (network(byte, None), form.along * num_bytes),
+        (network(free, None, gamma=1.0), form.added * num_bytes),
+    ):
+        assert predict(*name, num_bytes, layout, priced, shards=servers) == pytest.approx(float(expected))
+    if servers in (None, 1):
+        beside = predict("allreduce", "parameter-server", num_bytes, layout, network(byte, None), shards=1)
+        assert predict(*name, num_bytes, layout, network(byte, None)) == pytest.approx(beside)
+
+
 @given(
     name=st.sampled_from(NAMES),
     groups=st.integers(1, 9),

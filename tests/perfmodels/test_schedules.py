@@ -137,9 +137,20 @@ def test_shifts_use_one_length_a_step(halves: int) -> None:
         ("hierarchical", 6, {"group_size": 4}, "groups of 4 do not divide 6 ranks"),
         ("leader", 6, {"group_size": 0}, "groups of 0 do not divide 6 ranks"),
         ("parameter-server", 4, {"shards": 5}, "5 shards; needs 1 to 4"),
+        ("dedicated-servers", 4, {"shards": 4}, "4 servers of 4 ranks; needs at least one worker"),
         ("ring", 0, {}, "at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(algorithm: str, ranks: int, options: dict[str, int], says: str) -> None:
     with pytest.raises(UserError, match=says):
         schedule("allreduce", algorithm, 0, ranks, 10, **options)
+
+
+@pytest.mark.parametrize(("ranks", "servers"), [(2, 1), (5, 2), (7, 3), (6, 5)])
+def test_dedicated_servers_sum_the_vectors_of_the_workers(ranks: int, servers: int) -> None:
+    schedules = [schedule("allreduce", "dedicated-servers", r, ranks, 11, shards=servers) for r in range(ranks)]
+    workers = ranks - servers
+    inputs = [np.arange(11.0) * (r + 1) for r in range(workers)] + [np.zeros(11)] * servers
+    buffers = [vector.copy() for vector in inputs]
+    execute(schedules, inputs, buffers)
+    assert all((buffer == sum(inputs)).all() for buffer in buffers[:workers])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import consistency
+from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.files import find
 
 
@@ -78,6 +79,24 @@ def test_estimate_takes_samples_where_there_are_no_epochs() -> None:
     )
 
 
+BY_PEAK = ("resnet50", "--system", "p40-roce", "--samples", "1000000")
+
+
+def test_estimate_by_peak_is_flops_over_peak_and_the_assumed_share() -> None:
+    code, output = estimated(*BY_PEAK, "--ranks", "64", "--mfu", "0.5", "--price", "9 EUR/node-hour")
+    assert code == 0
+    workload = choose(WorkloadFile(find("workloads", "resnet50")), "full", {}).workload()
+    hours = 1e6 * workload.model.training_flops(workload.data) / (64 * 12e12 * 0.5) / 3600
+    (line,) = [line for line in output.splitlines() if line.startswith("MFU 50.00%")]
+    assert f"as assumed: 1 min 03 s ({hours * 60:.2f} min)" in line
+    assert f"{64 * hours:.3f} GPU-hours, price {8 * 9 * hours:.4g} EUR" in line
+    assert "64 x 12 TFLOP/s by data sheet, 8 nodes of p40-roce" in output
+    _, published = estimated(*BY_PEAK)
+    assert "MFU 26.34%     lowest of language models on H100" in published
+    assert "MFU 46.44%     highest of language models on H100" in published
+    assert "8 x 12 TFLOP/s by data sheet, 1 node" in published
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -93,6 +112,13 @@ def test_estimate_takes_samples_where_there_are_no_epochs() -> None:
         (["resnet50", "--throughput", "1", "--epochs", "1", "--time", "0min"], "--time: '0min' is not a duration"),
         ([*PER_RANK, "--efficiency", "99.2", "--epochs", "1"], "--efficiency '99.2': must be a share"),
         (["resnet", "--throughput", "1", "--epochs", "1"], "did you mean resnet50"),
+        (["resnet50", "--throughput", "1", "--epochs", "1", "--mfu", "0.3"], "--mfu: only for RUNS or --system"),
+        (["resnet50", "--mfu", "0.3"], "--mfu: only for WORKLOAD"),
+        ([*BY_PEAK, "--mfu", "40"], "--mfu '40': must be a share"),
+        ([*BY_PEAK, "--deadline", "3d"], "--deadline: has no effect on WORKLOAD --system"),
+        ([*BY_PEAK, "bert"], "needs one WORKLOAD, not 2"),
+        ([*BY_PEAK, "--price", "1 EUR/core-hour"], "must be of a GPU-hour or a node-hour"),
+        (["resnet50", "--system", "local", "--epochs", "1"], "--system local: has no GPUs (node.gpus)"),
     ],
 )
 def test_wrong_usage_names_the_option(arguments: list[str], named: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,10 +12,11 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
-from dlbench.projection.ideal import ideal_rows
-from dlbench.projection.spec_machine import layout_of, network_of
+from dlbench.projection.ideal import IdealCase
+from dlbench.projection.spec_machine import layer_rows, layout_of, network_of
 from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
 from dlbench.specs.files import find
+from dlbench.specs.layers import Layer
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
@@ -34,7 +37,7 @@ def run(text: str, *more: str) -> Result:
 
 def test_computing_is_operations_at_the_peak_and_the_exchange_a_ring_over_stated_links() -> None:
     workload, system = workload_of("resnet50"), system_of("p40-roce")
-    (row,) = ideal_rows(workload, system, layout_of(system, 64), batch=64 * 64, strategies=("data",))
+    (row,) = IdealCase(workload=workload, system=system, strategies=("data",)).rows(64)
     least = 64 * workload.model.training_flops(workload.data) / 12e12
     assert least < row.compute_s < 1.5 * least  # the rest is bytes of layers that compute little
     weights = 4 * sum(layer.weights for layer in workload.model.layer_table(workload.data))
@@ -46,7 +49,7 @@ def test_computing_is_operations_at_the_peak_and_the_exchange_a_ring_over_stated
 
 def test_flows_share_the_adapters_that_are_stated() -> None:
     bert, system = workload_of("bert"), system_of("abci")
-    rows = ideal_rows(bert, system, layout_of(system, 64), batch=64, strategies=("data+tensor",))
+    rows = IdealCase(workload=bert, system=system, strategies=("data+tensor",), global_batch=64).rows(64)
     # Each of the four places in a node has an all-reduce of its own, over the node's two adapters.
     assert {row.phi for row in rows if row.replicas == 16} == {2}
 
@@ -61,7 +64,7 @@ def test_an_ideal_all_reduce_uses_all_links_of_a_node_and_its_leaf() -> None:
         across = system.network.across.model_copy(update={"links": links})
         changed = {"across": across, "beyond": None, "nodes_per_leaf": 4, "leaf_taper": taper}
         other = system.model_copy(update={"network": system.network.model_copy(update=changed)})
-        (row,) = ideal_rows(workload, other, layout_of(other, 64), batch=64 * 64, strategies=("data",))
+        (row,) = IdealCase(workload=workload, system=other, strategies=("data",)).rows(64)
         sent.append(row.communication_s)
     assert sent[0] > 1.05 * sent[1] > 1.05 * sent[2]
     assert sent[3] > 1.05 * sent[2]
@@ -101,6 +104,27 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
         assert all(one["is_ideal"] and one["measured_s"] is None for one in content["rows"])
 
 
+def test_settings_replace_those_of_the_preset() -> None:
+    large = "project spec bert --preset 1.3b --system abci --to 64 --strategy all --format json"
+    more = ("--set", "model.num_layers=4", "--set", "data.sequence_length=512", "--set", "train.batch_per_rank=2")
+    content, changed = (json.loads(run(large, *words).output) for words in ((), more))
+    assert (content["overrides"], content["global_batch"]) == ({}, {"64": 256})
+    assert changed["overrides"] == {
+        "model.num_layers": 4,
+        "data.sequence_length": 512,
+        "train.batch_per_rank": 2,
+    }
+    assert changed["global_batch"] == {"64": 128}
+    data, less = (next(row for row in one["rows"] if row["strategy"] == "data") for one in (content, changed))
+    assert less["compute_s"] < data["compute_s"] / 20
+    # Groups of four neighbours share a layer; of the stages' counts the best is shown.
+    rows = [row for row in changed["rows"] if row["strategy"] == "data+pipeline+tensor"]
+    assert {row["tensor_ranks"] for row in rows} == {2, 4}
+    text = run(large.replace("json", "text"), *more).output
+    assert text.count("data+pipeline+tensor ") == 1
+    assert "layers=4" in run(large.replace("json", "md"), *more).output
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -108,9 +132,99 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
         ("project spec resnet50 --to 8", "Missing option '--system'"),
         ("project spec --system abci --to 8", "Missing argument 'WORKLOAD'"),
         (f"{P40} 8 --record", "No such option '--record'"),
+        (f"{P40} 8 --set train.batch_per_rnk=3", "--set: train.batch_per_rnk: unknown key; did you mean train.batch_"),
+        (f"{P40} 8 --set train.batch_per_rank=0", "--set: train.batch_per_rank: must be a whole number of 1 or more"),
+        (f"{P40} 8 --set train.seed=3", "--set train.seed: has no effect on a projection by data sheet, which reads "),
+        (f"{P40} 8 --set train.batch_per_rank", "must be key=value"),
     ],
 )
 def test_what_a_data_sheet_cannot_say_is_refused_in_a_line(command: str, why: str) -> None:
     done = run(command)
     assert done.exit_code != 0
     assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+
+
+BOTH = "project spec resnet50 --preset full --system abci --system p40-roce"
+
+
+def case_of(system: str, **changes: Any) -> IdealCase:
+    asked = {"strategies": ("data",), "node_price": 9.0, **changes}
+    return IdealCase(workload=workload_of("resnet50"), system=system_of(system), **asked)
+
+
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_nodes_of_equal_time_and_price_are_those_of_a_search_of_all_counts(scaling: str) -> None:
+    words = f"{BOTH} --to 8,16,64 --samples 1e6 --scaling {scaling} --format json".split()
+    done = CliRunner().invoke(cli, [*words, "--price-per-node-hour", "9 EUR", "--price-per-node-hour", "12 EUR"])
+    assert done.exit_code == 0, done.output
+    costs = json.loads(done.output)["costs"]
+    assert [(row["system"], row["nodes"]) for row in costs] == [
+        *(("abci", 2), ("abci", 4), ("abci", 16)),
+        *(("p40-roce", 1), ("p40-roce", 2), ("p40-roce", 8)),
+    ]
+    batch = 512 if scaling == "strong" else None
+    other = case_of("p40-roce", global_batch=batch, node_price=12.0)
+    on_other = {nodes: other.cost(8 * nodes) for nodes in range(1, 9)}
+    own = case_of("abci", global_batch=batch)
+    for row in costs[:3]:
+        cost = own.cost(row["ranks"])
+        assert cost is not None
+        assert (row["hours"], row["price"]) == (pytest.approx(cost.hours), pytest.approx(9 * cost.node_hours))
+        as_fast = [nodes for nodes, figures in on_other.items() if figures and figures.hours <= cost.hours]
+        as_cheap = [nodes for nodes, figures in on_other.items() if figures and figures.price <= cost.price]
+        assert row["equal_hours"] == min(as_fast, default=None)
+        assert row["equal_price"] == max(as_cheap, default=None)
+
+
+def test_a_cost_is_nodes_times_steps_and_energy_needs_the_power_of_a_node(tmp_path: Path) -> None:
+    watts = tmp_path / "watts.yaml"
+    text = find("systems", "p40-roce").read_text().replace("name: p40-roce", "name: watts")
+    watts.write_text(text.replace("  name: Tesla P40", "  node_watts: 2500\n  name: Tesla P40"))
+    done = run(f"{BOTH.replace('abci', str(watts))} --to 64 --samples 1000000 --format json")
+    measured, unknown = json.loads(done.output)["costs"]
+    step_s = case_of("p40-roce").rows(64)[0].step_s
+    assert measured["hours"] == pytest.approx(1e6 / (64 * 64) * step_s / 3600)
+    assert measured["node_hours"] == pytest.approx(8 * measured["hours"])
+    assert measured["kwh"] == pytest.approx(2.5 * measured["node_hours"])
+    assert (unknown["kwh"], unknown["price"]) == (None, None)
+    assert "Energy of p40-roce: device.node_watts is missing" in " ".join(run(f"{BOTH} --to 64 --full").output.split())
+    assert "53,809,014 images (the schedule's)" in run(f"{P40} 8").output
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--system", "abci"], "--system abci p40-roce abci: needs one system, or two with different names"),
+        (["--price-per-node-hour", "9 EUR"], "1 prices for 2 systems"),
+        (["--price-per-node-hour", "9 EUR", "--price-per-node-hour", "9 CHF"], "must have one currency"),
+        (["--samples", "0"], "--samples '0': must be a number above zero"),
+        (["--strategy", "tensor"], "none of these strategies fits"),
+    ],
+)
+def test_what_two_systems_cannot_be_asked_is_a_line(more: list[str], why: str) -> None:
+    done = run(f"{BOTH} --to 8", *more)
+    assert done.exit_code != 0
+    assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+
+
+def test_runs_are_projected_to_one_system() -> None:
+    done = run("project runs . --to 8 --system abci --system p40-roce")
+    assert "takes one system here, because computing stays that of the runs" in str(done.exception)
+
+
+def test_layers_have_their_products_bytes_and_bound() -> None:
+    workload, system = workload_of("resnet50"), system_of("p40-roce")
+    layers = workload.model.layer_table(workload.data)
+    rows = layer_rows(layers, system, workload.train)
+    assert sum(row.count for row in rows) == 2 * len(layers)
+    assert sum(2 * row.count * row.macs for row in rows) == workload.model.training_flops(workload.data)
+    flops_per_byte = 12e12 / 346e9  # of the P40 in fp32
+    assert all((row.bound_by == "memory") == (row.flops_per_byte < flops_per_byte) for row in rows)
+    assert {row.bound_by for row in rows if row.kind == "norm"} == {"memory"}
+    wide = Layer(name="wide", kind="linear", block=0, inputs=10, outputs=20, weights=640, macs=200)
+    forward, backward = layer_rows((wide, wide), system, workload.train)
+    assert (forward.count, forward.macs, forward.moved_bytes) == (2, 200, 4 * (10 + 20 + 640 / 64))
+    assert (backward.count, backward.macs, backward.moved_bytes) == (2, 400, 4 * (20 + 10 + 10 + 2 * 640 / 64))
+    content = json.loads(run(f"{P40} 8 --format json").output)
+    assert len(content["layers"]) == len(rows)
+    assert "Memory bounds " in run(f"{P40} 8 --full").output

@@ -310,6 +310,7 @@ def test_another_way_is_what_it_changes() -> None:
     assert one_thread > exchange(exchange="hierarchical", by=("ddp", "gloo"))
     # Of each rank's 1 %, 64 ranks send 0.64 numbers and as many places; dense is 2: less than half of the bytes.
     assert exchange(wire="topk", topk_density=0.01) < 0.6 * same
+    assert exchange(wire="int8") < exchange(wire="fp16") < same
     # A measured count is what was measured there, beside its own runs without an error of the model.
     for point in ingredients.points:
         measured = target(ingredients, point.ranks)

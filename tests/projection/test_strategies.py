@@ -30,6 +30,7 @@ from dlbench.specs.layers import Layer, Layers
 from dlbench.specs.workload import Model, ResNetModel
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, write
+from tests.support import collectives_factory as factory
 from tests.support.schemas import validator
 
 ALPHA, BETA = 1e-5, 1e-9
@@ -192,7 +193,119 @@ def test_a_pipeline_takes_what_an_event_simulation_of_gpipe_takes(ranks: int, ba
     forward, backward = (
         [share * sum(half[n] for n in stage) for stage in stages] for half in (times.forward, times.backward)
     )
-    assert row.step_s == pytest.approx(gpipe_seconds(forward, backward, [*sends, 0.0], parts), rel=1e-9)
+    step_s = gpipe_seconds(forward, backward, [*sends, 0.0], parts)
+    assert row.step_s == pytest.approx(step_s, rel=1e-9)
+    busy_s = [parts * (there + back) for there, back in zip(forward, backward, strict=True)]
+    assert row.bubble == pytest.approx(1 - sum(busy_s) / (ranks * step_s), abs=1e-12)
+    assert row.imbalance == pytest.approx(max(busy_s) * ranks / sum(busy_s))
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 8)])
+def test_the_bubble_of_equal_stages_is_that_of_the_formula(ranks: int, batch: int) -> None:
+    free = Piece(alpha_s=0.0, beta_s_per_byte=0.0)
+    used = network().model_copy(update={"inside": Level(pieces=(free,))})
+    layers = tuple(
+        Layer(name=f"layer{n}", kind="linear", block=n, inputs=8, outputs=8, weights=64, macs=64) for n in range(8)
+    )
+    times = LayerTimes(forward=(1.0,) * 8, backward=(2.0,) * 8, update_s=0.0)
+    (row,) = rows_of(layers, ranks, "pipeline", times=times, network=used, batch=batch)
+    assert row.bubble == pytest.approx((ranks - 1) / (batch + ranks - 1))
+    assert row.imbalance == pytest.approx(1.0)
+    assert "GPipe: activations of all parts" in row.notes[-1]
+
+
+def uneven_times() -> LayerTimes:
+    numbers = range(len(BERT))
+    return LayerTimes(
+        forward=tuple(1e-9 * (1 + n % 3) for n in numbers),
+        backward=tuple(1e-9 * (2 + n % 5) for n in numbers),
+        update_s=0.5,
+    )
+
+
+def tensor_share(layer: Layer) -> float:
+    return 0.5 if layer.tensor else 1.0
+
+
+def test_three_factors_are_a_pipeline_of_tensor_parallel_stages_and_an_exchange_between_replicas() -> None:
+    times, batch, stages_count, replicas = uneven_times(), 32, 2, 2
+    rows = rows_of(BERT, 8, "data+pipeline+tensor", times=times, batch=batch * replicas)
+    (row,) = (row for row in rows if (row.replicas, row.tensor_ranks) == (replicas, 2))
+    parts = int(row.notes[0].split()[0])
+    samples = batch / parts
+    blocks = [[n for n, layer in enumerate(BERT) if layer.block == number] for number in range(BERT[-1].block + 1)]
+    work = [sum(times.forward[n] + times.backward[n] for n in block) for block in blocks]
+    stages = [[n for block in blocks[first:last] for n in block] for first, last in cut(work, stages_count)]
+    halves = []
+    for half in (times.forward, times.backward):
+        computed = [samples * sum(half[n] * tensor_share(BERT[n]) for n in stage) for stage in stages]
+        summed = [
+            sum(cost("allreduce", 2, samples * BERT[n].outputs) for n in stage if BERT[n].tensor == "row")
+            for stage in stages
+        ]
+        halves.append([own + messages for own, messages in zip(computed, summed, strict=True)])
+    sends = [ALPHA + samples * BERT[stages[0][-1]].outputs * 4 * BETA, 0.0]
+    passes_s = gpipe_seconds(*halves, sends, parts)
+    tied = sum(layer.shared_weights for layer in BERT)
+    held = [sum(BERT[n].weights * tensor_share(BERT[n]) for n in stage) for stage in stages]
+    held[-1] += tied
+    exchanged_s = cost("allreduce", replicas, max(held)) + 2 * (ALPHA + tied / 2 * 4 * BETA)
+    update_s = times.update_s * max(held) / sum(layer.weights for layer in BERT)
+    assert row.step_s == pytest.approx(passes_s + exchanged_s + update_s, rel=1e-6)
+    assert row.bubble == pytest.approx(1 - parts * sum(map(sum, halves)) / (stages_count * passes_s))
+    # By 1F1B the first stage holds two parts, the last one.
+    elements = [
+        samples
+        * sum(
+            BERT[n].inputs * (1.0 if BERT[n].tensor == "column" else tensor_share(BERT[n]))
+            + BERT[n].outputs * (1.0 if BERT[n].tensor == "row" else tensor_share(BERT[n]))
+            for n in stage
+        )
+        for stage in stages
+    ]
+    needed = max(4 * (4 * held[n] + (2 - n) * elements[n]) for n in (0, 1))
+    assert row.memory_bytes == pytest.approx(needed)
+    assert row.notes[-1] == "memory by 1F1B: activations of at most 2 parts"
+
+
+def test_fsdp_over_tensor_gathers_the_shares_of_layers_and_sums_their_outputs() -> None:
+    (row,) = rows_of(BERT, 8, "fsdp+tensor", times=uneven_times(), batch=64)
+    assert (row.replicas, row.tensor_ranks) == (4, 2)
+    blocks = [
+        sum(layer.weights * tensor_share(layer) for layer in BERT if layer.block == number)
+        for number in range(BERT[-1].block + 1)
+    ]
+    inner, root = blocks[1:-1], blocks[0] + blocks[-1]
+    gathers = sum(2 * cost("all-gather", 4, block) + cost("reduce-scatter", 4, block) for block in inner)
+    gathers += cost("all-gather", 4, root) + cost("reduce-scatter", 4, root)
+    sums = sum(2 * cost("allreduce", 2, 16 * layer.outputs) for layer in BERT if layer.tensor == "row")
+    assert row.communication_s == pytest.approx(gathers + sums, rel=1e-6)
+    state = 4 * 4 * sum(blocks) / 4
+    (tensor,) = (row for row in rows_of(BERT, 8, "data+tensor", batch=64) if row.replicas == 4)
+    assert row.memory_bytes == pytest.approx(tensor.memory_bytes - 3 * state + 2 * 4 * max(blocks))
+
+
+@pytest.mark.parametrize(("node", "hidden"), [(4, False), (2, True)])
+def test_gradients_and_activations_on_one_link_add_up_their_bytes(node: int, hidden: bool) -> None:
+    """Computing takes no time and messages no start-up, so that a step takes what its links carry."""
+    width, samples = 4096, 512
+    layers = [Layer(name="scores", kind="attention", block=0, inputs=1, outputs=0, macs=1, heads=2, tensor="head")]
+    for number in range(2):
+        for name, divided in (("expand", "column"), ("reduce", "row")):
+            sizes: dict[str, Any] = {"inputs": width, "outputs": width, "weights": width**2, "macs": 1}
+            shape: dict[str, Any] = {"channels": width, "filters": width, "tensor": divided}
+            layers.append(Layer(name=f"{name}{number}", kind="linear", block=number, **sizes, **shape))
+    level = Level(pieces=(Piece(alpha_s=0.0, beta_s_per_byte=BETA),))
+    used = network().model_copy(update={"inside": level, "across": level})
+    times = LayerTimes(forward=(0.0,) * 5, backward=(0.0,) * 5, update_s=0.0)
+    given: dict[str, Any] = {"times": times, "network": used, "node": node, "batch": 2 * samples}
+    (row,) = rows_of(tuple(layers), 4, "data+tensor", **given)
+    activation_bytes = samples * width * 4  # A ring of two sends as many bytes as it sums.
+    gradient_bytes = 4 * width**2 // 2 * 4
+    assert row.communication_s == pytest.approx((4 * activation_bytes + gradient_bytes) * BETA)
+    # Gradients of the last layers travel while the first sums its activations: for nothing if on other links.
+    link_bytes = 4 * activation_bytes + gradient_bytes - hidden * activation_bytes
+    assert row.step_s == pytest.approx(link_bytes * BETA)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7), st.data())
@@ -353,6 +466,22 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     full = cli(*asked(runs, "--to", "64", "--strategy", "pipeline", "--full")).stdout
     assert "model only" in full
     assert "by multiply-adds" in " ".join(full.split())
+
+
+def test_accuracy_has_a_step_without_congestion_with_comm_runs(runs: Path, tmp_path: Path) -> None:
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        return {"times_s": [point["times_s"][0], *[10 * seconds for seconds in point["times_s"][1:]]]}
+
+    asked_for: dict[str, Any] = {"points_are": "nodes", "ranks_per_node": 2, "group_size": None, "backends": "none"}
+    story = factory.Story(noise=0.0, change=change)
+    factory.write_comm_series(
+        tmp_path, story, system="box", points=(2, 4), repeats=1, algorithms="ring", sizes="64KiB:1MiB", **asked_for
+    )
+    words = ["project", "runs", str(runs), str(tmp_path), "--to", "16", "--strategy", "data", "--full"]
+    steps = r"medians of the network's costs (\S+) %, minima, without congestion (\S+) %, scaled to the anchor \S+ %"
+    found = re.search(f"step by step: {steps}", " ".join(CliRunner().invoke(command, words).output.split()))
+    assert found is not None
+    assert found[1] != found[2]
 
 
 def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,28 +1,36 @@
-"""Real ranks on this machine: what a run leaves behind, with every engine, and what becomes of runs that go wrong."""
+"""Local runs, reading of files, interruption."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dlbench.datasets.making.catalogue import prepare_demo_data
+from dlbench.errors import ExitCode
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.file_calls import STRACE, calls_in, periods
 from tests.support.forked_runs import run_forked
-from tests.support.forks import call_dlbench
+from tests.support.forks import call_dlbench, start_forks
 from tests.support.horovod import require_horovod_over_mpi
-from tests.support.leftovers import Leftovers
+from tests.support.leftovers import Leftovers, interrupt
 from tests.support.run_factory import record_of
+from tests.support.volumes import write_volumes
+
+pytestmark = pytest.mark.slow
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
@@ -336,3 +344,119 @@ def test_nothing_is_left_under_mpirun(
     if victim != "launcher":
         culprit = {"rank": "rank 1", "supervisor": "the supervisor of mpirun"}.get(victim, "mpirun")
         assert f": {culprit} was the first to end, by signal" in errors
+
+
+MOST_CALLS = 100  # Of both ranks on their run's folder, from their start to their first step.
+FORTY_STEPS = (
+    "--set",
+    "measure.warmup_steps=2",
+    "--set",
+    "measure.measured_steps=40",
+    "--set",
+    "train.batch_per_rank=1",
+)
+
+
+@contextmanager
+def traced(process: int, out: Path) -> Iterator[None]:
+    tracer = subprocess.Popen([*STRACE, "-o", str(out), "-p", str(process)], stderr=subprocess.DEVNULL)
+    try:
+        status = Path(f"/proc/{process}/status")
+        deadline = time.monotonic() + 60
+        while f"TracerPid:\t{tracer.pid}\n" not in status.read_text():
+            if tracer.poll() is not None or time.monotonic() > deadline:
+                pytest.skip("no process may be traced here")
+            time.sleep(0.01)
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_ranks_leave_the_shared_folder_alone_while_they_are_measured(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    out = tmp_path / "runs"
+    with traced(start_forks(), tmp_path / "trace"):
+        words = ("cosmoflow", "--preset", "ci", "--ranks", "2", "--engine", "ddp", "--data", "synthetic", "--out", out)
+        (run,) = run_forked(*words, *FORTY_STEPS)
+    # Of both ranks together, but for loading Python.
+    calls = calls_in(tmp_path / "trace", [run.folder.path])
+    first, begin, end = periods(run, 0)
+    assert 0 < sum(at < first for at, _, _ in calls) <= MOST_CALLS
+    # The sampler opens its file once, when it has started: ranks that import nothing may be measuring by then.
+    assert [call for call in calls if begin <= call[0] < end and not call[2].endswith(".samples")] == []
+    assert sorted(path.name for path in run.folder.path.glob("*.status.json")) == ["node-0000.status.json"]
+
+
+BOUND_S = 240
+
+
+def begun(out: Path, *words: str, engine: str = "ddp") -> subprocess.Popen[str]:
+    """`dlbench run` with two ranks that would train for long; returns when a measured step has begun."""
+    command = [sys.executable, "-P", "-m", "dlbench", "run", "resnet50", "--preset", "ci", "--ranks", "2"]
+    command += ["--out", str(out), "--data", "synthetic", "--engine", engine]
+    command += ["--set", "measure.measured_steps=1000", "--set", "measure.warmup_steps=1"]
+    command += words
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + BOUND_S
+    while not any("measuring" in path.read_text() for path in out.glob("*/node-*.status.json")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def only(out: Path) -> Run:
+    found = scan(out)
+    assert not found.problems
+    return found.runs[0]
+
+
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
+def test_sigusr1_to_one_rank_ends_all_after_one_step_with_a_checkpoint(tmp_path: Path, engine: str) -> None:
+    process = begun(tmp_path, "--set", "checkpoint.every_steps=3", engine=engine)
+    try:
+        second = next(status for status in only(tmp_path).statuses if status.rank == 1)
+        os.kill(second.pid, signal.SIGUSR1)
+        said = process.communicate(timeout=BOUND_S)[1]
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.REQUEUE, said
+    run = only(tmp_path)
+    assert run.state == "interrupted"
+    step = run.interrupted.step
+    assert run.interrupted.checkpoint == f"step-{step:08d}.safetensors"
+    assert (run.folder.checkpoints / run.interrupted.checkpoint).exists()
+    assert f"interrupted after step {step} of attempt 1" in said
+    assert [status.exit_code for status in run.statuses] == [75, 75]
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough of them that no repeat is over at once."""
+    folder = tmp_path_factory.mktemp("data") / "volumes"
+    write_volumes(folder, 64, seed=1)
+    return folder
+
+
+@pytest.mark.nightly
+def test_readers_are_measured_cold_and_warm(cli: Cli, volumes: Path) -> None:
+    done = cli("io", "cosmoflow", "--preset", "ci", "--data", volumes, "--seconds", "0.2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cold, warm = found["supplies"]
+    assert warm["in_force"]
+    assert warm["samples_per_s"]["value"] > 0
+    assert warm["fetch_share"]["value"] + warm["prepare_share"]["value"] == pytest.approx(1)
+    # Nobody but root may empty the page cache for certain.
+    assert cold["in_force"] or cold["samples_per_s"] is None
+    assert [need["demand"]["accelerator"] for need in found["needs"]] == ["H100", "A100", "V100"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_reader_leaves_nothing(tmp_path: Path, volumes: Path, number: int) -> None:
+    words = ["io", "cosmoflow", "--preset", "ci", "--data", str(volumes), "--ranks", "2", "--seconds", "60"]
+    interrupt([*words, "--set", "data.loader_workers=1"], number, tmp_path, processes=6)

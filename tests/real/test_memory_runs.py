@@ -1,8 +1,10 @@
-"""Real runs whose activations do not stay: the same training to the last bit, and what the record says of it."""
+"""Runs that save memory: recomputing, swapping, planned memory, updates on the host."""
 
 from __future__ import annotations
 
+import json
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,13 @@ from dlbench.records.record import Record
 from dlbench.records.rows.spans import LANES, SWAP, SpanReader
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
+from tests.conftest import Cli
 from tests.support.forked_runs import planned, rank, run_forked
 from tests.support.forks import run_ranks
+from tests.support.leftovers import interrupt
+from tests.support.run_factory import record_of
+
+pytestmark = pytest.mark.slow
 
 SMALL = (
     *("--preset", "ci", "--set", "system.launch.pin=false", "--set", "layout.cores_per_rank=1"),
@@ -174,3 +181,69 @@ def test_compiled_losses_are_those_of_eager(
     assert warm is not None
     assert (cold.from_cache, warm.from_cache) == (0, cold.programs)
     assert cold.programs == warm.programs > 1
+
+
+TINY_COSMOFLOW = ("cosmoflow", "--preset", "ci", "--set", "model.input_size=32", "--batch", "2")
+
+
+def test_a_chain_is_measured_by_a_process_of_its_own_and_planned(cli: Cli, tmp_path: Path) -> None:
+    words = ("--set", f"train.memory.swap_folder={tmp_path}", "--capacity", "95%", "--json")
+    done = cli("memory", "plan", *TINY_COSMOFLOW, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "measuring cosmoflow (ci), 2 volumes per step\n"
+    found = json.loads(done.stdout)
+    assert found["measured"]["device"].startswith("cpu, ")
+    assert found["chain"]["batch"] == 2
+    names = [unit["name"] for unit in found["chain"]["units"]]
+    assert names[0] == "features.0"
+    assert sum(unit["saved_bytes"] + unit["input_bytes"] for unit in found["chain"]["units"]) > 1 << 20
+    assert found["rates"]["out_bytes_per_s"] > 0
+    assert found["plan"]["predicted"]["peak_bytes"] <= found["capacity_bytes"] < found["in_core_bytes"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layer_is_timed_by_the_same_program(cli: Cli) -> None:
+    done = cli("layer", *TINY_COSMOFLOW[:-2], "--parts", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    whole, *parts = json.loads(done.stdout)["measured"]["parts"]
+    assert [part["cut"] for part in (whole, *parts)] == ["whole", "filters", "channels", "extent"]
+    assert all(min(seconds) > 0 for part in parts for seconds in part["seconds"].values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_profile_leaves_nothing(tmp_path: Path, number: int) -> None:
+    words = ["memory", "plan", "resnet50", "--preset", "ci", "--batch", "256", "--capacity", "50%"]
+    interrupt(words, number, tmp_path, processes=3)
+
+
+SHORT = (
+    *("--ranks", "2", "--preset", "ci", "--set", "train.batch_per_rank=2", "--set", "layout.cores_per_rank=1"),
+    *("--set", "measure.warmup_steps=5", "--set", "measure.measured_steps=2", "--set", "system.launch.pin=false"),
+)
+CASES = {
+    "ddp": ("--engine", "ddp"),
+    "horovod": ("--engine", "horovod"),
+    # Buffers that hold gradients are arranged anew in the warm-up, the second time after its fourth step.
+    "own exchange": ("--engine", "ddp", "--set", "sync.fusion=own:mgwfbp"),
+}
+
+
+@pytest.mark.horovod
+@pytest.mark.usefixtures("horovod_installed")
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly) if case == "ddp" else case for case in CASES]
+)
+def test_two_ranks_train_the_same_numbers(case: str, tmp_path: Path) -> None:
+    found = {}
+    for where in ("device", "host"):
+        setting = ("--set", f"train.optimizer_state={where}")
+        (run,) = run_forked("cosmoflow", *SHORT, *CASES[case], *setting, "--series", where, "--out", tmp_path / where)
+        found[where] = record_of(run)
+    device, host = found["device"], found["host"]
+    assert [r.final_parameters_sha256 for r in host.ranks] == [r.final_parameters_sha256 for r in device.ranks]
+    assert device.host_update is None
+    assert host.host_update.update_s > 0
+    assert host.host_update.copied_bytes == 0
+    assert any("only the overlap is tested" in text for text in host.warnings)
+    assert [s.effective for s in host.settings if s.key == "train.optimizer_state"] == ["host"]

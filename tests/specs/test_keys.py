@@ -156,6 +156,7 @@ def test_a_fusion_that_is_none_is_answered_with_what_would_be_right(value: objec
     ("settings", "own"),
     [
         ({"sync.wire": "topk"}, "own buckets of 25 MiB"),
+        ({"sync.wire": "int8"}, "own buckets of 25 MiB"),
         ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB"),
         ({"sync.fusion": "64MiB"}, ""),
         ({"sync.fusion": "none"}, ""),
@@ -172,6 +173,12 @@ def test_dlbenchs_own_buckets_are_never_silent(settings: dict[str, Any], own: st
 def test_the_librarys_fusion_is_refused_where_dlbench_exchanges(fusion: str) -> None:
     said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": fusion, "sync.wire": "topk"})
     assert said.endswith(f"dlbench exchanges here; use own:{fusion}")
+
+
+@pytest.mark.parametrize("wire", ["int8", "topk"])
+def test_formats_without_dense_sums_need_the_flat_exchange(wire: str) -> None:
+    grouped = {"sync.wire": wire, "sync.exchange": "hierarchical", "sync.group_size": 2}
+    assert refused(engine="ddp", points=(4,), overrides=grouped).endswith("use sync.exchange flat")
 
 
 @pytest.mark.parametrize(("value", "kept"), [(1024, "1KiB"), ("67108864", "64MiB"), ("own:1KiB", "own:1KiB")])

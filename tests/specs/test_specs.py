@@ -25,7 +25,7 @@ from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextD
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 WORKLOADS = {
     "resnet50": {"full", "sgd90", "gpu", "gpu-compiled", "ci"},
-    "bert": {"full", "gpu", "gpu-compiled", "phase1", "phase2", "base", "ci"},
+    "bert": {"full", "gpu", "gpu-compiled", "1.3b", "13b", "175b", "phase1", "phase2", "base", "ci"},
     "cosmoflow": {"full", "gpu", "gpu-compiled", "large", "ci"},
 }
 

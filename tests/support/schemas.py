@@ -1,4 +1,4 @@
-"""Validators of the schemas that `dlbench show --schema` prints, which are schemas (tests/docs/test_schemas.py)."""
+"""Validators of the schemas that `dlbench show --schema` prints (tests/docs/test_module_names.py)."""
 
 from __future__ import annotations
 

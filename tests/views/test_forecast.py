@@ -1,11 +1,10 @@
-"""The report's projection is that of `dlbench project`; published figures stand next to equal work only."""
+"""The report's projection is that of `dlbench project`."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from dlbench.analysis import scaling
 from dlbench.analysis.table import tabulate
 from dlbench.projection.gathering import gathered
 from dlbench.projection.step import project
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
-from dlbench.views.forecast import Forecast, ForecastView, published, references
+from dlbench.views.forecast import Forecast, ForecastView
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import constant, plans, write_run
 
@@ -133,75 +132,3 @@ def test_projections_share_no_column_and_no_headline_with_measurements(weak: Pat
     (group,) = report.groups
     assert "project" not in group.verdict
     assert "#### Projected, not measured" in to_markdown(document)
-
-
-# Published figures
-
-
-def resnet(out: Path, **overrides: Any) -> Run:
-    """A run of the published ResNet-50 as far as its plan goes; its times are made up."""
-    asked: dict[str, Any] = {"train.precision": "fp16", "data.source": "/data/imagenet", **overrides}
-    preset = asked.pop("preset", "full")
-    blocks = asked.pop("blocks", None)
-    (plan,) = plans(workload="resnet50", preset=preset, points=(1,), repeats=1, overrides=asked)
-    if blocks:
-        network = plan.workload.model.model_copy(update={"stage_blocks": blocks})
-        plan = plan.model_copy(update={"workload": plan.workload.model_copy(update={"model": network})})
-    write_run(out, plan, constant([0, 0, 0, 100, 0, 0]))
-    (run,) = scan(out).runs
-    return run
-
-
-def same(run: Run) -> list[str]:
-    return [one.id for one, differences in references(run) if not differences]
-
-
-def test_equal_work_has_its_anchor(tmp_path: Path) -> None:
-    assert same(resnet(tmp_path / "64")) == ["jia-2018-batch-64"]
-    assert same(resnet(tmp_path / "32", **{"train.batch_per_rank": 32})) == ["jia-2018-batch-32"]
-    horovod = {"blocks": (3, 4, 23, 3), "train.precision": "fp32", "data.source": "synthetic"}
-    assert same(resnet(tmp_path / "101", **horovod)) == ["horovod-resnet101"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"preset": "ci"}, "preset"),
-        ({"train.precision": "fp32"}, "precision"),
-        ({"train.batch_per_rank": 16}, "batch per rank"),
-        ({"data.source": "synthetic"}, "data"),
-        ({"model.image_size": 160}, "model.image_size"),
-        ({"train.gradient_accumulation": 2}, "parts per batch"),
-    ],
-)
-def test_other_work_has_none_and_is_told_why(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
-    run = resnet(tmp_path, **changes)
-    assert same(run) == []
-    (differences,) = (other for one, other in references(run) if one.id == "jia-2018-batch-64")
-    assert what in differences
-
-
-def test_every_published_figure_names_its_source() -> None:
-    found = published()
-    assert len({one.id for one in found}) == len(found) >= 3
-    for one in found:
-        assert one.source
-        assert one.work.scaling == "weak"
-        assert one.work.preset == "full"
-
-
-def test_small_presets_say_why_there_is_no_reference_line(weak: Path) -> None:
-    group, found = forecast_of(weak)
-    assert found.same_work == ()
-    assert "No published reference is of the same work" in found.why_no_anchor
-    assert "preset" in found.why_no_anchor
-    other = replace(found, anchors=(replace(found.anchors[0], differences=()),), why_no_anchor="")
-    bare = replace(other, projection=replace(found.projection, targets=()))
-    drawn = {}
-    for name, one in (("published", other), ("plain", found), ("unprojected", bare)):
-        section = ForecastView().section(replace(group, views={"forecast": one}))
-        assert section is not None
-        (chart,) = section.charts()
-        drawn[name] = "published" in str(chart.spec)
-        assert (section.sheets[-1].name == "anchors") == drawn[name]
-    assert drawn == {"published": True, "plain": False, "unprojected": True}

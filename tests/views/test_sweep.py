@@ -525,3 +525,13 @@ def test_the_updates_share_is_one_table_by_optimizer_and_sharding(tmp_path: Path
         ["on, adamw", "adamw", "sharded (ZeRO-1)", *time, "2 ms", "1.953 KiB", "1.333"],
         ["on, sgd", "sgd", "replicated", *time, "2 ms", "1.953 KiB", "1.333"],
     ]
+    # One bar for each setting, of all parts of the step.
+    charts = [chart for section, _ in document_of(report).walk() for chart in section.charts()]
+    (chart,) = [chart for chart in charts if chart.title.startswith("A step by optimizer")]
+    (bars,) = chart.spec["datasets"].values()
+    settings = dict.fromkeys(bar["place"] for bar in bars)
+    assert list(settings) == [row.setting for row in shown.rows]
+    for name in settings:
+        by_part = {bar["part"]: bar["value"] for bar in bars if bar["place"] == name}
+        assert by_part["optimizer"] == pytest.approx(0.0104)
+        assert sum(by_part.values()) == pytest.approx(0.104)

@@ -36,6 +36,8 @@ class ShardedOrder:
     evenly) are left out of the epoch. `start` is the position of a resumed run.
     """
 
+    workers = 1  # Emulated workers of the rank: the parts of its batch are the batches of as many ranks.
+
     def __init__(
         self,
         num_samples: int,
@@ -104,7 +106,8 @@ class ShardedOrder:
         while True:
             samples = self.epoch(number, place)
             for first in range(0, len(samples), self._batch_size):
-                yield keys_of(number, samples[first : first + self._batch_size])
+                batch = samples[first : first + self._batch_size]
+                yield keys_of(number, batch.reshape(-1, self.workers).T.ravel())
             number, place = number + 1, 0
 
     def position(self, num_batches: int) -> Position:

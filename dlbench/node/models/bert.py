@@ -174,18 +174,46 @@ class BertForPreTraining(nn.Module):
         """Modules that are sharded and gathered one at a time, in the order of computing (`FsdpEngine`)."""
         return list(self.layers)
 
-    def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Returns encoded tokens, (N, S) -> (N, S, H)."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        keep = attention_mask.to(torch.bool)[:, None, None, :] if attention_mask is not None else None
-        return self._layers(input_ids, token_type_ids, positions, keep)
+    def run_units(
+        self,
+        units: range,
+        x: Tensor | None,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        attention_mask: Tensor | None,
+        masked_positions: Tensor,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Runs consecutive units: embedding, layers, heads. `x` (N, S, H) is the output of the unit before, if any.
 
-    def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
+        Returns encoded tokens (N, S, H), or what `forward` returns if the heads are among the units.
+        """
+        if x is None:
+            x = self._embed(input_ids, token_type_ids, torch.arange(input_ids.shape[1], device=input_ids.device))
+        keep = attention_mask.to(torch.bool)[:, None, None, :] if attention_mask is not None else None
+        for unit in units:
+            if 0 < unit <= len(self.layers):
+                x = self.layers[unit - 1](x, keep)
+        if units[-1] <= len(self.layers):
+            return x
+        index = masked_positions.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        return self._heads(x.gather(1, index), x[:, 0])
+
+    def _embed(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor) -> Tensor:
         positioned = self.word_embedding(input_ids) + self.position_embedding(positions)
         x: Tensor = self.dropout(self.embedding_norm(positioned + self.type_embedding(token_type_ids)))
-        for layer in self.layers:
-            x = layer(x, keep)
         return x
+
+    def _heads(self, masked: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        masked = self.mlm_norm(functional.gelu(self.mlm_transform(masked)))
+        mlm_logits = decoder_logits(masked, self.word_embedding.weight, self.mlm_bias)
+        return mlm_logits, self.nsp_classifier(torch.tanh(self.pooler(first)))
+
+    @staticmethod
+    def microbatches(batch: Batch, num: int) -> list[Batch]:
+        """Returns equal parts of a batch, the mean of whose losses is the loss of the whole."""
+        whole = batch | {"masked_total": (batch["masked_weights"].sum().clamp(min=1.0) / num).expand(num)}
+        chunks = [tensor.chunk(num) for tensor in whole.values()]
+        return [dict(zip(whole, parts, strict=True)) for parts in zip(*chunks, strict=True)]
 
     def forward(
         self,
@@ -201,24 +229,19 @@ class BertForPreTraining(nn.Module):
         `masked_positions` (N, P) count among all tokens, and the mask is not read.
         """
         if packed is None:
-            encoded = self.encode(input_ids, token_type_ids, attention_mask)
-            index = masked_positions.unsqueeze(-1).expand(-1, -1, encoded.shape[-1])
-            masked, first = encoded.gather(1, index), encoded[:, 0]
-        else:
-            tokens, starts = packed
-            longest = input_ids.shape[1]
-            lengths: tuple[int, ...] = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
-            encoded = self._layers(
-                input_ids.flatten()[tokens],
-                token_type_ids.flatten()[tokens],
-                tokens % longest,
-                Packing(starts, lengths, longest),
+            units = range(len(self.layers) + 2)
+            mlm_logits, nsp_logits = self.run_units(
+                units, None, input_ids, token_type_ids, attention_mask, masked_positions
             )
-            masked, first = encoded[masked_positions], encoded[starts[:-1]]
-        masked = self.mlm_norm(functional.gelu(self.mlm_transform(masked)))
-        mlm_logits = decoder_logits(masked, self.word_embedding.weight, self.mlm_bias)
-        nsp_logits = self.nsp_classifier(torch.tanh(self.pooler(first)))
-        return mlm_logits, nsp_logits
+            return mlm_logits, nsp_logits
+        tokens, starts = packed
+        longest = input_ids.shape[1]
+        lengths: tuple[int, ...] = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
+        x = self._embed(input_ids.flatten()[tokens], token_type_ids.flatten()[tokens], tokens % longest)
+        packing = Packing(starts, lengths, longest)
+        for layer in self.layers:
+            x = layer(x, packing)
+        return self._heads(x[masked_positions], x[starts[:-1]])
 
 
 class MaskedLmAccuracy(Accuracy):
@@ -303,20 +326,24 @@ def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Gene
 def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
     ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
     if "tokens" in batch:
-        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
-    else:
-        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
-    return mlm_logits, nsp_logits
+        packed: Outputs = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
+        return packed
+    outputs: Outputs = model(*ids, mask, batch["masked_positions"])
+    return outputs
 
 
-def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
+def _pre_training_loss(outputs: Outputs | Tensor, batch: Batch) -> Tensor:
     """Returns the mean masked-LM cross-entropy of used places plus that of the next sentence (section A.2)."""
+    if isinstance(outputs, Tensor):
+        return outputs  # of a stage of a pipeline, which the next one receives
     mlm_logits, nsp_logits = outputs
     per_place = functional.cross_entropy(
         mlm_logits.float().flatten(0, 1), batch["masked_ids"].flatten(), reduction="none"
     )
     weights = batch["masked_weights"].flatten()
-    masked_lm: Tensor = (per_place * weights).sum() / weights.sum().clamp(min=1.0)
+    # A microbatch has its share of the places of the whole batch.
+    total = batch["masked_total"].sum() if "masked_total" in batch else weights.sum().clamp(min=1.0)
+    masked_lm: Tensor = (per_place * weights).sum() / total
     return masked_lm + functional.cross_entropy(nsp_logits.float(), batch["next_sentence"])
 
 

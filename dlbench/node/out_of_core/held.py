@@ -26,7 +26,8 @@ def local_bytes(tensors: Iterable[Any], device: torch.device) -> int:
             if hasattr(tensor, "to_local"):
                 local = tensor.to_local()
             if local.device.type == device.type:
-                sizes[id(tensor)] = local.numel() * local.element_size()
+                # A parameter of another rank's stage has a shape and no memory (`PipelineEngine`).
+                sizes[id(tensor)] = min(local.numel() * local.element_size(), local.untyped_storage().nbytes())
     return sum(sizes.values())
 
 

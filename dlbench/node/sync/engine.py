@@ -13,12 +13,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import CollectiveWaits, Setting
+from dlbench.records.record import CollectiveWaits, EmulationResult, Setting, StageTimes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
+
+
+Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,9 @@ class Engine:
     _optimizer: Any = None  # The optimizer that `prepare` returned.
     beat: Callable[[str], None] = staticmethod(lambda progress: None)
     """Tells the watchdog where this rank is, in words, so that it can name the rank that others wait for."""
+    forward: Callable[[nn.Module, Batch], torch.Tensor]
+    """Runs the wrapped network, or a part of it, in the precision of training; returns its loss."""
+    trial_batch: Callable[[int], Batch]  # Makes that many samples of the shapes of training, on the device.
 
     def __init__(self, *_: object) -> None:
         """Takes the arguments of all engines: plan, folder, place, device, and this rank's GPU or None."""
@@ -114,6 +120,15 @@ class Engine:
     def end_training(self) -> None:
         """Is called by all ranks after the last step: leaves the trained parameters in the model."""
 
+    def begin_step(self, rate: float) -> None:
+        """Is called before the first forward pass of a step with the learning rate of its update."""
+
+    def run_passes(
+        self, batch: Batch, gradients: Callable[[Batch], torch.Tensor], mark_forward: Callable[[], None]
+    ) -> torch.Tensor:
+        """Runs forward and backward passes over a batch, by default `gradients`; returns its mean loss."""
+        return gradients(batch)
+
     def hold_exchange(self) -> AbstractContextManager[None]:
         """Returns a context in which a backward pass adds to the gradients and synchronises nothing."""
         return nullcontext()
@@ -130,6 +145,10 @@ class Engine:
     def message_spans(self) -> list[MessageSpan]:
         """Returns this rank's messages of the watched steps, after `watch(False)`; empty if they are not known."""
         return []
+
+    def emulation(self) -> EmulationResult | None:
+        """Returns what emulated workers did, after the last step; None: the engine emulates none."""
+        return None
 
     def exchange_result(self) -> ExchangeResult | None:
         """Returns how gradients were exchanged, complete on rank 0; called once by all ranks after the last step."""
@@ -154,6 +173,10 @@ class Engine:
         """Returns this rank's waiting for collectives in measured steps (after `watch(False)`); None: it runs none."""
         return None
 
+    def stage(self) -> StageTimes | None:
+        """Returns this rank's stage of a pipeline (after `watch(False)`); None: it trains all layers."""
+        return None
+
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         """Returns the state of training, complete on rank 0; called by all ranks, between steps."""
         planned = self.planned_groups(model, optimizer)
@@ -164,7 +187,8 @@ class Engine:
         return WholeState(
             model=model.state_dict(),
             values={number: optimizer.state[p] for number, p in enumerate(order) if p in optimizer.state},
-            group_steps=[steps[group[0]] if group else None for group in planned],
+            # Some of a group's parameters may be on other ranks.
+            group_steps=[next((steps[p] for p in group if p in steps), None) for group in planned],
         )
 
     def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
@@ -186,6 +210,8 @@ class Engine:
         state = {}
         for number, values in whole.values.items():
             parameter = order[number]
+            if parameter not in number_of:
+                continue  # another rank's
             state[number_of[parameter]] = {key: _share_where_equal(value, parameter) for key, value in values.items()}
         packed_groups = []
         for group in groups:
@@ -198,6 +224,10 @@ class Engine:
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         """Returns the optimizer's parameters in the groups and the order in which `prepare` was given them."""
         return [group["params"] for group in optimizer.param_groups]
+
+    def holding_whole(self) -> AbstractContextManager[None]:
+        """Returns a context in which the network has all parameters, each whole or a `DTensor`; called by all ranks."""
+        return nullcontext()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Returns a context whose forward passes exchange only with ranks of this replica; called by all ranks."""

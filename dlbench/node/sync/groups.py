@@ -48,6 +48,9 @@ class RankGroup(Protocol):
     def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Returns the tensors of all ranks, of equal lengths, by index."""
 
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sends row i to the rank with index i; returns the rows for this rank, by index: shape of `rows`."""
+
 
 class Communicators(Protocol):
     """A started library that makes groups of its ranks."""
@@ -180,6 +183,11 @@ class TorchGroup:
         gathered = [torch.empty_like(tensor) for _ in self.ranks]
         dist.all_gather(gathered, tensor, group=self.process_group)
         return gathered
+
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(rows)
+        dist.all_to_all_single(received, rows, group=self.process_group)
+        return received
 
 
 def _wait(work: dist.Work | None) -> None:

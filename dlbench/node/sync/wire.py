@@ -1,4 +1,4 @@
-"""Wire formats of gradients: fp32, 16-bit types, or only the largest entries (topk)."""
+"""Wire formats of gradients: fp32, 16-bit types, 8 bits with scales (int8), or only the largest entries (topk)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.sync.groups import RankGroup
-from dlbench.specs.sync import Wire
+from dlbench.specs.sync import INT8_BLOCK, Wire
 
 DenseSum = Callable[[torch.Tensor], None]
 """Sums a contiguous one-dimensional tensor of any floating type in place over all ranks; returns when it is done."""
 
 VALUE_BYTES = 4
 PAIR_BYTES = 8  # An int32 index and an fp32 value.
+INT8_MAX = 127  # Largest magnitude of an int8 value; -128 is not used, so that both signs have the same range.
 SLOTS = 512  # Largest number of messages between two countings.
 _INFINITY = float("inf")
 
@@ -26,7 +27,8 @@ class WireFormat:
     """A format of messages, here fp32; all ranks exchange the same buckets in the same order."""
 
     name = "fp32"  # The value of `sync.wire`.
-    dense_switches = 0  # Sparse messages of the whole run that were sent dense because that took fewer bytes.
+    method = ""  # Method of messages that are no dense sum, in records; empty: there are none.
+    dense_switches = 0  # Messages of the whole run that were sent dense because that took fewer bytes.
     carrying: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context entered while the carrier has a message: before it is packing (choosing, casting), after it merging."""
 
@@ -95,6 +97,8 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
         return NarrowWire(name, torch.bfloat16)
     if name == "topk":
         return TopkWire(density, world_size)
+    if name == "int8":
+        return Int8Wire()
     raise UserError(f"sync.wire {name}: is a hook of DDP; use --engine ddp with sync.exchange flat and fusion auto")
 
 
@@ -109,42 +113,28 @@ def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
 
-class TopkWire(WireFormat):
-    """Sparse messages; unsent entries (the residual) are kept by tensor, and not in checkpoints."""
+class ErrorFeedback(WireFormat):
+    """A format that sends a part of each gradient; the residual is kept by tensor, and not in checkpoints."""
 
     # Error feedback (Stich et al. 2018, "Sparsified SGD with memory"), without which training stalls: e <- e + g; send
-    # the k largest of |e|; e <- e - sent. Gradients that are not finite are sent, and the residual stays as it was
-    # before: the step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
-
-    # Gradients that are not finite count as the largest, so they are sent, and the residual stays as it was before: the
+    # a part of e; e <- e - sent. Gradients that are not finite are sent, and the residual stays as it was before: the
     # step is lost, as for dense gradients, but a NaN in the residual would spoil all later steps.
 
-    name = "topk"
+    first_width = float(VALUE_BYTES)  # Bytes of an element before any message was sent.
 
-    def __init__(self, density: float, world_size: int) -> None:
-        """Takes the share of a bucket's entries that a rank sends (0 to 1]."""
-        self._share = density
-        self._world_size = world_size
+    def __init__(self) -> None:
         self._layout: list[list[tuple[str, int]]] = []
         self._residuals: dict[int, torch.Tensor] = {}  # By bucket, flat.
         self._residuals_by_name: dict[str, torch.Tensor] = {}  # Of tensors not sent since the last `reset`.
         self._elements = 0
         self._wire_bytes = 0.0
-        # On the device of the gradients: the host must not wait for a count that is read once per run.
-        self._nonzero: torch.Tensor | None = None
         self.dense_switches = 0
 
     @property
-    def density(self) -> float | None:
-        if self._nonzero is None:
-            return None
-        return int(self._nonzero.item()) / self._elements
-
-    @property
     def bytes_per_element(self) -> float:
-        """Mean over elements: 4 in a dense message and before the first one, 4 p k / n in a gathered one."""
+        """Mean over the elements of all messages."""
         if not self._elements:
-            return float(VALUE_BYTES)
+            return self.first_width
         return self._wire_bytes / self._elements
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
@@ -153,13 +143,47 @@ class TopkWire(WireFormat):
         self._layout = [list(bucket) for bucket in layout]
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """Returns the unsent entries by tensor (flat views), without tensors that were never exchanged."""
+        """Returns the unsent parts by tensor (flat views), without tensors that were never exchanged."""
         residuals = dict(self._residuals_by_name)
         for number, flat in self._residuals.items():
             bucket = self._layout[number]
             pieces = torch.split(flat, [size for _, size in bucket])
             residuals.update((name, piece) for (name, _), piece in zip(bucket, pieces, strict=True))
         return residuals
+
+    def _residual(self, number: int, vector: torch.Tensor) -> torch.Tensor:
+        if vector.numel() >= 2**31:
+            raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
+        if number not in self._residuals:
+            pieces = []
+            for name, size in self._layout[number]:
+                piece = self._residuals_by_name.pop(name, None)
+                if piece is None:
+                    piece = torch.zeros(size, dtype=vector.dtype, device=vector.device)
+                pieces.append(piece)
+            self._residuals[number] = torch.cat(pieces)
+        return self._residuals[number]
+
+
+class TopkWire(ErrorFeedback):
+    """Sparse messages: the largest entries, with their indices. Entries that are not finite count as the largest."""
+
+    name = "topk"
+    method = "sparse"
+
+    def __init__(self, density: float, world_size: int) -> None:
+        """Takes the share of a bucket's entries that a rank sends (0 to 1]."""
+        super().__init__()
+        self._share = density
+        self._world_size = world_size
+        # On the device of the gradients: the host must not wait for a count that is read once per run.
+        self._nonzero: torch.Tensor | None = None
+
+    @property
+    def density(self) -> float | None:
+        if self._nonzero is None:
+            return None
+        return int(self._nonzero.item()) / self._elements
 
     def exchange(
         self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: RankGroup
@@ -199,18 +223,69 @@ class TopkWire(WireFormat):
             nonzero = self._nonzero + nonzero
         self._nonzero = nonzero
 
-    def _residual(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        if vector.numel() >= 2**31:
-            raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
-        if number not in self._residuals:
-            pieces = []
-            for name, size in self._layout[number]:
-                piece = self._residuals_by_name.pop(name, None)
-                if piece is None:
-                    piece = torch.zeros(size, dtype=vector.dtype, device=vector.device)
-                pieces.append(piece)
-            self._residuals[number] = torch.cat(pieces)
-        return self._residuals[number]
+
+class Int8Wire(ErrorFeedback):
+    """Values in 8 bits with an fp32 scale per block of at most `INT8_BLOCK`; sums are made in fp32."""
+
+    # Each rank gets its share of the message from all ranks, adds it in fp32, and sends the sum to all ranks in 8 bits:
+    # 2 (p-1)/p n bytes leave a rank, as in a ring. To gather all messages on each rank would take (p-1) n bytes, more
+    # than fp32 from 9 ranks on. The rank that rounds a sum feeds the error back (as servers of DoubleSqueeze do, Tang
+    # et al. 2019), so that all residuals and all sums add up to the gradients.
+
+    name = "int8"
+    method = "int8"
+    first_width = 1 + VALUE_BYTES / INT8_BLOCK
+
+    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
+        """Sends gradient plus residual in 8 bits; `vector` becomes the sum that all ranks have received."""
+        residual = self._residual(number, vector)
+        elements, num_ranks = vector.numel(), len(world.ranks)
+        num_blocks = math.ceil(elements / (num_ranks * INT8_BLOCK))  # of the share that a rank adds
+        length = math.ceil(elements / (num_ranks * num_blocks))
+        message_bytes = num_ranks * num_blocks * (length + VALUE_BYTES)
+        self._elements += elements
+        vector.add_(residual)
+        if message_bytes >= VALUE_BYTES * elements:  # a few elements, of which each would need a scale
+            residual.zero_()
+            with self.carrying():
+                dense(vector)
+            self.dense_switches += 1
+            self._wire_bytes += VALUE_BYTES * elements
+            return
+        unsent = vector.new_zeros(num_ranks * num_blocks * length)
+        unsent[:elements] = vector
+        unsent = unsent.view(num_ranks, num_blocks, length)
+        message = in_int8(unsent)
+        with self.carrying():
+            received = world.all_to_all(message)
+        unsent -= from_int8(message)
+        share = from_int8(received).sum(0)
+        message = in_int8(share)
+        with self.carrying():
+            sums = torch.stack(world.gather_all(message.flatten()))
+        unsent[world.index] += share - from_int8(message)
+        vector.copy_(from_int8(sums.view(received.shape)).flatten()[:elements])
+        unsent = unsent.flatten()[:elements]
+        torch.where(unsent.isfinite().all(), unsent, residual, out=residual)
+        self._wire_bytes += message_bytes
+
+
+def in_int8(blocks: torch.Tensor) -> torch.Tensor:
+    """Returns blocks, shape (..., n), in 8 bits as bytes, shape (..., n + 4): values, then the block's fp32 scale.
+
+    A block with a value that is not finite has no finite value afterwards.
+    """
+    largest = torch.linalg.vector_norm(blocks, _INFINITY, dim=-1, keepdim=True)
+    # A quotient by a subnormal scale could overflow.
+    scales = (largest / INT8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
+    values = (blocks / scales).round_().to(torch.int8)
+    return torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], -1)
+
+
+def from_int8(message: torch.Tensor) -> torch.Tensor:
+    """Returns the fp32 values of `in_int8`, shape (..., n)."""
+    scales = message[..., -VALUE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return message[..., :-VALUE_BYTES].view(torch.int8) * scales
 
 
 class OverflowCount:

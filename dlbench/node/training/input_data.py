@@ -237,11 +237,14 @@ def open_training_data(
 
 def _synthetic_source(context: RankContext, progress: Progress | None, model: ModelSpec) -> SyntheticSource:
     data, train = context.plan.workload.data, context.plan.workload.train
+    workers, ranks = context.plan.emulated_workers, context.replica.ranks
+    if workers > 1:
+        ranks = range(workers)
     return SyntheticSource(
         model,
         data,
-        batch_size=train.batch_per_rank,
-        ranks=context.replica.ranks,
+        batch_size=train.batch_per_rank // workers,
+        ranks=ranks,
         seed=train.seed,
         start_batch=steps_before(context, progress),
         pin_memory=context.on_gpu,
@@ -308,9 +311,11 @@ def _order(context: RankContext, num_samples: int, batch_size: int, start: Posit
     ownership = ownership_for(context.plan.workload.data, num_samples, replica.replicas, seed=seed)
     if ownership is not None:
         return HeldOrder(ownership, batch_size=batch_size, rank=replica.number, start=start)
-    return ShardedOrder(
+    order = ShardedOrder(
         num_samples, batch_size=batch_size, rank=replica.number, world_size=replica.replicas, seed=seed, start=start
     )
+    order.workers = context.plan.emulated_workers
+    return order
 
 
 def _exchange(

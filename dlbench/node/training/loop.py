@@ -62,6 +62,7 @@ class TrainingLoop:
         self._end_step = hooks_of(state.parts, "end_step")
         self._is_queued = timer.clock == "cuda-events"  # The device runs work that the host queues: it may wait for it.
         self._pauses, self._pacing = pauses, pacing
+        self._mark_forward = functools.partial(timer.mark, phases.FORWARD)
         self._maintenance_interval = COLLECT_EVERY  # Measured steps between two collections and checks for a stop.
         self._is_measuring = False
         self.result = LoopResult()
@@ -202,8 +203,9 @@ class TrainingLoop:
 
     def _step(self, step: int) -> tuple[int, torch.Tensor]:
         state, timer = self._state, self._timer
+        self._context.engine.begin_step(state.rate.at(step))
         batch = self._batch()
-        loss = self._gradients(batch)
+        loss = self._context.engine.run_passes(batch, self._gradients, self._mark_forward)
         self._context.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
         # An optimizer that is compiled in its first update takes minutes; the stall timeout starts again for it.

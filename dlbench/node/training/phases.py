@@ -12,7 +12,7 @@ lies between the end of the phase before and the host's last call, because kerne
 `delay` is the time from recording an event until the host knows that it passed. If the bound is 0, the phase is the
 time of its kernels alone. `hold_back` makes such steps in the warm-up: before each section of a step (two for each part
 of a batch, one for the update) the device sleeps for twice the time that the host needed for its calls in the last step
-before. `dlbench.analysis.launching` computes the idle time of measured steps from both.
+before. `dlbench.analysis.causes` computes the idle time of measured steps from both.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
+from torch import nn
 
 from dlbench.errors import RunError, UserError
 from dlbench.node.data.sample_exchange import SampleExchange
@@ -26,7 +27,7 @@ from dlbench.node.out_of_core.device_memory import (
     trim,
 )
 from dlbench.node.out_of_core.held import StepMemory
-from dlbench.node.part import TrainingPart
+from dlbench.node.part import Batch, TrainingPart
 from dlbench.node.step_schedule import Pacing, plan_schedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.training import phases
@@ -155,7 +156,7 @@ class Rank(TrainedRank):
         """Builds the optimizer; the engine wraps it and the network, and makes parameters equal on all ranks."""
         plan, engine = self.context.plan, self.context.engine
         optimizer = build_optimizer(self.model, plan.workload.train.at_batch(plan.global_batch).optimizer)
-        engine.beat = self.context.beat
+        engine.beat, engine.forward, engine.trial_batch = self.context.beat, self._forward, self.passes.batch_of
         self.wrapped, self.optimizer = engine.prepare(
             self.model,
             optimizer,
@@ -164,6 +165,10 @@ class Rank(TrainedRank):
         )
         for part in self.parts:
             part.after_wrap(self.passes, self.wrapped)
+
+    def _forward(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        with self.precision.autocast():
+            return self.loss(module, batch)
 
     def _interrupted_at(self) -> str | None:
         """Returns the newest checkpoint of an earlier attempt, as rank 0 sees it; called by all ranks."""
@@ -193,7 +198,8 @@ class Rank(TrainedRank):
         # Hashing the initial parameters is part of the checks, and its time of no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
-        self.initial_digest = parameters_digest(self.model)
+        with engine.holding_whole():
+            self.initial_digest = parameters_digest(self.model)
         self.hashing_s = time.monotonic() - began
         context.beat("building network and optimizer")
         engine.barrier()

@@ -215,6 +215,8 @@ class TrainedRank(TrainState):
             fields["device"] = f"{device} ({torch.cuda.get_device_name(device)})"
             fields["peak_memory_bytes"] = peak_bytes(device)
             fields["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        with context.engine.holding_whole():
+            final_digest = parameters_digest(self.model)
         return RankResult(
             rank=place.rank,
             node_rank=place.node_rank,
@@ -231,10 +233,11 @@ class TrainedRank(TrainState):
             last_loss=finite_or_none(losses[-1]),
             losses_finite=all(map(math.isfinite, losses)),
             initial_parameters_sha256=self.initial_digest,
-            final_parameters_sha256=parameters_digest(self.model),
+            final_parameters_sha256=final_digest,
             peak_resident_bytes=resident_bytes,
             startup_peak_bytes=steps.startup_peak_bytes,
             waits=context.engine.waits(),
+            stage=context.engine.stage(),
             startup_s=self.startup_s,
             bad_samples=tuple(failures[:MOST_NAMED]),
             bad_sample_count=len(failures),
@@ -285,7 +288,6 @@ class TrainedRank(TrainState):
         )
         checks += shuffle.checks
         state = "valid" if all(check.passed for check in checks) else "invalid"
-        resumed_from = str(self.resumed.path) if self.resumed is not None else None
         parameters = list(self.model.parameters())
         layers, described = layers_of(plan.workload), self.source.describe()
         fields: dict[str, Any] = {
@@ -302,6 +304,7 @@ class TrainedRank(TrainState):
             "checks": checks,
             "settings": settings,
             "exchange": exchange,
+            "emulation": context.engine.emulation(),
             "nccl": joined_transport([rank.nccl for rank in everyone]),
             "inert": inert(settings, ranks=plan.layout.ranks),
             "warnings": (*pinning_warnings, *self._record_warnings(everyone, exchange)),
@@ -309,7 +312,7 @@ class TrainedRank(TrainState):
             "shuffle": shuffle.result,
             "steps": steps.steps,
             "first_step": self.schedule.first,
-            "resumed_from": resumed_from,
+            "resumed_from": str(self.resumed.path) if self.resumed is not None else None,
             "attempt": attempt_of(context.folder),
             "layers": layers,
             "training_flops_per_sample": training_flops_per_sample(layers),

@@ -133,12 +133,13 @@ def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequ
     """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less. Blocks begin with the
     units `starts`. Without, all ways to cut the chain are tried, or single units if they may be swapped.
     """
-    high = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
+    costs = BlockCosts(chain)
+    high = _least_peak(costs, None, recompute=recompute, swap=swap, starts=starts)
     assert high is not None, "without a limit everything fits"
     low = 0
     while low < high:
         middle = (low + high) // 2
-        peak = _least_peak(chain, chain.fixed_bytes + middle, recompute=recompute, swap=swap, starts=starts)
+        peak = _least_peak(costs, chain.fixed_bytes + middle, recompute=recompute, swap=swap, starts=starts)
         if peak is None:
             low = middle + 1
         else:
@@ -152,17 +153,18 @@ def fits(
     """Returns whether some plan fits the capacity."""
     if capacity_bytes < chain.fixed_bytes:
         return False
-    return _least_peak(chain, capacity_bytes, recompute=recompute, swap=swap, starts=starts) is not None
+    return _least_peak(BlockCosts(chain), capacity_bytes, recompute=recompute, swap=swap, starts=starts) is not None
 
 
 def _least_peak(
-    chain: Chain, capacity_bytes: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+    costs: BlockCosts, capacity_bytes: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
 ) -> int | None:
     """Returns the peak of activations of some plan within a capacity, in bytes; None if there is no such plan."""
+    chain = costs.chain
     is_free = starts is None and recompute and not swap
     spans = spans_of(chain) if is_free else cut(chain, starts)
     setting = PassSetting.of(chain, None, capacity_bytes)
-    plan = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
+    plan = cheapest_fitting(costs, setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
     return None if plan is None else plan[1]
 
 

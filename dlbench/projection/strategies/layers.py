@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,12 +13,12 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.record import Record
 from dlbench.records.rows.spans import COMPUTE, SpanReader
 from dlbench.specs.base import Precision
-from dlbench.specs.layers import Layer, cut_layers
+from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_layers
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.rank_memory import backward
 from dlbench.specs.system import SystemSpec
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Bytes of an activation.
-WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +84,6 @@ class CountedMemory:
     scratch: float  # Temporary memory of the update.
     buckets: float  # Second copy of the gradients in the buckets of data parallelism.
     clones: float  # Copies by the library: Gloo copies the input of a reduce-scatter.
-
-
-def backward(activations: Sequence[float], gradients: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Yields the activations and gradients in memory before the backward pass of each block, from the last one on."""
-    remaining, done = sum(activations), 0.0
-    for block_activations, gradient in zip(reversed(activations), reversed(gradients), strict=True):
-        yield remaining, done
-        remaining, done = remaining - block_activations, done + gradient
-    yield 0.0, done
 
 
 def by_block(layers: Sequence[Layer], slabs: int = 1) -> tuple[list[float], list[float]]:

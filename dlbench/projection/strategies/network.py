@@ -4,18 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
 from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, NetworkModel, Piece
 
 
+class MessagePrice(NamedTuple):
+    """The price of a message or collective while all groups send theirs."""
+
+    seconds: float = 0.0
+    link_seconds: Mapping[LevelName, float] = {}  # Seconds of its bytes on the links that decide, by level.
+    phi: float = 1.0  # Flows of a link at once, at least 1.
+
+    def then(self, other: MessagePrice) -> MessagePrice:
+        """Returns the price of both, one after the other."""
+        link_seconds = dict(self.link_seconds)
+        for name, seconds in other.link_seconds.items():
+            link_seconds[name] = link_seconds.get(name, 0.0) + seconds
+        return MessagePrice(self.seconds + other.seconds, link_seconds, max(self.phi, other.phi))
+
+    def shared_with(self, other: MessagePrice) -> float:
+        """Returns the seconds of another message on links that this message uses, by how much of its time it does."""
+        if not self.seconds:
+            return 0.0
+        use = self.link_seconds
+        return sum(seconds * use.get(name, 0.0) for name, seconds in other.link_seconds.items()) / self.seconds
+
+
+Prices = dict[
+    tuple[Collective, float, int, int, int], MessagePrice
+]  # By collective, bytes, element bytes, size, stride.
+
+
 class Groups:
     """Groups of `size` ranks, `stride` apart: 1 for neighbours, more for equal indexes in neighbouring groups."""
 
-    def __init__(self, layout: Layout, network: NetworkModel, size: int, stride: int = 1) -> None:
-        self.size = size
+    def __init__(
+        self, layout: Layout, network: NetworkModel, size: int, stride: int = 1, prices: Prices | None = None
+    ) -> None:
+        self.size, self._stride = size, stride
         self._network = network
+        self._prices: Prices = {} if prices is None else prices
         links = tuple((name, level.links) for name, level in network.levels.items())
         self._own, self._phi = _flows_per_link(layout, links, size, stride)
         self.phi = max([1.0, *self._phi.values()])
@@ -28,9 +59,21 @@ class Groups:
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
 
     def seconds(self, collective: Collective, num_bytes: float, element_bytes: int) -> float:
-        """Returns seconds of a collective of each group: by a ring, or, if groups share no link, the fastest."""
+        """Returns seconds of a collective of each group, see `message`."""
+        return self.message(collective, num_bytes, element_bytes).seconds
+
+    def message(self, collective: Collective, num_bytes: float, element_bytes: int) -> MessagePrice:
+        """Returns the price of a collective of each group: by a ring, or, if groups share no link, the fastest."""
         if self.size == 1 or not num_bytes:
-            return 0.0
+            return MessagePrice()
+        key = (collective, num_bytes, element_bytes, self.size, self._stride)
+        if key not in self._prices:
+            self._prices[key] = self._priced(collective, num_bytes, element_bytes)
+        price = self._prices[key]
+        self.phi = max(self.phi, price.phi)
+        return price
+
+    def _priced(self, collective: Collective, num_bytes: float, element_bytes: int) -> MessagePrice:
         whole_bytes = round(num_bytes / element_bytes) * element_bytes
         names = ["ring"]
         if self._own == self._phi:
@@ -45,16 +88,17 @@ class Groups:
             if invalid(collective, name, self.size, group_size=group, shards=None) is None
         ]
         best = min(loads, key=lambda candidate: candidate.seconds(network))
-        self.phi = max([self.phi, *best.phi.values()])
-        return best.seconds(network)
+        return MessagePrice(best.seconds(network), best.link_seconds(network), max([1.0, *best.phi.values()]))
 
-    def send_seconds(self, num_bytes: float) -> float:
-        """Returns the time of a message from each rank to the next of its group, over the slowest level."""
-        times = [0.0]
+    def send(self, num_bytes: float) -> MessagePrice:
+        """Returns the price of a message from each rank to the next of its group, over the slowest level."""
+        slowest = MessagePrice()
         for name, phi in self._phi.items():
             piece = level_of(self._network, name).piece(num_bytes)
-            times.append(piece.alpha_s + num_bytes * piece.beta_s_per_byte * phi)
-        return max(times)
+            link_seconds = num_bytes * piece.beta_s_per_byte * phi
+            if piece.alpha_s + link_seconds > slowest.seconds:
+                slowest = MessagePrice(piece.alpha_s + link_seconds, {name: link_seconds}, phi)
+        return slowest
 
     @cached_property
     def _contended(self) -> NetworkModel:

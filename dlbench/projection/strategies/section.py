@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -20,6 +20,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, columns_of
 from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.comm import NetworkModel
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes, format_seconds
 
@@ -132,15 +133,26 @@ def measured_rows(
     return tuple(sorted(rows, key=attrgetter("ranks")))
 
 
+def accuracy_steps(case: StrategyCase, group: Ingredients, networks: Mapping[str, NetworkModel]) -> tuple[str, ...]:
+    """Returns a sentence with the accuracy of the model for data at the largest measured point, by network costs."""
+    steps = []
+    for title, network in networks.items():
+        rows = measured_rows(replace(case, network=network), group)
+        steps += [f"{title} {percent(row.accuracy)}" for row in rows if row.strategy == "data" and row.accuracy][-1:]
+    if not steps:
+        return ()
+    return (f"Accuracy for data at the largest measured point, step by step: {', '.join(steps)}.",)
+
+
 def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) -> Iterator[StrategyRow]:
     """Yields the rows of a strategy at a measured point. `batch`: samples of a step of all ranks."""
-    refusal = "the model has no such row; data+tensor is closest, with the whole state in each group"
+    refusal = "points do not say how their ranks are grouped, by which the model has several rows"
     modelled: Sequence[StrategyRow] = [
         StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=refusal)
     ]
     if name in STRATEGIES:
         rows = replace(case.at(point.ranks, batch), cuts_depth=True).table((name,))
-        modelled = [row for row in rows if len(rows) == 1 or row.replicas == point.replicas]
+        modelled = [row for row in rows if len(rows) == 1 or row.replicas == point.replicas][:1] or modelled
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
         yield replace(
@@ -168,8 +180,10 @@ def projected_rows(
         rest_s = case.rest_s
         if parts:
             rest_s = parts["input"] + parts["host"] + parts["straggler"]
-        for row in replace(case.at(target.ranks, batch), rest_s=rest_s).table(names):
-            if row.strategy == own_strategy and not row.refused:
+        table = replace(case.at(target.ranks, batch), rest_s=rest_s).table(names)
+        is_one_row = [row.strategy for row in table].count(own_strategy) == 1
+        for row in table:
+            if row.strategy == own_strategy and not row.refused and is_one_row:
                 row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
                 if parts:
                     row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
@@ -287,10 +301,13 @@ def _best_groupings(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
 
 
 def _named(row: StrategyRow) -> str:
-    """Returns the name with its groups: `data+tensor 4 x 8`, four groups of eight ranks."""
-    if row.strategy.startswith("data+") and not row.refused:
-        return f"{row.strategy} {row.replicas} x {row.ranks // row.replicas}"
-    return row.strategy
+    """Returns the name with its groups: `data+tensor 4 x 8` is four groups of eight ranks."""
+    if "+" not in row.strategy or row.refused:
+        return row.strategy
+    sizes = [row.replicas, row.ranks // row.replicas]
+    if row.strategy == "data+pipeline+tensor":
+        sizes = [row.replicas, sizes[1] // row.tensor_ranks, row.tensor_ranks]
+    return f"{row.strategy} {' x '.join(map(str, sizes))}"
 
 
 def _basis(row: StrategyRow) -> str:
@@ -306,11 +323,13 @@ def _basis(row: StrategyRow) -> str:
 
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
+STAGES = ("bubble", "imbalance")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),
     Column("replicas", "", "replicas"),
-    *columns_of(StrategyRow, *FIGURES, of=lambda row: None if row.refused else row),
+    Column("tensor_ranks", "", "tensor_ranks"),
+    *columns_of(StrategyRow, *FIGURES, *STAGES, of=lambda row: None if row.refused else row),
     *columns_of(
         StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
     ),

@@ -12,21 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import accumulate, chain, groupby, pairwise, product
-from operator import le
+from functools import cached_property, lru_cache
+from itertools import chain, groupby, product
+from operator import add, attrgetter, le
 from typing import Any, NamedTuple, Self
 
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import WEIGHT_BYTES, CountedMemory, LayerTimes, as_counted
-from dlbench.projection.strategies.network import Groups
+from dlbench.perfmodels.stages import cut, passed
+from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
+from dlbench.projection.strategies.network import Groups, MessagePrice, Prices
 from dlbench.report.table import column
+from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
-from dlbench.specs.layers import Layer, cut_bytes, cut_layers
+from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_bytes, cut_layers
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
 BUCKET_BYTES = 25 * 2**20  # Bytes of gradients in one message: the default of DDP's bucket_cap_mb (torch.nn.parallel).
 PARTS_PER_STAGE = 4  # Micro-batches per pipeline stage; with more, idle time is small (Huang et al., GPipe (2019)).
@@ -38,6 +40,7 @@ STRATEGIES = (
     *("serial", "data", "zero-1", "fsdp", "out-of-core", "local-sgd"),
     *INNER,
     *(f"data+{name}" for name in INNER),
+    *("fsdp+tensor", "data+pipeline+tensor"),
 )
 
 
@@ -48,6 +51,7 @@ class StrategyRow:
     strategy: str
     ranks: int
     replicas: int  # p1: groups of ranks / p1 ranks that each hold a model and share the batch.
+    tensor_ranks: int = 1  # Neighbouring ranks that share each layer, for fsdp+tensor and data+pipeline+tensor.
     # Most ranks that the strategy can use; None: it is refused altogether.
     limit: int | None = field(metadata=column("Most ranks", text="{:,}".format))
     bound_by: str = field(metadata=column("Limited by"))  # The limiting factor; memory if `fits` is False.
@@ -61,6 +65,9 @@ class StrategyRow:
     # Memory of the rank with the most.
     memory_bytes: float = field(default=0.0, metadata=column("Memory", text=format_bytes))
     phi: float = 1.0  # Flows per link of the busiest level.
+    # Of a pipeline: share of its passes in which a stage waits, on average, and longest stage over the mean.
+    bubble: float | None = field(default=None, metadata=column("Bubble", text=percent))
+    imbalance: float | None = field(default=None, metadata=column("Imbalance", text="{:.3f}".format))
     fits: bool | None = None  # None: no limit is known.
     sent_bytes: float | None = field(default=None, metadata=column("Sent per rank", text=format_bytes))
     measured_s: float | None = None  # Measured step, seconds, and its memory and bytes sent.
@@ -103,6 +110,10 @@ class GroupModel:
     weights: Sequence[float]  # Weights of a rank by layer, whose gradients it exchanges.
     backward: Sequence[float]  # Seconds of each layer's backward pass, which hides that exchange.
     phi: float
+    forward: Sequence[float] = ()  # Seconds of each layer's forward pass.
+    messages: Sequence[MessagePrice] = ()  # Messages within the group in each layer's backward pass.
+    bubble: float | None = None  # As in `StrategyRow`.
+    imbalance: float | None = None
     sent_bytes: float = 0.0  # Bytes that a rank sends: for tensor in its group, for spatial by depth all.
     notes: tuple[str, ...] = ()
 
@@ -137,6 +148,9 @@ class StrategyCase:
 
     def _rows(self, name: str) -> Iterator[StrategyRow]:
         inner, ranks, group = name.removeprefix("data+"), self.layout.ranks, self.layout.group_size
+        if name in ("fsdp+tensor", "data+pipeline+tensor"):
+            yield from self._rows_with_tensor(name)
+            return
         if inner not in INNER:
             yield self._row(name, 1, 1, "")
             return
@@ -152,6 +166,28 @@ class StrategyCase:
             if not sizes:
                 why = f"no group of 2 to {limit} ranks ({reason}) divides {ranks} ranks and nodes of {group}"
                 yield replace(row, limit=self.batch * limit, bound_by=f"batch x {reason}", refused=why)
+
+    def _rows_with_tensor(self, name: str) -> Iterator[StrategyRow]:
+        """Yields the rows of three factors: tensor inside a node, then pipeline, and data or shards outermost."""
+        ranks, group = self.layout.ranks, self.layout.group_size
+        heads, reason = self._most("tensor")
+        row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
+        stage_counts, most_of_group = range(1, 2), ranks - 1
+        if name == "data+pipeline+tensor":
+            stage_counts, most_of_group = range(2, len(self._blocks) + 1), ranks
+            reason = f"blocks x {reason}"
+        factors = product(range(2, min(heads, group) + 1), stage_counts)
+        sizes = [(tensor * stages, tensor) for tensor, stages in factors if group % tensor == 0]
+        sizes = [
+            (size, tensor)
+            for size, tensor in sizes
+            if size <= most_of_group and ranks % size == 0 and (group % size == 0 or size % group == 0)
+        ]
+        if not sizes:
+            why = f"no such groups divide {ranks} ranks and nodes of {group}" if heads else row.bound_by
+            yield replace(row, refused=why)
+        for size, tensor in sizes:
+            yield self._row(name, size, heads * stage_counts[-1], reason, tensor)
 
     def _most(self, inner: str) -> tuple[int, str]:
         """Returns the most ranks of a group and the limiting factor; 0: the strategy is impossible, and the reason."""
@@ -190,57 +226,65 @@ class StrategyCase:
     def _weights(self) -> int:
         return sum(layer.weights for layer in self.layers)
 
+    @cached_property
+    def _prices(self) -> Prices:
+        return {}
+
+    def _groups(self, size: int, stride: int = 1) -> Groups:
+        """Returns groups of ranks; layers with equal messages are priced once."""
+        return Groups(self.layout, self.network, size, stride, self._prices)
+
     def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
         limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
         if name in ("serial", *INNER):
             limit, by = limit_of_group, reason or "one rank"
         return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
 
-    def _row(self, name: str, size: int, limit_of_group: int, reason: str) -> StrategyRow:
-        """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason."""
+    def _row(self, name: str, size: int, limit_of_group: int, reason: str, tensor: int = 1) -> StrategyRow:
+        """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason.
+        `tensor`: ranks that share each layer of a model that is also shared otherwise.
+        """
         inner, ranks = name.removeprefix("data+"), {"serial": 1}.get(name, self.layout.ranks)
         replicas = ranks // size
-        row = self._limited(name, replicas, limit_of_group, reason)
+        row = replace(self._limited(name, replicas, limit_of_group, reason), tensor_ranks=tensor)
         if size > limit_of_group:
             return replace(row, refused=f"{size} ranks share a model, at most {limit_of_group} ({reason}) can")
         if replicas > self.batch:
             return replace(row, refused=f"{replicas} replicas with a batch of {self.batch}; at most one per sample")
         batch = -(-self.batch // replicas)
-        model = self._model(inner, size, batch)
+        model = self._model(inner, size, batch, tensor)
         if model is None:
             return replace(row, refused=f"no grid of {size} ranks divides the extents {self._extents}")
-        summed = Groups(self.layout, self.network, replicas, size)
+        summed = self._groups(replicas, size)
         if inner == "spatial":
-            summed = Groups(self.layout, self.network, ranks)
+            summed = self._groups(ranks)
         sent, exposed = self._overlapped(model, summed)
         compute, memory, notes = model.compute_s, model.memory_bytes, model.notes
+        weight_bytes = WEIGHT_BYTES * self._weights
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
-        once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
+        once = weight_bytes * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
         if inner == "spatial":
             bytes_sent = model.sent_bytes or None
         update = self.times.update_s * sum(model.weights) / self._weights
-        weight_bytes = WEIGHT_BYTES * self._weights
         if name == "zero-1":
             gathered = summed.seconds("all-gather", weight_bytes, WEIGHT_BYTES)
             sent, exposed, update = sent + gathered, exposed + gathered, update / ranks
             memory -= self.slots * weight_bytes * (1 - 1 / ranks)
-        elif name == "fsdp":
-            sent, exposed, largest, bytes_sent = self._gathered(batch, summed)
-            update /= ranks
-            memory += 2 * largest - (2 + self.slots) * weight_bytes * (1 - 1 / ranks)
+        elif name in ("fsdp", "fsdp+tensor"):
+            sent, exposed, largest, bytes_sent = self._gathered(model, summed)
+            update /= replicas
+            bytes_sent += model.sent_bytes
+            memory += 2 * largest - (2 + self.slots) * WEIGHT_BYTES * sum(model.weights) * (1 - 1 / replicas)
         elif name == "local-sgd":
             values = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
             sent = exposed = summed.seconds("allreduce", values * weight_bytes, WEIGHT_BYTES) / self.average_every
             bytes_sent = 2 * values * once / self.average_every
             notes = (f"an average every {self.average_every} updates; its effect on the loss is not modelled",)
         elif name == "out-of-core":
-            if self.memory_limit is None:
-                return replace(row, refused="it needs a memory limit, which is not known")
-            try:
-                plan, note = self._planned(batch, self.memory_limit)
-            except DoesNotFitError as error:
-                return replace(row, bound_by="memory", refused=str(error))
+            plan, note = self._planned(batch)
+            if plan is None:
+                return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
             compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
             notes = (note,)
         memory = self._counted_memory(name, size, batch) or memory
@@ -252,6 +296,8 @@ class StrategyCase:
             exposed_s=model.communication_s + exposed,
             memory_bytes=memory,
             phi=max(model.phi, summed.phi),
+            bubble=model.bubble,
+            imbalance=model.imbalance,
             average_every=self.average_every,
             sent_bytes=bytes_sent,
             notes=notes,
@@ -273,7 +319,7 @@ class StrategyCase:
             return replace(row, fits=False, bound_by="memory")
         return replace(row, fits=True)
 
-    def _model(self, inner: str, size: int, batch: int) -> GroupModel | None:
+    def _model(self, inner: str, size: int, batch: int, tensor: int) -> GroupModel | None:
         if inner in ("filter", "channel"):
             return self._by_parts(inner, size, batch)
         if inner == "spatial":
@@ -285,16 +331,25 @@ class StrategyCase:
                 return self._on_grid(depth_grid, batch) if cut_layers(self.layers, size) else None
             models = [self._on_grid(grid, batch) for grid in grids if all(map(le, grid, self._extents))]
             return min(models, key=lambda model: model.compute_s + model.communication_s, default=None)
-        if inner == "tensor":
+        if inner in ("tensor", "fsdp+tensor"):
             return self._tensor(size, batch)
-        if inner == "pipeline":
-            return self._pipeline(size, batch)
-        return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
+        if inner in ("pipeline", "pipeline+tensor"):
+            return self._pipeline(size // tensor, batch, tensor)
+        return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, [], self._groups(1))
 
-    def _planned(self, batch: int, memory_limit: int) -> tuple[BlockPlan, str]:
+    def _planned(self, batch: int) -> tuple[BlockPlan | None, str]:
+        """Returns the plan and its blocks in words, or None and why there is no plan."""
+        if self.memory_limit is None:
+            return None, "it needs a memory limit, which is not known"
+        state_bytes = WEIGHT_BYTES * (2 + self.slots) * self._weights
+        if self.chain is None and state_bytes > self.memory_limit:
+            text = f"parameters, gradients and optimizer state alone take {format_bytes(state_bytes)}"
+            return None, f"training does not fit into {format_bytes(self.memory_limit)} with any plan: {text}"
         chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
-        swap = self.rates is not None
-        plan = plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+        try:
+            plan = _best_plan(chain, self.rates, self.memory_limit)
+        except DoesNotFitError as error:
+            return None, str(error)
         decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
         blocks = "measured blocks" if self.chain else "blocks of the network"
         return plan, f"a plan for {blocks}: {decisions}"
@@ -319,36 +374,65 @@ class StrategyCase:
         return [forward, backward]
 
     def _overlapped(self, model: GroupModel, groups: Groups) -> tuple[float, float]:
-        """Returns the time of messages and its part after the backward pass, during which gradients are summed."""
-        sent = free = now = bucket = 0.0
+        """Returns the time of messages and its part that adds to the step: what remains after the backward pass, during
+        which gradients are summed, and what delays the group's own messages. While both use a link, their bytes add up.
+        """
+        sent = free = now = bucket = delay = 0.0
+        exchange = MessagePrice()
         for number in reversed(range(len(model.weights))):
             now += model.backward[number]
+            if model.messages:
+                inner = model.messages[number]
+                shared = min(max(0.0, free - now), exchange.shared_with(inner))
+                now, free, delay = now + inner.seconds + shared, free + shared, delay + shared
             bucket += model.weights[number] * WEIGHT_BYTES
             if bucket and (bucket >= BUCKET_BYTES or number == 0):
-                cost = groups.seconds("allreduce", bucket, WEIGHT_BYTES)
-                sent, free, bucket = sent + cost, max(free, now) + cost, 0.0
-        return sent, max(0.0, free - now)
+                exchange = groups.message("allreduce", bucket, WEIGHT_BYTES)
+                sent, free, bucket = sent + exchange.seconds, max(free, now) + exchange.seconds, 0.0
+        return sent, delay + max(0.0, free - now)
 
-    def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float, float]:
+    def _gathered(self, model: GroupModel, groups: Groups) -> tuple[float, float, float, float]:
         """Returns seconds of FSDP's messages and the exposed part, bytes of the largest block, and bytes sent. While a
         block computes, the next is gathered, and the last scattered; the root module (first and last block) is so once.
+        Messages of tensor, alike in both passes, add to the block and, where they share its link, to gathers.
         """
-        weights = [layer.weights for layer in self.layers]
-        sizes = [WEIGHT_BYTES * _sum(weights, block) for block in self._blocks]
+        sizes = [WEIGHT_BYTES * _sum(model.weights, block) for block in self._blocks]
         root, inner_bytes = sum(sizes) - sum(sizes[1:-1]), [0, *sizes[1:-1], 0][: len(sizes)]
-        first, *gather = [groups.seconds("all-gather", size, WEIGHT_BYTES) for size in (root, *inner_bytes)]
+        gathers = [groups.message("all-gather", size, WEIGHT_BYTES) for size in (root, *inner_bytes)]
+        first, *gather = [message.seconds for message in gathers]
         last, *scatter = [groups.seconds(self.scatter, size, WEIGHT_BYTES) for size in (root, *inner_bytes)]
-        forward, backward = self._passes(batch)
+        inner, shared = [0.0] * len(sizes), [0.0] * len(sizes)
+        if model.messages:
+            largest = max(gathers, key=attrgetter("seconds"))
+            inner = [sum(model.messages[n].seconds for n in block) for block in self._blocks]
+            shared = [sum(largest.shared_with(model.messages[n]) for n in block) for block in self._blocks]
+        forward, backward = (
+            [_sum(half, block) + seconds for block, seconds in zip(self._blocks, inner, strict=True)]
+            for half in (model.forward, model.backward)
+        )
         fetched = [*gather, *reversed(gather), 0.0, 0.0]
         freed = [0.0] * (len(sizes) + 1) + scatter[::-1]
-        pairs = zip([*forward, *reversed(backward), 0.0], fetched[1:], freed, strict=True)
-        end = first + sum(max(computed, after + before) for computed, after, before in pairs) + last
+        loads = zip(
+            [*forward, *reversed(backward), 0.0], fetched[1:], freed, [*shared, *reversed(shared), 0.0], strict=True
+        )
+        end = first + last
+        for computed, after, before, shared_s in loads:
+            end += max(computed, after + before + shared_s)
         scattered = (2 if self.scatter == "allreduce" else 1) * sum(sizes)
         sent = (1 - 1 / groups.size) * (root + 2 * sum(inner_bytes) + scattered)
         return first + last + sum(fetched) + sum(freed), end - sum(forward) - sum(backward), max(sizes), sent
 
-    def _divided(self, batch: int, shares: Sequence[LayerShare], seconds: float, groups: Groups) -> GroupModel:
-        """Returns the model of a group whose ranks each work on a share of all layers, and exchange for `seconds`."""
+    def _divided(
+        self,
+        batch: int,
+        shares: Sequence[LayerShare],
+        forward_s: float,
+        messages: Sequence[MessagePrice],
+        groups: Groups,
+    ) -> GroupModel:
+        """Returns the model of a group whose ranks each work on a share of all layers. `forward_s`: seconds of messages
+        in the forward pass; `messages`: those of each layer's backward pass, or none.
+        """
         zipped = list(zip(self.layers, shares, strict=True))
         forward = [batch * sample_s * share.work for sample_s, share in zip(self.times.forward, shares, strict=True)]
         backward = [batch * sample_s * share.work for sample_s, share in zip(self.times.backward, shares, strict=True)]
@@ -356,11 +440,13 @@ class StrategyCase:
         elements = sum(layer.inputs * share.inputs + layer.outputs * share.outputs for layer, share in zipped)
         return GroupModel(
             compute_s=sum(forward) + sum(backward),
-            communication_s=seconds,
+            communication_s=forward_s + sum(message.seconds for message in messages),
             memory_bytes=self._held(sum(weights), batch * elements),
             weights=weights,
             backward=backward,
             phi=groups.phi,
+            forward=forward,
+            messages=messages,
         )
 
     def _held(self, weights: float, elements: float) -> float:
@@ -372,23 +458,38 @@ class StrategyCase:
         """
         by_filter = inner == "filter"
         forth, back = FILTER_COLLECTIVES if by_filter else FILTER_COLLECTIVES[::-1]
-        groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
+        groups, shares, forward_s, width = self._groups(size), [], 0.0, self.activation_bytes
+        messages: list[MessagePrice] = []
         last = next(layer for layer in reversed(self.layers) if layer.is_product)
         for layer in self.layers:
             parts = layer.filters if by_filter else layer.channels * layer.has_gradient
             share = 1.0 if layer.is_product else 1 / size
+            messages.append(MessagePrice())
             if layer.is_product and parts >= size:
                 share = -(-parts // size) / parts
                 outputs = 0 if layer is last and by_filter else layer.outputs
-                seconds += groups.seconds(forth, batch * outputs * width, width)
-                seconds += groups.seconds(back, batch * layer.inputs * layer.has_gradient * width, width)
+                forward_s += groups.seconds(forth, batch * outputs * width, width)
+                messages[-1] = groups.message(back, batch * layer.inputs * layer.has_gradient * width, width)
             shares.append(LayerShare(work=share, weights=share))
-        return self._divided(batch, shares, seconds, groups)
+        return self._divided(batch, shares, forward_s, messages, groups)
 
     def _tensor(self, size: int, batch: int) -> GroupModel:
         """Returns the model of tensor (Shoeybi et al., Megatron-LM (2019), section 3): heads and features are split."""
-        groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
-        summed = 0.0
+        groups, summed = self._groups(size), 0.0
+        shares, messages = self._tensor_parts(groups, batch)
+        forward_s = sum(message.seconds for message in messages)
+        for layer in self.layers:
+            if layer.tensor == "row":
+                summed += 2 * batch * layer.outputs * self.activation_bytes
+        model = self._divided(batch, shares, forward_s, messages, groups)
+        return replace(model, sent_bytes=2 * (1 - 1 / size) * summed)
+
+    def _tensor_parts(self, groups: Groups, samples: float) -> tuple[list[LayerShare], list[MessagePrice]]:
+        """Returns the share of a rank in each layer, and the all-reduce of each layer, alike in both passes."""
+        size, width = groups.size, self.activation_bytes
+        if size == 1:
+            return [LayerShare()] * len(self.layers), [MessagePrice()] * len(self.layers)
+        shares, messages, nothing = [], [], MessagePrice()
         heads = next(layer.heads for layer in self.layers if layer.heads)
         for layer in self.layers:
             parts = {"column": layer.filters, "row": layer.channels, "head": heads, "": 0}[layer.tensor]
@@ -397,15 +498,17 @@ class StrategyCase:
             outputs = 1.0 if layer.tensor == "row" else share
             shares.append(LayerShare(share, inputs, outputs, share))
             if layer.tensor == "row":
-                seconds += 2 * groups.seconds("allreduce", batch * layer.outputs * width, width)
-                summed += 2 * batch * layer.outputs * width
-        return replace(self._divided(batch, shares, seconds, groups), sent_bytes=2 * (1 - 1 / size) * summed)
+                messages.append(groups.message("allreduce", samples * layer.outputs * width, width))
+            else:
+                messages.append(nothing)
+        return shares, messages
 
     def _on_grid(self, grid: tuple[int, ...], batch: int) -> GroupModel:
         """Returns the model of spatial on a grid; neighbours along the last dimension are neighbouring ranks."""
         size, width = math.prod(grid), self.activation_bytes
-        lines = [Groups(self.layout, self.network, n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
-        groups, shares, seconds = Groups(self.layout, self.network, size), [LayerShare()] * len(self.layers), 0.0
+        lines = [self._groups(n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
+        groups, shares, forward_s = self._groups(size), [LayerShare()] * len(self.layers), 0.0
+        messages = [MessagePrice()] * len(self.layers)
         are_whole, sent_bytes = [not layer.extents for layer in self.layers], 0.0
         if self.cuts_depth:
             are_whole = [number >= len(cut_layers(self.layers, size)) for number in range(len(self.layers))]
@@ -415,7 +518,7 @@ class StrategyCase:
         for number, layer in enumerate(self.layers):
             if are_whole[number]:
                 if number and not are_whole[number - 1]:  # The parts are gathered.
-                    seconds += groups.seconds("all-gather", batch * layer.inputs * width, width)
+                    forward_s += groups.seconds("all-gather", batch * layer.inputs * width, width)
                 continue
             out = _outputs(layer)
             share = math.prod(-(-extent // n) / extent for extent, n in zip(out, grid, strict=True))
@@ -427,44 +530,71 @@ class StrategyCase:
                 # Two parts have a neighbour on one side only, a single part has none.
                 sides = {1: [], 2: reaches[-1:]}.get(n, reaches)
                 for reach in sides:
-                    seconds += line.send_seconds(reach * layer.inputs / layer.extents[axis] * slab)
+                    forward_s += line.send(reach * layer.inputs / layer.extents[axis] * slab).seconds
                     if layer.has_gradient:
                         back = -(-reach // layer.stride) * layer.outputs / out[axis]
-                        seconds += line.send_seconds(back * slab)
-        return replace(self._divided(batch, shares, seconds, groups), sent_bytes=sent_bytes)
+                        messages[number] = messages[number].then(line.send(back * slab))
+        return replace(self._divided(batch, shares, forward_s, messages, groups), sent_bytes=sent_bytes)
 
-    def _pipeline(self, size: int, batch: int) -> GroupModel:
-        """Returns the model of GPipe (Huang et al. 2019): micro-batches pass all stages forward and backward."""
+    def _pipeline(self, size: int, batch: int, tensor: int) -> GroupModel:
+        """Returns the model of a pipeline of `size` stages, which micro-batches pass forward and backward: GPipe (Huang
+        et al. 2019), or with `tensor` ranks in each stage 1F1B (Narayanan et al. 2021), which takes as long, but whose
+        stages hold no more micro-batches than there are stages behind them.
+        """
         halves, width = (self.times.forward, self.times.backward), self.activation_bytes
         work = list(map(sum, zip(*self._passes(1), strict=True)))
         stages = [list(chain.from_iterable(self._blocks[first:last])) for first, last in cut(work, size)]
         parts = max(n for n in range(1, min(batch, PARTS_PER_STAGE * size) + 1) if batch % n == 0)
-        groups, share = Groups(self.layout, self.network, size), batch / parts
-        sends = [groups.send_seconds(share * self.layers[stage[-1]].outputs * width) for stage in stages[:-1]]
+        groups, samples = self._groups(size, tensor), batch / parts
+        shares, messages = self._tensor_parts(self._groups(tensor), samples)
+        sends = [groups.send(samples * self.layers[stage[-1]].outputs * width).seconds for stage in stages[:-1]]
+        summed = [sum(messages[number].seconds for number in stage) for stage in stages]
         total = alone = 0.0
+        busy = [0.0] * size
         for half in halves:
-            stage_s = [share * _sum(half, stage) for stage in stages]
-            alone += _passed(stage_s, parts)
-            total += _passed([*stage_s, *sends], parts)
-        weights = [float(layer.weights) for layer in self.layers]
+            stage_s = [samples * sum(half[number] * shares[number].work for number in stage) for stage in stages]
+            loaded = list(map(add, stage_s, summed))
+            alone += passed(stage_s, parts)
+            total += passed([*loaded, *sends], parts)
+            busy = list(map(add, busy, loaded))
+        weights = [layer.weights * share.weights for layer, share in zip(self.layers, shares, strict=True)]
         stage_weights = [_sum(weights, stage) for stage in stages]
         notes, sent = [f"{parts} parts of the batch"], total - alone
         if size > 1 and (shared := sum(layer.shared_weights for layer in self.layers)):
             # The first and the last stage hold them.
             stage_weights[-1] += shared
-            sent += 2 * groups.send_seconds(shared * WEIGHT_BYTES / 2)  # a ring of two
+            sent += 2 * groups.send(shared * WEIGHT_BYTES / 2).seconds  # a ring of two
             notes.append("the first and the last stage hold the same embedding, and sum its gradient")
-        layer_elements = [layer.inputs + layer.outputs for layer in self.layers]
-        elements = [_sum(layer_elements, stage) for stage in stages]
+        held_parts = [parts] * size
+        if tensor > 1:
+            held_parts = [min(parts, size - number) for number in range(size)]
+            notes.append(f"memory by 1F1B: activations of at most {counted(max(held_parts), 'part')}")
+        else:
+            notes.append("memory by GPipe: activations of all parts")
+        layer_elements = [
+            layer.inputs * part.inputs + layer.outputs * part.outputs
+            for layer, part in zip(self.layers, shares, strict=True)
+        ]
+        elements = [
+            held * samples * _sum(layer_elements, stage) for held, stage in zip(held_parts, stages, strict=True)
+        ]
         return GroupModel(
             compute_s=alone,
             communication_s=sent,
-            memory_bytes=max(map(self._held, stage_weights, [batch * stage_elements for stage_elements in elements])),
+            memory_bytes=max(map(self._held, stage_weights, elements)),
             weights=[max(stage_weights)],  # The exchange is not hidden.
             backward=[0.0],
             phi=groups.phi,
+            bubble=1 - parts * sum(busy) / (size * total),
+            imbalance=max(busy) * size / sum(busy),
             notes=tuple(notes),
         )
+
+
+@lru_cache(maxsize=64)
+def _best_plan(chain: Chain, rates: TransferRates | None, memory_limit: int) -> BlockPlan:
+    swap = rates is not None
+    return plan_blocks(chain, rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
 
 
 def _outputs(layer: Layer) -> list[int]:
@@ -473,24 +603,3 @@ def _outputs(layer: Layer) -> list[int]:
 
 def _sum(by_layer: Sequence[float], numbers: Sequence[int]) -> float:
     return sum(by_layer[number] for number in numbers)
-
-
-def cut(work: Sequence[float], parts: int) -> tuple[tuple[int, int], ...]:
-    """Returns consecutive non-empty pieces (first, end) with the smallest largest sum."""
-    sums = [0.0, *accumulate(work)]
-    # Smallest largest sum of the first n blocks in `part` parts, and the ends of these parts.
-    best_cuts: dict[int, tuple[float, tuple[int, ...]]] = {n: (sums[n], (n,)) for n in range(1, len(sums))}
-    for part in range(2, parts + 1):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for n in range(part, len(sums)):
-            options = [
-                (max(best_cuts[end][0], sums[n] - sums[end]), (*best_cuts[end][1], n)) for end in range(part - 1, n)
-            ]
-            longer[n] = min(options)
-        best_cuts = longer
-    return tuple(pairwise((0, *best_cuts[len(work)][1])))
-
-
-def _passed(times: Sequence[float], parts: int) -> float:
-    """Returns the time in which equal parts pass all stages, as in a flow shop with unlimited buffers."""
-    return sum(times) + (parts - 1) * max(times)

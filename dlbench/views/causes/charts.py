@@ -20,6 +20,7 @@ CAUSE_COLOURS = {  # A cause that is also a phase of the step has that phase's c
     "exchange": PART_COLOURS["exchange"],
     "straggler": "#a83271",
     "gather": "#332288",
+    "bubble": "#999933",
     "input": PART_COLOURS["input"],
     "host": PART_COLOURS["other"],
     "launch": "#6b4ea0",

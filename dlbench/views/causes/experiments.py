@@ -27,6 +27,7 @@ CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
     "exchange": "exchange on the wire",
     "straggler": "waiting for stragglers",
     "gather": "waiting for parameters",
+    "bubble": "waiting for other stages",
     "input": "input",
     "host": "host between phases",
     "launch": "waiting for kernel launches",
@@ -251,6 +252,15 @@ def _for_gathering(case: Case) -> Iterator[str]:
     yield "replicate the state, if a rank holds it (--engine ddp): nothing is gathered then"
 
 
+def _for_bubble(case: Case) -> Iterator[str]:
+    pipeline = case.run.plan.engine.pipeline
+    more = 2 * pipeline.microbatches
+    if case.batch * pipeline.stages % more == 0:
+        yield f"divide the batch into more microbatches (--set engine.pipeline.microbatches={more})"
+    yield from _larger_batch(case)
+    yield "use fewer stages, or replicate the network, if a rank holds it (--engine ddp): no rank waits then"
+
+
 def _for_launches(case: Case) -> Iterator[str]:
     yield from _larger_batch(case)
     train = case.run.plan.workload.train
@@ -323,6 +333,7 @@ RULES: Mapping[str, tuple[str, Callable[[Case], Iterator[str]]]] = {
     "exchange": ("network-bound", _for_exchange),
     "straggler": ("straggler-bound", _for_stragglers),
     "gather": ("gather-bound", _for_gathering),
+    "bubble": ("pipeline-bound", _for_bubble),
     "input": ("input-bound", _for_input),
     "host": ("host-bound", _larger_batch),
     "launch": ("launch-bound", _for_launches),

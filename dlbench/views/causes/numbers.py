@@ -20,7 +20,7 @@ from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import judge
@@ -293,6 +293,8 @@ class CausePoint:
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
+    saved_without_slowest: Estimate | None
+    """Fraction of the step that would be saved if its slowest 5 % of ranks were not waited for; None for one rank."""
     planted: tuple[tuple[int, float], ...]  # Ranks slowed on purpose, and the added seconds per step, mean over runs.
 
     def cause(self, name: str) -> CauseShare:
@@ -388,6 +390,12 @@ def _point(
         main_straggler=main_straggler(ranks, hosts, run_causes),
         exclude=exclude,
     )
+    saved_without_slowest = None
+    if point.ranks > 1:
+        saved_shares = {}
+        for run_id, run_cause in zip(point.run_ids, run_causes, strict=True):
+            saved_shares[table.keys[run_id]] = run_cause.saved_ns * run_cause.ranks / sum(run_cause.sums_ns.values())
+        saved_without_slowest = mean_estimate(saved_shares, "fraction")
     planted_s: dict[int, float] = {}
     for run, run_cause in zip(runs, run_causes, strict=True):
         assert run.record is not None
@@ -407,6 +415,7 @@ def _point(
         whole=whole,
         waiting_ranks=ranks,
         waiting_hosts=hosts,
+        saved_without_slowest=saved_without_slowest,
         planted=tuple(sorted(planted_s.items())),
     )
 

@@ -136,8 +136,8 @@ def _caption(points: Sequence[CausePoint]) -> str:
     last = points[-1]
     absent = []  # Parts that take no time at any rank count, though they were measured.
     for index, share in enumerate(points[0].causes):
-        # On CPUs nothing is launched, and replicas gather nothing.
-        is_possible = share.name not in ("launch", "gather") or share.notes
+        # On CPUs nothing is launched, and replicas gather nothing and have no stages.
+        is_possible = share.name not in ("launch", "gather", "bubble") or share.notes
         shares = [point.causes[index] for point in points]
         if is_possible and all(other.is_measured and not other.seconds.value for other in shares):
             absent.append(CAUSE_TITLES[share.name])

@@ -67,7 +67,7 @@ def _cause_remarks(title: str, name: str, index: int, points: Sequence[CausePoin
     notes = list(chain.from_iterable(point.causes[index].notes for point in points))
     takes_time = any(point.causes[index].seconds.value for point in points)
     # That these take no time is said in the table's caption.
-    if notes and (takes_time or name not in ("launch", "memory", "gather")):
+    if notes and (takes_time or name not in ("launch", "memory", "gather", "bubble")):
         yield f"{title}: {_first(notes)}."
 
 

@@ -13,6 +13,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column, times_cell
+from dlbench.report.wording import percent
 from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
@@ -23,9 +24,13 @@ from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
 from dlbench.units import format_bytes
 from dlbench.views.sweep.autotune import Autotune
 
-_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")  # Keys with a default of dlbench.
+_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.", "engine.pipeline.")
+"""Keys with a default of dlbench."""
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
-_SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "spatial", "data+spatial", "local-sgd")
+_SHARED = (
+    *("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "spatial", "data+spatial"),
+    *("local-sgd", "asynchronous"),
+)
 """Strategies whose loss is compared with that of replicas."""
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
@@ -44,7 +49,10 @@ SettingWord = Literal[
 """Against the baseline, in time to the target if runs train to one, else in throughput. faster per step: ranks train
 separately, so that their updates are not those of the baseline."""
 
-COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")  # In which strategies differ.
+COSTS = (  # In which strategies differ.
+    *("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s"),
+    *("bubble", "ideal_bubble", "stage_imbalance"),
+)
 
 
 def _before_colon(published: str) -> str:
@@ -103,6 +111,9 @@ class SweptSetting:
     carried_s: float | None = field(metadata=column("On the wire", unit="s"))
     merging_s: float | None = field(metadata=column("Merging", unit="s"))
     gather_s: float | None = field(metadata=column("Waiting for parameters", unit="s"))  # Per step.
+    bubble: float | None = field(metadata=column("Bubble", text=percent))  # Share of the passes that stages wait.
+    ideal_bubble: float | None = field(metadata=column("(p-1)/(m+p-1)", text=percent))  # That of equal stages.
+    stage_imbalance: float | None = field(metadata=column("Longest stage over mean", text="{:.3f}".format))
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
@@ -210,6 +221,9 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
         record, causes = run.record, table.causes.get(run.plan.run_id)
         assert record is not None
         run_costs: dict[str, float | None] = {"memory_bytes": record.held_bytes}
+        if record.bubble is not None:
+            run_costs |= {"bubble": record.bubble, "stage_imbalance": record.stage_imbalance}
+            run_costs["ideal_bubble"] = run.plan.engine.pipeline.bubble()
         exchange = record.exchange
         if exchange is not None:
             packing_s, merging_s = exchange.packing_s, exchange.merging_s

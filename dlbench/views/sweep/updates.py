@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
+from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.table import Sheet, column, columns_of
+from dlbench.report.wording import PART_TITLES, figure_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
@@ -28,6 +32,7 @@ class Update:
     setting: str = field(metadata=column("Setting", is_brief=True, limit=80))
     optimizer: str = field(metadata=column("Optimizer", is_brief=True))
     state: str = field(metadata=column("Its state", is_brief=True))
+    parts: Mapping[str, Estimate]  # Seconds of a step by `PARTS`; means over ranks and runs.
     update: Estimate = field(metadata=column("Update", "update_s", is_brief=True))
     share: Estimate = field(metadata=column("Of the step", "update_share", is_brief=True))
     waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))  # Per step.
@@ -47,14 +52,15 @@ def updates_of(settings: Sequence[Sequence[Run]], table: RunTable) -> tuple[Upda
 
 def _update(runs: Sequence[Run], table: RunTable) -> Update:
     plan = runs[0].plan
-    update_s: dict[RunKey, float] = {}
+    parts_s: dict[str, dict[RunKey, float]] = {part: {} for part in PARTS}
     shares: dict[RunKey, float] = {}
     waits_s: dict[RunKey, float] = {}
     state_bytes: list[int] = []  # By rank, of the first run that measured them.
     for run in runs:
         assert run.record is not None
         key, parts = table.repeat_key(run), table.parts[run.plan.run_id]
-        update_s[key] = parts["optimizer"]
+        for part in PARTS:
+            parts_s[part][key] = parts[part]
         shares[key] = parts["optimizer"] / sum(parts[part] for part in PARTS)
         ranks = run.record.ranks
         rank_waits_s = [rank.waits.exchange_s.get("optimizer", 0.0) for rank in ranks if rank.waits is not None]
@@ -73,12 +79,37 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         setting=label(plan.series.named),
         optimizer=plan.workload.train.optimizer.name,
         state=state,
-        update=mean_estimate(update_s, "s"),
+        parts={part: mean_estimate(seconds, "s") for part, seconds in parts_s.items()},
+        update=mean_estimate(parts_s["optimizer"], "s"),
         share=mean_estimate(shares, "fraction"),
         waiting=mean_estimate(waits_s, "s") if len(waits_s) == len(runs) else None,
         state_bytes=max(state_bytes, default=None),
         imbalance=max(state_bytes) * len(state_bytes) / sum(state_bytes) if any(state_bytes) else None,
     )
+
+
+def update_charts(sweep: Subject, number: int, place: str, updates: Sequence[Update]) -> list[Chart]:
+    """Returns a step of each setting, stacked of its parts; none unless settings differ in the optimizer."""
+    if len({update.optimizer for update in updates}) < 2:
+        return []
+    rows: Rows = []
+    for update in updates:
+        for order, (part, seconds) in enumerate(update.parts.items()):
+            row = {"place": update.setting, "part": PART_TITLES[part], "order": order}
+            rows.append({**row, **figure_row(seconds)})
+    parts = Series("part", {PART_TITLES[part]: PART_COLOURS[part] for part in PARTS})
+    tooltip = {"place": "setting", "part": "part", "shown": "time", "basis": "interval"}
+    words = "; ".join(f"{update.setting}: update {figure_text(update.share)} of the step" for update in updates)
+    chart = finish(
+        stacked(rows, Axis("time of a step", unit="s"), parts, tooltip),
+        sweep,
+        name=f"{number}-update",
+        title=f"A step by optimizer at {place}",
+        alt=f"Parts of a step, means over ranks and runs; exchange: what the backward pass does not hide. {words}.",
+        table=updates_sheet(updates),
+        size=(WIDE, max(70, 34 * len(updates))),
+    )
+    return [chart]
 
 
 def updates_sheet(updates: Sequence[Update]) -> Sheet[Update]:

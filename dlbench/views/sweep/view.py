@@ -17,7 +17,7 @@ from dlbench.views.sweep.choice import loss_text, strategy_words
 from dlbench.views.sweep.numbers import SettingLevel, Sweep, SweepCell, SweptAxis, sweeps
 from dlbench.views.sweep.overlap import overlap_charts
 from dlbench.views.sweep.settings import COSTS, SweptSetting, short_keys
-from dlbench.views.sweep.updates import updates_sheet
+from dlbench.views.sweep.updates import update_charts, updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
@@ -227,7 +227,8 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         words = (cell.verdict, advice)
 
     def charts() -> list[Chart]:
-        return [*settings_charts(sweep, cell, settings), *overlap_charts(sweep, cell, report)]
+        updates = update_charts(sweep, sweep.cells.index(cell) + 1, place_text(cell.ranks, cell.nodes), cell.updates)
+        return [*settings_charts(sweep, cell, settings), *updates, *overlap_charts(sweep, cell, report)]
 
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",

@@ -1,4 +1,4 @@
-"""One rank of a node lists a data set: the others get the same index or its failure, and never list the folder."""
+"""Files listed by one rank, names of samples, readers that end with their rank."""
 
 from __future__ import annotations
 
@@ -32,13 +32,19 @@ from dlbench.datasets.making.production import produce
 from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import IndexBroadcast
+from dlbench.node.data.source import data_set
 from dlbench.node.local_sockets import socket_address
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data, open_validation_data
+from dlbench.records.registry import data_title
+from dlbench.records.scan import read_run
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
+from tests.support.datasets import write_manifest
 from tests.support.jpeg_files import write_tree
+from tests.support.leftovers import Leftovers
 from tests.support.paths import ROOT
+from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.training_data import data_context
 from tests.support.volumes import write_volumes
 
@@ -261,3 +267,93 @@ def test_only_what_is_expected_is_built() -> None:
         list(packed(object()))
     with pytest.raises(TypeError, match="cannot be packed into an index"):
         list(packed(np.array([object()])))
+
+
+IMAGENET = {"num_samples": 1_281_167, "classes": 1000}
+PHOTOGRAPHS = {"num_samples": 60, "classes": 3}
+
+
+def made(folder: Path, train: int) -> Path:
+    (folder / "train").mkdir(parents=True)
+    (folder / "train/one.jpg").write_bytes(b"picture")
+    write_manifest(folder, kind="images", made_with={"seed": 0}, counts={"train": train})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("workload", "described", "manifest", "title"),
+    [
+        ("resnet50", PHOTOGRAPHS, None, "60 JPEGs"),
+        ("resnet50", PHOTOGRAPHS, 60, "60 JPEGs made by dlbench"),
+        ("resnet50", PHOTOGRAPHS, 400, "60 JPEGs"),  # not the whole of what the manifest lists
+        ("resnet50", IMAGENET, None, "ImageNet-2012 (1,281,167 images)"),
+        ("resnet50", IMAGENET, 1_281_167, "1,281,167 JPEGs made by dlbench"),
+        ("resnet50", {**IMAGENET, "classes": 999}, None, "1,281,167 JPEGs"),
+        ("cosmoflow", {"num_samples": 524_288, "shape": [128, 128, 128, 4]}, None, "cosmoUniverse (524,288 volumes)"),
+        ("cosmoflow", {"num_samples": 524_288, "shape": [32, 32, 32, 4]}, None, "524,288 density volumes"),
+        ("bert", {"num_samples": 4860, "documents": 341}, 341, "4,860 sequences of text made by dlbench"),
+    ],
+)
+def test_data_is_named_by_what_it_is(
+    workload: str, described: dict[str, Any], manifest: int | None, title: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "set"
+    if manifest is None:
+        source.mkdir()
+    else:
+        made(source, manifest)
+    (plan,) = plans(workload=workload, points=(1,), repeats=1, data=str(source))
+    spec = plan.workload.data
+    found = data_set(spec, described)
+    assert data_set(spec.model_copy(update={"source": str(source / "train")}), described) == found
+    times = constant([5.0, 0.0, 30.0, 45.0, 10.0, 10.0])
+    run = read_run(write_run(tmp_path / "runs", plan, times, Story(data={**described, **found})).path)
+    assert data_title(run) == title
+
+
+def test_synthetic_data_and_a_damaged_manifest_have_no_name(tmp_path: Path) -> None:
+    (plan,) = plans(workload="resnet50", points=(1,), repeats=1)
+    assert data_set(plan.workload.data, {"kind": "synthetic"}) == {}
+    (tmp_path / "manifest.json").write_text("{}")
+    (real,) = plans(workload="resnet50", points=(1,), repeats=1, data=str(tmp_path))
+    assert data_set(real.workload.data, PHOTOGRAPHS) == {}
+
+
+# As LoadedSource starts them, without torch.
+RANK = """
+import multiprocessing, os, signal, time
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["dlbench.node.data.end_with_rank"])
+os.environ["DLBENCH_LOADERS_OF"] = str(os.getpid())
+loaders = [context.Process(target=time.sleep, args=(1000,)) for _ in range(2)]
+for loader in loaders:
+    loader.start()
+    print(loader.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("wait_s", [None, 0.0, 0.01, 0.05, 0.1])
+def test_loaders_end_with_a_killed_rank(tmp_path: Path, wait_s: float | None) -> None:
+    """Killed after they have started, or at any time while they do."""
+    with Leftovers() as leftovers:
+        rank = subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env=leftovers.environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert rank.stdout is not None
+        if wait_s is None:
+            rank.stdout.readline()
+            rank.stdout.readline()
+            assert len(leftovers.processes()) == 5  # with the fork server and the resource tracker
+        else:
+            deadline = time.monotonic() + 30
+            while len(leftovers.processes()) < 3 and time.monotonic() < deadline:
+                pass
+            time.sleep(wait_s)
+        rank.kill()
+        rank.communicate()
+        assert leftovers.within(files=False) == []  # its supervisor removes the files

@@ -152,6 +152,9 @@ class Recorded:
     def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         raise NotImplementedError
 
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
 
 def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, Recorded, Recorded, Recorded]:
     who = GroupRanks(size=size, group_size=group_size)
@@ -284,8 +287,9 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
     packed = step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10)
     apart = ExchangeMoments(clock=Clock())
     apart.add(packed)
-    packed.carried = [(out * SECOND, back * SECOND) for out, back in ((3, 5), (8, 11), (13, 14))]
-    assert apart.sums() == {**sums, "packing_s": 3, "merging_s": 2}
+    packed.carried = [[(3 * SECOND, 5 * SECOND)], [(8 * SECOND, 9 * SECOND), (10 * SECOND, 11 * SECOND)]]
+    packed.carried.append([(13 * SECOND, 14 * SECOND)])
+    assert apart.sums() == {**sums, "packing_s": 3, "merging_s": 3}  # between two parts of a message is merging
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     moments.add(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
     assert moments.sums() == sums  # medians

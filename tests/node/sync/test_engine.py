@@ -47,7 +47,8 @@ def test_an_engine_of_one_module_trains_and_its_proof_is_in_the_record(tmp_path:
 
 
 def test_an_engine_that_is_not_entered_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UserError, match=r"engine\.name: must be horovod, ddp, fsdp or single, got 'counting'"):
+    names = "horovod, ddp, fsdp, emulated or single"
+    with pytest.raises(UserError, match=rf"engine\.name: must be {names}, got 'counting'"):
         plans(workload="cosmoflow", preset="ci", engine="counting")
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dlbench.analysis.causes import causes_of
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.models.build import build_model
@@ -31,7 +32,7 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from tests.support.forked_runs import planned
+from tests.support.forked_runs import planned, run_forked
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
 from tests.support.volumes import write_volumes
@@ -39,6 +40,7 @@ from tests.support.volumes import write_volumes
 SHORT = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "watch.sampler=false")
 ALIKE = (*SHORT, "--set", "measure.warmup_steps=3")
 TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "checkpoint.every_steps": 5}
+PIPELINE = ("--engine", "pipeline")
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
@@ -48,12 +50,15 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "zero-1": ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true"),
     # --- tensor parallel
     "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
+    # --- pipeline
+    "gpipe": (*PIPELINE, "--set", "engine.pipeline.schedule=gpipe", "--set", "engine.pipeline.microbatches=2"),
+    "1f1b": PIPELINE,
     # --- local SGD: behind the others, as each goes on from the one before it
     "local": ("--engine", "ddp", "--set", "sync.average_every=2"),
     "post-local": ("--engine", "ddp", "--set", "sync.average_every=2", "--set", "sync.average_from=2"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
-READERS = ("ddp", "fsdp", "zero-1", "tensor", "local")  # The two left out load state as fsdp and local do.
+READERS = ("ddp", "fsdp", "zero-1", "tensor", "1f1b", "local")  # Those left out load state as fsdp, 1f1b and local do.
 
 TO_QUALITY = (
     *(*SHORT, "--to-accuracy", "--set", "train.batch_per_rank=5"),
@@ -71,6 +76,8 @@ LAST = 5  # The step after which each writes the checkpoint that others go on fr
 def plan_of(name: str, out: Path, **more: object) -> RunPlan:
     """Of a strategy. `more`: settings besides `TRAINED`, with two underscores for each point."""
     settings = TRAINED | {key.replace("__", "."): value for key, value in more.items()}
+    if STRATEGIES[name][:2] == PIPELINE:
+        del settings["train.gradient_accumulation"]  # microbatches take its place
     shared = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     (plan,), _ = planned("bert", *ALIKE, *shared, *STRATEGIES[name], "--out", out)
     return plan
@@ -171,12 +178,13 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
         for engine in ("ddp", "fsdp")
     }
     lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
-    dropping = {"ddp": "ddp", "fsdp": "fsdp", "tensor": "tensor", "DRIFT": "tensor"}
+    dropping = {"ddp": "ddp", "fsdp": "fsdp", "tensor": "tensor", "1f1b": "1f1b", "DRIFT": "tensor"}
     sharing = {what: plan_of(name, roots[4], model__dropout=0.1) for what, name in dropping.items()}
     late = {"fault__input_delay_s": 0.4, "fault__ranks": 0}
     sharing |= {f"late {name}": plan_of(name, roots[4], **late) for name in ("fsdp", "tensor")}
     write_text(folder / "text")
-    (sharing["text"],) = planned("bert", *OF_TEXT, *STRATEGIES["tensor"], "--data", folder / "text")[0]
+    for name in ("tensor", "1f1b"):
+        (sharing[f"text {name}"],) = planned("bert", *OF_TEXT, *STRATEGIES[name], "--data", folder / "text")[0]
     for what, plan in sharing.items():
         lines.append(f"{what if what == 'DRIFT' else 'TRAIN'} {create(roots[4], plan).plan}")
     environments = [resolve(one) for one in local_environments(plans["ddp"], secrets.token_hex(8))]
@@ -389,16 +397,80 @@ def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(
         assert rank.waits.gather_s == {}
 
 
+@pytest.mark.parametrize(("name", "parts", "order"), [("gpipe", 2, "FFBB"), ("1f1b", 4, "FBFBFBFB")])
+def test_stages_train_as_ddp_and_send_the_bytes_of_the_formula(
+    name: str, parts: int, order: str, trained: Mapping[str, Run]
+) -> None:
+    losses = {
+        which: [read_steps(trained[which].folder.steps(rank)).steps["loss"] for rank in range(2)]
+        for which in ("ddp", name)
+    }
+    assert losses[name][0].tolist() == losses[name][1].tolist()
+    assert losses[name][0] == pytest.approx(np.mean(losses["ddp"], axis=0), rel=1e-5)
+    run, found = trained[name], record(trained[name])
+    assert (run.plan.strategy, run.plan.ranks_per_replica) == ("pipeline", 2)
+    assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
+    assert found.exchange is not None
+    *sends, tied = found.exchange.messages
+    assert [(one.method, one.num_bytes) for one in sends] == [
+        ("send of activations", 16 // parts * 64 * 128 * 4)
+    ] * parts
+    embedding_bytes = 4096 * 128 * 4
+    assert (tied.method, tied.num_bytes) == ("all-reduce", embedding_bytes)
+    # A batch of 16 samples forward and back; a ring of two sends the gradient of the embedding once from each.
+    assert found.exchange.sent_bytes == 16 * 64 * 128 * 4 + embedding_bytes
+    proof = {one.key: one for one in found.settings if one.key.startswith("engine.pipeline.")}
+    assert all(one.requested is None or one.effective == one.requested for one in proof.values())
+    assert order in proof["engine.pipeline.schedule"].evidence
+    stages = [rank.stage for rank in found.ranks if rank.stage is not None]
+    assert [stage.number for stage in stages] == [0, 1]
+    assert sum(stage.num_parameters for stage in stages) == found.num_parameters + 4096 * 128
+    held = [rank.held for rank in found.ranks]
+    assert all(one is not None and one.weights < 0.8 * 4 * found.num_parameters for one in held)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_waiting_for_other_stages_is_a_part_of_the_step(name: str, trained: Mapping[str, Run]) -> None:
+    found = record(trained[name])
+    for rank in found.ranks:
+        assert rank.stage is not None
+        assert rank.waits is not None
+        waited_s = sum(rank.waits.stages_s.values())
+        assert rank.stage.busy_s + waited_s == pytest.approx(rank.stage.passes_s)
+        assert 0 < rank.stage.passes_s < rank.measured_s
+    causes = causes_of(trained[name])
+    assert sum(causes.sums_ns.values()) == causes.ranks * round(1e9 * max(rank.measured_s for rank in found.ranks))
+    bubble_s = causes.sums_ns["bubble"] / 1e9
+    passes_s = sum(rank.stage.passes_s for rank in found.ranks if rank.stage is not None)
+    assert found.bubble == pytest.approx(bubble_s / passes_s, rel=1e-3)
+    assert "(p-1)/(m+p-1) = " in causes.evidence["bubble"]
+
+
+def test_stages_have_the_losses_and_the_quality_of_one_rank(everything: Everything, tmp_path: Path) -> None:
+    """Over text, whose samples have unequal numbers of masked words."""
+    words = [word if word != "train.batch_per_rank=4" else "train.batch_per_rank=8" for word in OF_TEXT]
+    words[words.index("--ranks") + 1] = "1"
+    data = everything.sharing["text 1f1b"].plan.workload.data.source
+    (alone,) = run_forked("bert", *words, "--engine", "single", "--data", data, "--out", tmp_path)
+    together = everything.sharing["text 1f1b"]
+    losses = [read_steps(run.folder.steps(0)).steps["loss"] for run in (alone, together)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    qualities = [record(run).quality for run in (alone, together)]
+    found = [[(each.value, each.loss) for each in quality.evaluations] for quality in qualities if quality is not None]
+    assert np.array(found[1]) == pytest.approx(np.array(found[0]), rel=1e-5)
+
+
 def test_ranks_that_share_layers_draw_the_same_dropout_and_a_rank_that_does_not_is_found(
     everything: Everything,
 ) -> None:
     alike, apart = (record(everything.sharing[what]).checks for what in ("tensor", "DRIFT"))
-    assert all(check.passed for check in alike)
+    assert all(check.passed for check in (*alike, *record(everything.sharing["1f1b"]).checks))
     assert [check.name for check in apart if not check.passed] == ["identical parameters"]
 
 
-def test_ranks_that_share_layers_read_and_evaluate_each_sample_once(everything: Everything) -> None:
-    found = record(everything.sharing["text"])
+@pytest.mark.parametrize("name", ["tensor", "1f1b"])
+def test_ranks_that_share_a_network_read_and_evaluate_each_sample_once(name: str, everything: Everything) -> None:
+    found = record(everything.sharing[f"text {name}"])
     assert found.state == "valid"
     assert found.quality is not None
     assert [each.samples for each in found.quality.evaluations] == [64, 128]

@@ -1,4 +1,4 @@
-"""Sharded and tensor-parallel training over four ranks that take this machine for two nodes."""
+"""Sharded, tensor-parallel and pipelined training over four ranks that take this machine for two nodes."""
 
 from __future__ import annotations
 
@@ -99,6 +99,16 @@ def require_same(runs: Mapping[str, Run]) -> None:
         for key, tensor in held.items():
             scale = float(tensor.abs().max()) if tensor.numel() else 0.0
             assert torch.allclose(found[key], tensor, rtol=1e-5, atol=1e-5 * max(scale, 1.0)), (name, key)
+
+
+def test_four_ranks_are_two_replicas_of_two_stages_or_four_stages(tmp_path: Path) -> None:
+    pipeline = ("--engine", "pipeline")
+    several = {"ddp": FOUR["ddp"], "replicas": pipeline, "four": (*pipeline, "--set", "engine.pipeline.stages=4")}
+    plans = {name: planned("bert", *SHORT, "--ranks", "4", *words)[0][0] for name, words in several.items()}
+    runs, differing = trained(tmp_path, plans, reads=True)
+    require_same(runs)
+    assert [run.plan.strategy for run in runs.values()] == ["data", "data+pipeline", "pipeline"]
+    assert [json.loads(path.read_text()) for path in differing] == [[[]] * len(plans)] * len(plans)
 
 
 def test_ranks_on_two_nodes_share_by_node_and_by_layer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.launching import waited_for_host
+from dlbench.analysis.causes import waited_for_host
 from dlbench.analysis.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes

@@ -137,10 +137,12 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
 # --- what searching for overflows costs
 
 
-@pytest.mark.parametrize(("wire", "most"), [("fp32", 0), ("fp16", 4), ("bf16", 2), ("topk", 20)])
+@pytest.mark.parametrize(("wire", "most"), [("fp32", 0), ("fp16", 4), ("bf16", 2), ("topk", 20), ("int8", 51)])
 def test_a_message_waits_for_nothing_and_launches_little(wire: Wire, most: int) -> None:
     """fp16: two casts and two searches, however many gradients are in the message."""
-    group = cast(RankGroup, SimpleNamespace(sum=lambda vector: None, gather_all=lambda tensor, equal=False: [tensor]))
+    ranks = SimpleNamespace(ranks=(0, 1), index=0, sum=lambda vector: None, all_to_all=torch.clone)
+    ranks.gather_all = lambda tensor, equal=False: [tensor] * (2 if wire == "int8" else 1)
+    group = cast(RankGroup, ranks)
     form = build_wire(wire, density=0.1, world_size=2)
     form.reset([[("a", 1000), ("b", 24)]])
     vector = torch.zeros(1024, device=DEVICE)

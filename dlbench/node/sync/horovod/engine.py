@@ -393,6 +393,11 @@ class HorovodGroup:
         gathered: torch.Tensor = self._hvd.allgather(tensor, name=name, process_set=self._set)
         return list(torch.split(gathered, tensor.numel()))
 
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        name = self._name("all_to_all", rows)
+        received: torch.Tensor = self._hvd.alltoall(rows.flatten(), name=name, process_set=self._set)
+        return received.view_as(rows)
+
     def _name(self, operation: str, vector: torch.Tensor) -> str:
         # Horovod caches what it negotiated for a name, so the same name must come with the same shape.
         return f"dlbench.{self._set.process_set_id}.{operation}.{vector.dtype}.{vector.numel()}"

@@ -172,6 +172,7 @@ class OwnExchange(EngineOverLibrary):
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
             now.start[message] = self._clock.mark()
+            now.carried.append([])
             method = self._route.exchange(message, self._messages.buckets[message].vector)
             self._messages.methods[message][method] += 1
             now.methods[message] = method
@@ -182,7 +183,7 @@ class OwnExchange(EngineOverLibrary):
         assert self._now is not None
         sent = self._clock.mark()
         yield
-        self._now.carried.append((sent, self._clock.mark()))
+        self._now.carried[-1].append((sent, self._clock.mark()))
 
     def finish_exchange(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros."""
@@ -323,17 +324,17 @@ class OwnExchange(EngineOverLibrary):
     @property
     def _exchange_used(self) -> str:
         """The method of dense messages; hybrid only if some were flat and some hierarchical."""
-        dense = {method for method in self._messages.all_methods if method != "sparse"}
+        dense = {method for method in self._messages.all_methods if method != self._route.wire.method}
         if dense == {"flat", "hierarchical"}:
             return "hybrid"
         return next(iter(dense), "flat")
 
     @property
     def _wire_used(self) -> str:
-        methods = self._messages.all_methods
-        if self._route.wire.name == "topk" and methods and not methods["sparse"]:
+        methods, wire = self._messages.all_methods, self._route.wire
+        if wire.method and methods and not methods[wire.method]:
             return "fp32"
-        return self._route.wire.name
+        return wire.name
 
     @property
     def _methods_text(self) -> str:

@@ -24,8 +24,8 @@ class StepMoments:
     start: list[Any]
     end: list[Any]
     methods: list[str] = field(default_factory=list)  # Method of each message, e.g. flat.
-    carried: list[tuple[Any, Any]] = field(default_factory=list)
-    """When each message was given to the carrier and came back; empty for fp32, which needs no packing."""
+    carried: list[list[tuple[Any, Any]]] = field(default_factory=list)
+    """When parts of each message were given to the carrier and came back; none for fp32, which needs no packing."""
     backward_end: Any = None  # When the last gradient of all was ready.
 
     @property
@@ -38,7 +38,8 @@ class StepMoments:
     def marks(self) -> list[Any]:
         """Returns all marks once: the last gradient's mark is also that of its message and of the backward pass."""
         marks = [self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end]
-        marks += itertools.chain.from_iterable(self.carried)
+        for intervals in self.carried:
+            marks += itertools.chain.from_iterable(intervals)
         return list({id(mark): mark for mark in marks if mark is not None}.values())
 
 
@@ -97,9 +98,9 @@ class ExchangeMoments:
             total_s += end_s - start_s
             exposed_s += max(0.0, end_s - max(start_s, backward_s))
         times = {"communication_s": total_s, "exposed_s": exposed_s, "backward_s": backward_s}
-        if step.carried:
+        if any(step.carried):
             times["packing_s"] = times["merging_s"] = 0.0
-            for start, end, (sent, received) in zip(step.start, step.end, step.carried, strict=False):
+            for start, end, ((sent, received), *later) in zip(step.start, step.end, step.carried, strict=True):
                 times["packing_s"] += between(start, sent)
-                times["merging_s"] += between(received, end)
+                times["merging_s"] += between(received, end) - sum(itertools.starmap(between, later))
         return times

@@ -57,7 +57,7 @@ class Route:
     arena: torch.Tensor  # Memory for the buffers of messages, fp32, one-dimensional.
 
     def exchange(self, number: int, vector: torch.Tensor) -> str:
-        """Replaces message `number` by the sum over ranks; returns `sparse`, or the name of the method that ran."""
+        """Replaces message `number` by the sum over ranks; returns the name of the method that ran."""
         return _exchange(self.wire, self.method, self.world, number, vector)
 
     @property
@@ -67,7 +67,7 @@ class Route:
 
 
 def _exchange(wire: WireFormat, method: Method, world: RankGroup, number: int, vector: torch.Tensor) -> str:
-    method_names = ["sparse"]  # of a message that makes no dense sum
+    method_names = [wire.method]  # of a message that makes no dense sum
 
     def dense(tensor: torch.Tensor) -> None:
         method_names.append(method.sum(tensor))

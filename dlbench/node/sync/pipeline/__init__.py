@@ -1,0 +1,1 @@
+"""Pipeline parallelism: neighbouring ranks train consecutive layers, by torch.distributed.pipelining."""
