@@ -116,10 +116,13 @@ def _require_memory(plans: Sequence[RunPlan]) -> None:
         if limit_bytes is None:
             continue
         if problem := memory_problem(plan, limit_bytes, source):
+            remedy = "share it with engine fsdp over more ranks"
+            if plan.workload.model.has_slabs:
+                remedy = "share volumes over more ranks (engine.ddp.spatial_ranks, as many train.gradient_accumulation)"
             raise UserError(
                 f"{plan.workload.name} ({plan.workload.preset}) on {counted(plan.layout.ranks, 'rank')} of "
-                f"{plan.system.name}: {problem}; share it with engine fsdp over more ranks, or project it: dlbench "
-                f"project spec {plan.workload.name} --preset {plan.workload.preset}"
+                f"{plan.system.name}: {problem}; {remedy}, or project it: dlbench project spec {plan.workload.name} "
+                f"--preset {plan.workload.preset}"
             )
 
 

@@ -266,4 +266,6 @@ class Ingredients(Spec):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        # Without a field that earlier ingredients do not have.
+        content = self.model_dump_json(exclude={"points": {"__all__": {"replicas"}}})
+        return hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from dlbench.specs.layers import WEIGHT_BYTES, Layer
+from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_layers
 from dlbench.specs.plan import RunPlan
 from dlbench.units import counted, format_bytes
 
@@ -31,7 +31,8 @@ def memory_problem(plan: RunPlan, limit_bytes: float, limit_source: str) -> str:
     train, fsdp = workload.train, plan.engine.fsdp
     if not layers or (plan.engine.name == "fsdp" and fsdp.offload):
         return ""
-    state_share = slots_share = 1 / plan.ranks_per_replica
+    slabs = plan.engine.spatial_ranks  # Ranks that share volumes have all parameters each.
+    state_share = slots_share = slabs / plan.ranks_per_replica
     if plan.engine.name == "fsdp":
         ranks = plan.layout.ranks_per_node if fsdp.shard_ranks == "node" else plan.layout.ranks
         state_share = slots_share = 1 / max(ranks, plan.ranks_per_replica)
@@ -41,8 +42,8 @@ def memory_problem(plan: RunPlan, limit_bytes: float, limit_source: str) -> str:
     gradients_share = state_share
     if train.optimizer_state == "host":
         slots = gradients_share = 0.0  # The host updates block by block.
-    samples = train.batch_per_rank // train.gradient_accumulation
-    activations, weights = _by_block(layers, samples * _saved_bytes(plan))
+    samples = slabs * train.batch_per_rank // train.gradient_accumulation
+    activations, weights = _by_block(layers, samples * _saved_bytes(plan), slabs)
     parameters = sum(weights) / WEIGHT_BYTES
     state_bytes = (state_share + gradients_share + slots) * sum(weights)
     passes_bytes = max(
@@ -69,11 +70,13 @@ def _saved_bytes(plan: RunPlan) -> int:
     return 2 if train.precision in ("bf16", "fp16") else WEIGHT_BYTES
 
 
-def _by_block(layers: Sequence[Layer], bytes_per_element: int) -> tuple[list[float], list[float]]:
-    """Returns bytes of saved outputs and bytes of weights by block."""
+def _by_block(layers: Sequence[Layer], bytes_per_element: int, slabs: int) -> tuple[list[float], list[float]]:
+    """Returns bytes of saved outputs, of a slab where layers are cut, and bytes of weights by block."""
     activations, weights = [], []
+    shares = dict.fromkeys(cut_layers(layers, slabs), 1 / slabs)
     for _, block in groupby(layers, key=attrgetter("block")):
         members = list(block)
-        activations.append(float(bytes_per_element * sum(layer.outputs for layer in members if layer.is_product)))
+        saved_elements = sum(layer.outputs * shares.get(layer, 1.0) for layer in members if layer.is_product)
+        activations.append(bytes_per_element * saved_elements)
         weights.append(float(WEIGHT_BYTES * sum(layer.weights for layer in members)))
     return activations, weights

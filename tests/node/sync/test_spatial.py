@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +23,10 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
+from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.rank_memory import memory_problem
+from dlbench.specs.requests import Request
 from tests.node.sync.test_strategies import every_plan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
@@ -81,6 +85,18 @@ def test_the_batch_of_ranks_that_share_volumes_is_split_into_single_volumes() ->
     assert planned(*words, *shared(2))[0]
     with pytest.raises(UserError, match=r"train.gradient_accumulation 4 does not divide the batch of 2 samples"):
         planned(*words)
+
+
+def test_large_volumes_are_refused_by_the_memory_of_a_rank_until_enough_ranks_share_them() -> None:
+    """32 x 512^3 fp32 values after the first convolution are 16 GiB, all outputs of convolutions 21.3 GiB."""
+    problems = []
+    for settings in ({}, {"engine.ddp.spatial_ranks": 8, "train.gradient_accumulation": 8}):
+        asked = {"workload": "cosmoflow", "preset": "large", "engine": "ddp", "points": (8,), "overrides": settings}
+        (plan,) = expand(Request(series="s", repeats=1, **asked), machine_cores=8, now=datetime.now(UTC))
+        problems.append(memory_problem(plan, 4 * 2**30, "a GPU"))
+    whole, cut = problems
+    assert "a rank needs at least 21.55 GiB: 264 MiB for parameters" in whole
+    assert not cut
 
 
 @pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 2), (torch.int16, 1)])
