@@ -20,8 +20,8 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.job import RunWords
 from dlbench.jobs.scripts.launch import render_job, render_run_script
-from dlbench.jobs.scripts.words import RunWords
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
 from dlbench.specs.container import ContainerSpec, with_image

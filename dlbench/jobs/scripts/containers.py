@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dlbench
 from dlbench.errors import UserError
-from dlbench.jobs.scripts.words import joined, variable
+from dlbench.jobs.scripts.job import joined, variable
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import TierSpec
 
