@@ -25,7 +25,8 @@ from dlbench.jobs.campaign.completing import submit as submit_to
 from dlbench.jobs.campaign.ended import cancel_run
 from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.job import SUBMITTED, Job, words_of
+from dlbench.jobs.scripts.containers import words_of
+from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_options
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm
@@ -1041,7 +1042,7 @@ def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
-    monkeypatch.setattr("dlbench.jobs.slurm.scheduler.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
         submit(alone(plan), [folder], PYTHON, None)
@@ -1212,7 +1213,7 @@ def test_sacct_is_asked_for_what_squeue_forgot(tmp_path: Path, program: Program)
 def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("squeue", "exec sleep 60")
     program("sacct", "echo '101|TIMEOUT'")
-    monkeypatch.setattr("dlbench.jobs.slurm.scheduler.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     told = ask(["101", "102"], ())
     assert {job: found.state for job, found in told.jobs.items()} == {"101": "TIMEOUT"}
     assert told.unanswered == "squeue gave no answer within 0.3 s"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine import storage
+from dlbench.machine import page_cache
 from dlbench.machine.cgroup import MemoryKills, available_bytes
-from dlbench.machine.storage import CachedPages, cached_pages, evict, fill, storage_reads
+from dlbench.machine.page_cache import CachedPages, cached_pages, evict, fill
+from dlbench.machine.storage import storage_reads
 
 GIB = 1 << 30
 
@@ -156,7 +157,7 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
     seen = cached_pages(files)
     assert seen.share == pytest.approx(1 / 8, abs=FEW)
     # A kernel before 6.5; of 64 pages of each file.
-    monkeypatch.setattr(storage, "_CACHESTAT", 9999)
+    monkeypatch.setattr(page_cache, "_CACHESTAT", 9999)
     older = cached_pages(files)
     assert older.share == pytest.approx(1 / 8, abs=FEW)
     assert older.evidence == "512 pages of 8 files tested by reads with RWF_NOWAIT"

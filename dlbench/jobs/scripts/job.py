@@ -1,7 +1,6 @@
-"""A job, the runs that one sbatch submits, the resources that it requests, and the words of its commands: literal text,
-which is quoted, and variables of the script; nothing is run here. In the templates of `slurm/` undefined names are
-errors, and text from outside passes through a filter: `sh` quotes it as one word, `comment` turns it into one line of
-printable characters.
+"""A job, the runs that one sbatch submits, and the resources that it requests; nothing is run here. In the templates of
+`slurm/` undefined names are errors, and text from outside passes through a filter: `sh` quotes it as one word,
+`comment` turns it into one line of printable characters.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
 from dlbench.machine.mpi import FOREIGN, REMEDY
-from dlbench.records.folder import RunFolder
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.units import printable
@@ -28,6 +26,7 @@ _NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
 """Keys of `SlurmSpec` that are not options of sbatch, or that a job sums over its runs."""
 
 PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # Bash's default.
+
 SUBMITTED = "DLBENCH_SUBMITTED"
 """Tells the job script that `dlbench submit` has removed the other variables of the submitting shell."""
 
@@ -50,54 +49,6 @@ _WITH_OPTION = {
     "PROFILE": "profile",
 }
 """More such variables with their options: sbatch sets one of these if the job has the option."""
-
-
-class Shell(str):
-    """Shell code, which is not quoted; any other text is."""
-
-    __slots__ = ()
-
-
-def variable(name: str) -> Shell:
-    """Returns the value of a variable of the script, such as ``HOME`` or ``{job1%%;*}``."""
-    return Shell(f'"${name}"')
-
-
-def joined(*parts: str, by: str = "") -> str:
-    """Returns parts joined to one word by the separator `by`, which must need no quotes."""
-    if not any(isinstance(part, Shell) for part in parts):
-        return by.join(parts)
-    return Shell(by.join(in_shell(part) if part else "" for part in parts))
-
-
-def in_shell(word: str) -> str:
-    """Returns a word as shell code."""
-    return word if isinstance(word, Shell) else shlex.quote(word)
-
-
-def quoted(words: list[str]) -> str:
-    """Returns a command as one line of shell code."""
-    return " ".join(in_shell(word) for word in words)
-
-
-class RunWords(NamedTuple):
-    """The folder and the id of a run, as words of the commands that start it."""
-
-    folder: str  # Absolute path.
-    run_id: str
-
-    @property
-    def plan(self) -> str:
-        return joined(self.folder, "/plan.json")
-
-
-IN_SCRIPT = RunWords(variable("dlbench_run"), variable("{dlbench_run##*/}"))
-"""The run whose folder is in the script's variable `dlbench_run`."""
-
-
-def words_of(folder: RunFolder) -> RunWords:
-    """Returns the words of a known folder."""
-    return RunWords(str(folder.path), folder.path.name)
 
 
 def render(template: str, **values: object) -> str:

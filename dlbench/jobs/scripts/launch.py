@@ -10,7 +10,8 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
-from dlbench.jobs.scripts.job import IN_SCRIPT, Job, RunWords, joined, quoted, render, shell_values, variable, words_of
+from dlbench.jobs.scripts.containers import IN_SCRIPT, RunWords, joined, quoted, variable, words_of
+from dlbench.jobs.scripts.job import Job, render, shell_values
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
@@ -121,7 +122,7 @@ def sbatch_options(
         options.append("--exclusive")
     options += threading_options(plan)
     options += [f"--{option}" for option in slurm.extra]
-    # Exports the environment of sbatch, which is small (`dlbench.jobs.slurm.scheduler`). All versions of Slurm agree
+    # Exports the environment of sbatch, which is small (`dlbench.jobs.slurm.environment`). All versions of Slurm agree
     # on ALL, but not on NIL and lists of names, for which some run a login shell on the node.
     options.append("--export=ALL")
     if slurm.warning_s and warn_script:

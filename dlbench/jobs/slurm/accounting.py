@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
-from dlbench.jobs.slurm.scheduler import asked, on_cluster
+from dlbench.jobs.slurm.environment import asked, on_cluster
 from dlbench.records.accounting import Attempt, RunAccounting, Step
 from dlbench.records.files import write_json
 from dlbench.records.scan import LaunchedRun

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from dlbench.machine.storage import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, counts_reads, evict, fill
+from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
+from dlbench.machine.storage import counts_reads
 from dlbench.node.data.loader import read_epochs
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.reader_trials import Choice, Ranks, Readers, TrialContext, choose, most_readers, training_cores

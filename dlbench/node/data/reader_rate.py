@@ -26,7 +26,8 @@ from pydantic import Field, ValidationError
 
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
-from dlbench.machine.storage import call_rates, counts_reads, files_bytes
+from dlbench.machine.page_cache import files_bytes
+from dlbench.machine.storage import call_rates, counts_reads
 from dlbench.node.data.rank_reader import CacheState, NodeCache
 from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
 from dlbench.node.data.sharding import Key, ShardedOrder, keys_of

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.machine.storage import cached_pages
+from dlbench.machine.page_cache import cached_pages
 from dlbench.node.data import rank_reader as cache
 from dlbench.node.data import reader_rate as rate
 from dlbench.node.data import reader_trials as trials
