@@ -220,7 +220,7 @@ def hand(workload: str) -> Iterator[Figure]:
 def over_hand(workload: str, batch: str) -> dict[str, Any]:
     """Seconds of steps by each method and by hand, in turns, the order alternating; and what both hold."""
     from benchmarks.memory.workshop import IN_CORE, METHODS, PLAN, Workshop
-    from dlbench.machine.host_memory import peak_resident_bytes, reset_peak, resident_bytes
+    from dlbench.machine.cgroup import peak_resident_bytes, reset_peak, resident_bytes
     from dlbench.node.out_of_core.device_memory import keep_freed
 
     keep_freed()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.memory.by_hand import by_hand
-from dlbench.machine.host_memory import peak_resident_bytes, reset_peak, resident_bytes
+from dlbench.machine.cgroup import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.device_memory import CpuPeaks, trim

@@ -154,7 +154,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     orders = [_order(plan, cache, seconds, repeats) for plan, cache in itertools.product(plans, ("cold", "warm"))]
     if options["dry_run"]:
         from dlbench.jobs.node_program import READING, supervised
-        from dlbench.jobs.scripts.words import quoted
+        from dlbench.jobs.scripts.containers import quoted
 
         for order in orders:
             click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; standard input:")

@@ -18,7 +18,7 @@ from dlbench.removed import removed_command
 from dlbench.units import counted, format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.datasets.account import Account
+    from dlbench.datasets.splits import Account
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec

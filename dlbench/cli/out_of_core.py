@@ -68,7 +68,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
         run_plan = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
             from dlbench.jobs.node_program import PROFILE, supervised
-            from dlbench.jobs.scripts.words import quoted
+            from dlbench.jobs.scripts.containers import quoted
 
             click.echo("# measures the plan on its standard input:")
             click.echo(f"# {json.dumps(run_plan.model_dump(mode='json'))}")

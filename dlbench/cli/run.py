@@ -182,8 +182,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Prints the command of each run, then a table of the points, on standard output; for `--dry-run`."""
+    from dlbench.jobs.scripts.containers import quoted
     from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
-    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):

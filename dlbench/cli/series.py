@@ -31,8 +31,8 @@ MOST_SOURCES = 6  # Largest number of lines in which a dry run explains its time
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
     """Prints the scripts of the jobs, if wanted, and then a summary with a table of the jobs, as shell comments."""
+    from dlbench.jobs.scripts.containers import quoted
     from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
-    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
@@ -60,7 +60,7 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
     """Prints the commands that submit scripts; `written`: each job, with the id of a submitted job before it."""
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
-    from dlbench.jobs.scripts.words import joined, quoted, variable
+    from dlbench.jobs.scripts.containers import joined, quoted, variable
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
@@ -352,7 +352,7 @@ def resume_command(series: str, out: Path) -> str:
 
 
 def _command(*words: str) -> str:
-    from dlbench.jobs.scripts.words import quoted
+    from dlbench.jobs.scripts.containers import quoted
 
     return quoted(["dlbench", *words])
 

@@ -148,7 +148,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     from dlbench.jobs.campaign.completing import begin, write_only
     from dlbench.jobs.campaign.series_file import scheduler_named
     from dlbench.jobs.processes import Interruption
-    from dlbench.jobs.scripts.words import quoted
+    from dlbench.jobs.scripts.containers import quoted
     from dlbench.records.folder import prepare_output
 
     scheduler = scheduler_named(campaign.plans[0].system.scheduler)

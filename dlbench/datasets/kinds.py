@@ -14,11 +14,18 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dlbench import pool
 from dlbench.datasets import volumes
-from dlbench.datasets.account import sample_names
 from dlbench.datasets.images import image_set
 from dlbench.datasets.images.jpeg_decode import decode
 from dlbench.datasets.images.shards import CLASS_TARS, INDEX, ImageSet, holds_class_tars, load_index, shards_among
-from dlbench.datasets.splits import MAX_NAMES, OF_STORAGE, Split, is_split_name, named_splits, require_no_splits
+from dlbench.datasets.splits import (
+    MAX_NAMES,
+    OF_STORAGE,
+    Split,
+    is_split_name,
+    named_splits,
+    require_no_splits,
+    sample_names,
+)
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.errors import UserError
 from dlbench.opening import why_unreadable

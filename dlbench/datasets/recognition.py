@@ -10,7 +10,6 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from dlbench.datasets.account import Account, foreign_form, is_companion
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images.shards import INDEX
 from dlbench.datasets.kinds import BY_MANIFEST, KINDS, OPENED, PlannedSplit, holds_images, names_in
@@ -18,7 +17,10 @@ from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import (
     OF_STORAGE,
     PART,
+    Account,
     Split,
+    foreign_form,
+    is_companion,
     named_splits,
     require_no_splits,
     train_folder,

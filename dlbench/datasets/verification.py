@@ -10,12 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dlbench.datasets.account import Account
 from dlbench.datasets.kinds import KINDS, Checking, DataKind
 from dlbench.datasets.making.production import BEGUN
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import detect, take_account
-from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
+from dlbench.datasets.splits import NAMES, Account, Split, train_folder, validation_folder
 from dlbench.errors import UserError
 
 Progress = Callable[[str, int, int], None]  # called with the unit, the number done, and the total

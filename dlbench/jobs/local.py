@@ -25,8 +25,8 @@ from dlbench.jobs.processes import Ending, Interruption, OnProgress, RankProcess
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
+from dlbench.machine.cgroup import MemoryKills, total_bytes
 from dlbench.machine.gpus import hidden_gpus, largest_memory_bytes
-from dlbench.machine.host_memory import MemoryKills, total_bytes
 from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder

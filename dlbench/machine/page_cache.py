@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.machine.host_memory import available_bytes
+from dlbench.machine.cgroup import available_bytes
 from dlbench.machine.storage import storage_reads
 from dlbench.opening import descriptor, why_unreadable
 

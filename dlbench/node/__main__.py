@@ -27,8 +27,7 @@ from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
-from dlbench.records.interrupted import write_interrupted  # noqa: E402
-from dlbench.records.status import PEER_MARK  # noqa: E402
+from dlbench.records.status import PEER_MARK, write_interrupted  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 from dlbench.units import utc_now  # noqa: E402

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.host_memory import available_bytes
+from dlbench.machine.cgroup import available_bytes
 from dlbench.node.ranks import RankPlace
 from dlbench.units import format_bytes
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from dlbench.node.step_schedule import StepSchedule
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import RankResult, Setting
+from dlbench.records.record import RankResult, RankSummary, Setting
 
 Batch = dict[str, torch.Tensor]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]

@@ -1,4 +1,6 @@
-"""`record.json`: the result of a run, written once by rank 0 at the end. Statistics are made by `dlbench.analysis`."""
+"""`record.json`: the result of a run, written once by rank 0 at the end from the `RankSummary` of each rank, which is
+gathered as JSON and never stored. Statistics are made by `dlbench.analysis`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
+from dlbench.records.data_path import ReadingResult, ShuffleResult, StagedNode, StagingResult
 from dlbench.records.exchange import ExchangeResult, NcclTransport
-from dlbench.records.out_of_core import HostUpdate, MemoryResult
-from dlbench.records.watch import NodeLoad, WatchResult
+from dlbench.records.out_of_core import HostUpdate, MemoryResult, RankMemory
+from dlbench.records.watch import NodeLoad, NodeWatch, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
+
+Environment = Annotated[dict[str, str], Field(max_length=10_000)]
+"""Facts by name. A machine has some hundred; the limit keeps reports of other people's files fast."""
+
+AnyFloat = Annotated[float, Field(allow_inf_nan=True)]
 
 
 class Check(Spec):
@@ -19,10 +26,6 @@ class Check(Spec):
     name: str = Field(description="Name of the check.")
     passed: Flag = Field(description="Whether it passed.")
     detail: str = Field(description="The evidence, or the problem.")
-
-
-Environment = Annotated[dict[str, str], Field(max_length=10_000)]
-"""Facts by name. A machine has some hundred; the limit keeps reports of other people's files fast."""
 
 
 class Setting(Spec):
@@ -378,3 +381,44 @@ class Record(Spec):
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
         used = len({rank.node_rank for rank in self.ranks})
         return max(0, int(allocated) - used) if allocated.isdecimal() else 0
+
+
+class SpanCounts(Spec):
+    """The spans of one rank's file."""
+
+    num: CountOrZero
+    dropped: CountOrZero  # Spans beyond the share of bytes.
+    bytes: CountOrZero
+
+
+class WatchSummary(Spec):
+    """The monitoring of a rank."""
+
+    node: NodeWatch | None = None  # Summary of the node's sampler, on its first rank.
+    spans: SpanCounts | None = None  # None: no spans.
+    sample_bytes: CountOrZero  # Bytes of the node's samples, on its first rank.
+    problems: tuple[str, ...]  # Problems of monitoring, each a sentence.
+    load: dict[str, Any]  # CPU time by `CoreLoad.summary`.
+
+
+class StagingSummary(Spec):
+    """The staging of the samples of a node."""
+
+    node: StagedNode | None  # None: nothing was copied.
+    warnings: tuple[str, ...]
+
+
+class RankSummary(Spec):
+    """The summary of a rank at the end; each part of training fills in its own fields."""
+
+    result: RankResult
+    environment: Environment
+    nccl: NcclTransport | None = None  # None: there is no log.
+    warnings: tuple[str, ...]
+    emulates_precision: Flag
+    reads: tuple[dict[str, Any], ...]  # Reads by epoch, see `EpochReads`.
+    samples: dict[str, Any] | None = None  # See `ReadAudit.summary`; None: nothing is read.
+    norms: tuple[tuple[AnyFloat, AnyFloat], ...] = ()  # Squared norms of local and exchanged gradients.
+    memory: RankMemory | None = None  # None: activations are left to autograd.
+    watch: WatchSummary
+    staging: StagingSummary | None = None  # On the first rank of a node.

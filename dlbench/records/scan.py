@@ -18,10 +18,9 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import parse_json, read_json, read_named, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
-from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
+from dlbench.records.status import MAX_BYTES, Failure, Interrupted, RankStatus, failure_line, read_statuses
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name

@@ -1,4 +1,6 @@
-"""Statuses of ranks, which tell why a run failed: of a node's ranks at each stage, and of each rank that failed."""
+"""Statuses of ranks, which tell why a run failed: of a node's ranks at each stage, and of each rank that failed; and
+`interrupted.json`, a run that stopped on request. If Slurm restarts it, earlier attempts are in `attempt-NNNN/`.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +20,28 @@ from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.sharing import may_not_read
-from dlbench.specs.base import CountOrZero, RankNumber, Spec
+from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 from dlbench.units import utc_now
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """Start of the lines by which rank 0 reports its progress to a launcher, on standard output."""
 
 _ROOM_BYTES = 4096  # One block of most file systems, enough for `failure.json`.
-
 MAX_BYTES = 1 << 20
 """Limit for a file of statuses or of a failure."""
 
 _STATUS = re.compile(r"(rank|node)-.*\.status\.json", re.DOTALL)
-
 PEER_MARK = "dlbench: another rank ended first"
 """The line of a rank's log that tells a launcher, also on a full disk, that this rank is not the cause."""
 
 SIGN_PERIOD_S = 5.0  # Longest time between two signs of life of rank 0 to the launcher, seconds.
-
 Stage = Literal["starting", "staging", "warm-up", "measuring", "finishing", "done", "failed"]
-
 FailureKind = Literal["own", "stalled", "peer"]
 """own: the rank itself failed. stalled: there was no progress. peer: it lost another rank, and is not the cause."""
+
+_NAMED = 3  # Ranks that are named; the others are counted.
+_STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
+_ATTEMPT = re.compile(r"attempt-(\d{4})")
 
 
 class RankStatus(Spec):
@@ -161,10 +163,6 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
     return [newest[rank] for rank in sorted(newest)]
 
 
-_NAMED = 3  # Ranks that are named; the others are counted.
-_STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
-
-
 def first_cause(statuses: Sequence[RankStatus]) -> RankStatus | None:
     """Returns the failed rank that is the most likely cause (`_likeliness`); None if no rank failed."""
     failed = [status for status in statuses if status.stage == "failed"]
@@ -222,3 +220,42 @@ def _silence(status: RankStatus, counted: str, report: Failure) -> str:
         return f"it was on {status.host}, {place}"
     ending = _STOPPED if status.rank in report.stopped else "vanished"
     return f"rank {status.rank} on {status.host} {ending} {place}"
+
+
+class Interrupted(Spec):
+    """The step and checkpoint at which a run stopped on request."""
+
+    format: Literal["dlbench.interrupted"] = Field("dlbench.interrupted", description="Format of the file.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    attempt: Count = Field(description="Number of the attempt, from 1.")
+    step: CountOrZero = Field(description="Optimizer steps so far, with those before a resume.")
+    checkpoint: str | None = Field(None, description="Checkpoint to resume from; null: none.")
+    at: str = Field(description="UTC, ISO 8601.")
+
+    @property
+    def detail(self) -> str:
+        resume = "it has no checkpoint and must start again"
+        if self.checkpoint:
+            resume = f"it can resume from {self.checkpoint}"
+        return f"interrupted after step {self.step} of attempt {self.attempt}, on request (SIGUSR1); {resume}"
+
+
+def attempt_of(folder: RunFolder) -> int:
+    """Returns the number of the attempt whose files are in a run's folder, from 1."""
+    earlier = (_ATTEMPT.fullmatch(path.name) for path in folder.path.glob("attempt-*"))
+    return 1 + max((int(match[1]) for match in earlier if match is not None), default=0)
+
+
+def last_attempt(folder: RunFolder) -> Interrupted | None:
+    """Returns the interruption of the attempt before; None if there was none, or it was killed."""
+    before = RunFolder(folder.path / f"attempt-{attempt_of(folder) - 1:04d}")
+    try:
+        return Interrupted.model_validate(read_json(before.interrupted, MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def write_interrupted(folder: RunFolder, step: int, checkpoint: str | None) -> None:
+    """Records that a run stopped on request. Raises RunError: the file cannot be written."""
+    content = Interrupted(attempt=attempt_of(folder), step=step, checkpoint=checkpoint, at=utc_now())
+    write_json(folder.interrupted, content.model_dump(mode="json"))

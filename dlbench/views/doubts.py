@@ -13,9 +13,9 @@ from dlbench.analysis.environments import environment_doubts, facts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.table import RunTable
-from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
+from dlbench.records.status import last_attempt
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import counted, format_seconds, plural, seconds_between

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from dlbench.datasets import kinds
-from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.recognition import detect, require_fitting, take_account
-from dlbench.datasets.splits import Split, split_word, validation_folder
+from dlbench.datasets.splits import Account, Split, split_word, validation_folder
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify
 from dlbench.errors import UserError

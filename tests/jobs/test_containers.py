@@ -20,14 +20,14 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.containers import RunWords
 from dlbench.jobs.scripts.launch import render_job, render_run_script
-from dlbench.jobs.scripts.words import RunWords
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
 from dlbench.specs.container import ContainerSpec, with_image
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
-from tests.jobs.test_run_script import plan_of
+from tests.jobs.test_requeue_script import plan_of
 from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT
 

@@ -25,9 +25,9 @@ from dlbench.jobs.campaign.completing import submit as submit_to
 from dlbench.jobs.campaign.ended import cancel_run
 from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.containers import words_of
 from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_options
-from dlbench.jobs.scripts.words import words_of
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder, create

@@ -19,7 +19,7 @@ from dlbench.cli.preflight import lines_of
 from dlbench.jobs.preflight.check import check_command, job_of, plan_of, render_preflight, trial, wait
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.words import quoted, words_of
+from dlbench.jobs.scripts.containers import quoted, words_of
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.files import write_json
 from dlbench.records.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank

@@ -17,7 +17,7 @@ from dlbench.jobs.campaign.series_file import submission_status
 from dlbench.jobs.scheduler import read_submission
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder
-from dlbench.records.interrupted import attempt_of
+from dlbench.records.status import attempt_of
 from tests.support.programs import Program
 from tests.support.run_factory import BOX, plans
 

@@ -14,8 +14,8 @@ import pytest
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.containers import words_of
 from dlbench.jobs.scripts.launch import MAX_BYTES, render_job, resolve
-from dlbench.jobs.scripts.words import words_of
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.launch import VariableSource

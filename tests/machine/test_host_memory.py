@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.machine import page_cache
-from dlbench.machine.host_memory import MemoryKills, available_bytes
+from dlbench.machine.cgroup import MemoryKills, available_bytes
 from dlbench.machine.page_cache import CachedPages, cached_pages, evict, fill
 from dlbench.machine.storage import storage_reads
 

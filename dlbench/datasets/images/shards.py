@@ -30,8 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.account import sample_names
-from dlbench.datasets.splits import Split, other_split
+from dlbench.datasets.splits import Split, other_split, sample_names
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np

@@ -16,8 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.account import is_companion, sample_names
-from dlbench.datasets.splits import PART, Split, require_no_splits
+from dlbench.datasets.splits import PART, Split, is_companion, require_no_splits, sample_names
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.account import sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, open_hdf5, require_plausible
-from dlbench.datasets.splits import Split
+from dlbench.datasets.splits import Split, sample_names
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
 

@@ -33,8 +33,8 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import Queue, SchedulerUnavailableError, Submission, array_of, read_submission
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
-from dlbench.records.interrupted import attempt_of
 from dlbench.records.job_log import was_cancelled
+from dlbench.records.status import attempt_of
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import counted

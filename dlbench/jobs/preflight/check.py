@@ -18,9 +18,9 @@ from dlbench.errors import ExitCode, RunError, refused
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts import containers, launch
+from dlbench.jobs.scripts.containers import quoted, words_of
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import sbatch_arguments, script_options
-from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.opening import read_end, read_text

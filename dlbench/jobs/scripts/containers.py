@@ -1,15 +1,18 @@
-"""Builds the commands that run ranks in a container, without running anything. The options are those of
-apptainer-exec(1), srun --help with Pyxis, and podman-run(1).
+"""Words of a command in a shell script (literal text, which is quoted, and variables of the script), and the commands
+that run ranks in a container; nothing is run. The options are those of apptainer-exec(1), srun --help with Pyxis, and
+podman-run(1).
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import dlbench
 from dlbench.errors import UserError
-from dlbench.jobs.scripts.words import joined, variable
+from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import TierSpec
 
@@ -24,6 +27,54 @@ GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", 
 """Variables in which Slurm names the GPUs of a job: some sites do not restrict the devices in another way."""
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")  # In the path of a tier (dlbench.datasets.staging.place).
+
+
+class Shell(str):
+    """Shell code, which is not quoted; any other text is."""
+
+    __slots__ = ()
+
+
+def variable(name: str) -> Shell:
+    """Returns the value of a variable of the script, such as ``HOME`` or ``{job1%%;*}``."""
+    return Shell(f'"${name}"')
+
+
+def joined(*parts: str, by: str = "") -> str:
+    """Returns parts joined to one word by the separator `by`, which must need no quotes."""
+    if not any(isinstance(part, Shell) for part in parts):
+        return by.join(parts)
+    return Shell(by.join(in_shell(part) if part else "" for part in parts))
+
+
+def in_shell(word: str) -> str:
+    """Returns a word as shell code."""
+    return word if isinstance(word, Shell) else shlex.quote(word)
+
+
+def quoted(words: list[str]) -> str:
+    """Returns a command as one line of shell code."""
+    return " ".join(in_shell(word) for word in words)
+
+
+class RunWords(NamedTuple):
+    """The folder and the id of a run, as words of the commands that start it."""
+
+    folder: str  # Absolute path.
+    run_id: str
+
+    @property
+    def plan(self) -> str:
+        return joined(self.folder, "/plan.json")
+
+
+IN_SCRIPT = RunWords(variable("dlbench_run"), variable("{dlbench_run##*/}"))
+"""The run whose folder is in the script's variable `dlbench_run`."""
+
+
+def words_of(folder: RunFolder) -> RunWords:
+    """Returns the words of a known folder."""
+    return RunWords(str(folder.path), folder.path.name)
 
 
 def python_of(plan: LaunchPlan, python: str) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
+from dlbench.jobs.scripts.containers import IN_SCRIPT, RunWords, joined, quoted, variable, words_of
 from dlbench.jobs.scripts.job import Job, render, shell_values
-from dlbench.jobs.scripts.words import IN_SCRIPT, RunWords, joined, quoted, variable, words_of
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan

@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd.profiler import profile, record_function
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.machine.host_memory import peak_resident_bytes, reset_peak
+from dlbench.machine.cgroup import peak_resident_bytes, reset_peak
 from dlbench.node.models.build import Batch
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_bytes

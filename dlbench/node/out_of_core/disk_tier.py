@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.machine.host_memory import lies_in_memory
+from dlbench.machine.cgroup import lies_in_memory
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.out_of_core.tiers import ALIGNMENT, FreePlaces, TierTransfer, aligned
 from dlbench.units import format_bytes

@@ -19,8 +19,7 @@ from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
 from dlbench.node.part import TrainingPart
 from dlbench.records.out_of_core import HostUpdate
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import Setting
+from dlbench.records.record import RankSummary, Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from dlbench.machine.host_memory import resident_bytes
+from dlbench.machine.cgroup import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.out_of_core.cut import BlockFunction
@@ -39,8 +39,7 @@ from dlbench.perfmodels.out_of_core.blocks import BlockCosts
 from dlbench.perfmodels.out_of_core.planner import PREFETCH, saves_nothing
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.records.out_of_core import MemoryResult, RankMemory, TransferSpan
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import HeldMemory, RankResult, Setting
+from dlbench.records.record import HeldMemory, RankResult, RankSummary, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 

@@ -11,8 +11,7 @@ from dlbench.node.step_schedule import WATCHED_STEPS, StepSchedule
 from dlbench.node.sync.engine import whole_tensor
 from dlbench.node.watching.agent import window_ranks
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.rank_summary import WatchSummary
-from dlbench.records.record import Check, CheckpointWrite, RankResult, Setting
+from dlbench.records.record import Check, CheckpointWrite, RankResult, Setting, WatchSummary
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import counted, first_of, format_bytes, format_seconds, plural

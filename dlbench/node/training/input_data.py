@@ -31,8 +31,7 @@ from dlbench.node.rendezvous import own_address
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.context import RankContext
 from dlbench.records.data_path import StagingResult
-from dlbench.records.rank_summary import RankSummary, StagingSummary
-from dlbench.records.record import RankResult
+from dlbench.records.record import RankResult, RankSummary, StagingSummary
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import ModelSpec
 

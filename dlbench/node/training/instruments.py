@@ -20,8 +20,7 @@ from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder
-from dlbench.records.rank_summary import RankSummary, SpanCounts, WatchSummary
-from dlbench.records.record import RankResult
+from dlbench.records.record import RankResult, RankSummary, SpanCounts, WatchSummary
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from dlbench.node.part import TrainingPart, TrialPasses
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import NoiseScale, RankResult
+from dlbench.records.record import NoiseScale, RankResult, RankSummary
 
 DECAY = 0.95  # Decay of the running means per step, so that about the last 20 steps count.
 _HISTORY = 1000  # Steps kept in a record, at most.

@@ -58,9 +58,8 @@ from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Kernels, Precision
 from dlbench.node.training.run_record import TrainedRank, shuffled
 from dlbench.records.files import write_json
-from dlbench.records.interrupted import attempt_of
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import Record
+from dlbench.records.record import RankSummary, Record
+from dlbench.records.status import attempt_of
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported only if a plan updates on the host, so that other ranks start faster

@@ -42,9 +42,8 @@ from dlbench.node.training.pauses import Pauses, finite_or_none
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.interrupted import attempt_of
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import Check, LayerMacs, RankResult, Record, Setting
+from dlbench.records.record import Check, LayerMacs, RankResult, RankSummary, Record, Setting
+from dlbench.records.status import attempt_of
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import Workload
 from dlbench.units import counted, first_of, utc_now
