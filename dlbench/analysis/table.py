@@ -13,7 +13,7 @@ from dlbench.analysis.causes import Causes, causes_of
 from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.digest import StepDigest, digest_of
 from dlbench.analysis.measures import RunMeasures, load_steps, measure
-from dlbench.analysis.sessions import allocations_of
+from dlbench.analysis.repeats import allocations_of
 from dlbench.analysis.telemetry.readings import MachineReading, Samples, read_machines
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe

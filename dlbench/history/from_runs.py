@@ -14,7 +14,7 @@ from dlbench.analysis.table import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.history import History, Notify
-from dlbench.history.run_files import content_digest, files_of
+from dlbench.history.importing import content_digest, files_of
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
 from dlbench.records.scan import Run, Scan, read_run, text_in

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, Causes, causes_of
-from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import Group, groups
+from dlbench.analysis.slow_nodes import Straggler, main_straggler, ranking
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.rows.steps import PHASES

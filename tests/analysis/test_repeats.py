@@ -26,9 +26,15 @@ from dlbench.analysis.comparability import (
     is_shaping,
     planned_id,
 )
-from dlbench.analysis.repeats import mixed_configurations
+from dlbench.analysis.repeats import (
+    LONGEST_S,
+    PAUSE_S,
+    Circumstances,
+    allocations_of,
+    mixed_configurations,
+    sessions_of,
+)
 from dlbench.analysis.scaling import groups
-from dlbench.analysis.sessions import LONGEST_S, PAUSE_S, Circumstances, allocations_of, sessions_of
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.cli import cli as dlbench
 from dlbench.records.folder import RunFolder

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.analysis.causes import CAUSES, Causes
-from dlbench.analysis.late_ranks import ranking
 from dlbench.analysis.measures import RunSteps
-from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
+from dlbench.analysis.slow_nodes import SlowNodes, ranking, slow_nodes
 from dlbench.analysis.stragglers import (
     WORK,
     WORK_PHASES,

@@ -31,7 +31,7 @@ from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
 from dlbench.history.from_runs import make_entries, open_history
 from dlbench.history.history import History
-from dlbench.history.run_files import content_digest
+from dlbench.history.importing import content_digest
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run, scan

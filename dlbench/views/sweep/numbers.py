@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Literal, cast
 
 from dlbench.analysis.comparability import run_facts
-from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.environments import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import batch_text, group_by, local_sgd_settings
+from dlbench.analysis.scaling import batch_text, group_by, local_sgd_settings
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run

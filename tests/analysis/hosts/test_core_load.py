@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.environments import load_doubts, loads_of
 from dlbench.records.scan import read_run
 from tests.support.run_factory import Story, constant, plans, write_run
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.late_hosts import largest_by_host
 from dlbench.analysis.measures import load_steps
 from dlbench.analysis.slow_nodes import ACCUSED, HostSessions, SlowNodes, slow_nodes, verdicts_of
+from dlbench.analysis.stragglers import largest_by_host
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
