@@ -146,7 +146,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
     """Opens the history and updates its index; messages about the index go to standard error."""
-    from dlbench.history.from_runs import open_history
+    from dlbench.history.importing import open_history
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")

@@ -208,7 +208,7 @@ def read_baseline(path: Path) -> Baseline:
     version = content.get("version")
     if isinstance(version, int) and version > BASELINE_VERSION:
         raise UserError(
-            f"{path}: version {version} of the format; this dlbench reads version {BASELINE_VERSION}: make the baseline again "
-            "with this version, or use the newer dlbench"
+            f"{path}: version {version} of the format; this dlbench reads version {BASELINE_VERSION}: make the baseline "
+            "again with this version, or use the newer dlbench"
         )
     return validated(path, Baseline, content)

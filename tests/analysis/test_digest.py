@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.digest import (
+from dlbench.analysis.measures import RunSteps, load_steps
+from dlbench.analysis.table import (
     MAX_MAP_COLUMNS,
     MAX_MAP_ROWS,
     MAX_OUTLIERS,
@@ -22,9 +23,8 @@ from dlbench.analysis.digest import (
     RankStepMap,
     StepDigest,
     digest_of,
+    tabulate,
 )
-from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, read_run, scan
 from tests.support.run_factory import MS, Story, plans, write_run

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from dlbench.analysis.causes import causes_of
-from dlbench.analysis.digest import digest_of
 from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.table import LoadedRun, RunTable, load_runs
+from dlbench.analysis.table import LoadedRun, RunTable, digest_of, load_runs
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import scan
