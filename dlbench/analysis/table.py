@@ -1,4 +1,4 @@
-"""Tables of the figures of a scan of `runs/`, digests of the step times of runs, the reasons of runs without figures."""
+"""Tables of the figures of a scan of `runs/`, digests of step times, and the reasons of runs without figures."""
 
 from __future__ import annotations
 

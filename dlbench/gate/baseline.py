@@ -31,7 +31,7 @@ _EXAMPLE = (
     "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
     "'workload=resnet50,ranks=4: 2500 images/s'"
 )
-BASELINE_VERSION = 1
+VERSION = 1
 MAX_BYTES = 1 << 26  # Largest file that is read: a point has some kB, and no baseline has ten thousand points.
 MAX_FEW = 6  # Points with too few runs that an error names.
 Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
@@ -206,9 +206,9 @@ def read_baseline(path: Path) -> Baseline:
     """Reads and validates the file."""
     content = given_content(path, Baseline, "baseline", "dlbench baseline", MAX_BYTES)
     version = content.get("version")
-    if isinstance(version, int) and version > BASELINE_VERSION:
+    if isinstance(version, int) and version > VERSION:
         raise UserError(
-            f"{path}: version {version} of the format; this dlbench reads version {BASELINE_VERSION}: make the baseline "
+            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline "
             "again with this version, or use the newer dlbench"
         )
     return validated(path, Baseline, content)
