@@ -25,9 +25,8 @@ import numpy as np
 import psutil
 
 from benchmarks.figures import Figure
-from dlbench.history.from_runs import VERSION, make_entries
-from dlbench.history.index import Index
-from dlbench.history.store import INDEX, Store
+from dlbench.history.history import INDEX, Index, Store
+from dlbench.history.importing import VERSION, make_entries
 from dlbench.records.folder import RunFolder
 from tests.support.browser import FLAGS
 from tests.support.run_factory import MS, NOW, StepTimes, Story, plans, write_run

@@ -19,7 +19,7 @@ from statistics import median
 from benchmarks.figures import Figure
 from benchmarks.gate import share
 from dlbench.analysis.metrics import DEFAULT_METRICS
-from dlbench.analysis.sessions import MIN_SESSIONS
+from dlbench.analysis.repeats import MIN_SESSIONS
 from dlbench.analysis.table import tabulate
 from dlbench.gate.sides import SideRun, points_of
 from dlbench.gate.verdicts import Evidence, MetricSample, Rule, evidence_of, judge, overall

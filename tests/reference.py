@@ -26,7 +26,7 @@ from dlbench.cli.show import schema, schemas
 from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
-from dlbench.history.acknowledgements import Acknowledgement
+from dlbench.history.history import Acknowledgement
 from dlbench.jobs.campaign.series_file import SeriesFile
 from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous

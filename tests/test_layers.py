@@ -269,7 +269,7 @@ OPENED_OTHERWISE = {
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
-    "history/index": "lines appended to its index, following no link",
+    "history/history": "lines appended to its index, following no link",
     "datasets/arrays": "HDF5, after `require_file`",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from benchmarks.figures import Figure
 from benchmarks.gate import share
-from dlbench.analysis.sessions import Circumstances, sessions_of
+from dlbench.analysis.repeats import Circumstances, sessions_of
 from dlbench.gate.verdicts import Evidence, MetricSample, Rule, Unit, judge
 
 Array = npt.NDArray[np.float64]

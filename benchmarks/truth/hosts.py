@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.gate import share_figure
-from dlbench.analysis.late_hosts import largest_by_host, medians_of_others
 from dlbench.analysis.slow_nodes import HostSessions, verdicts_of
+from dlbench.analysis.stragglers import largest_by_host, medians_of_others
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
 

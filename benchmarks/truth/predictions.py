@@ -19,7 +19,7 @@ from dlbench.perfmodels.link_fit import Observation, fit_network, hold_out_large
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
-from dlbench.stats.resampling import resampled
+from dlbench.stats.multiplicity import resampled
 
 SEED = 20_260_401
 NOMINAL = 95.0

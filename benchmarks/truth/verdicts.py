@@ -26,9 +26,8 @@ from dlbench.analysis.scaling import groups as scaling_groups
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import gain_of_best, paired_logs, ratio_estimate
-from dlbench.stats.factors import Combination, contrasts, levels_of
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
-from dlbench.stats.verdict import family_of
+from dlbench.stats.verdict import Combination, contrasts, family_of, levels_of
 from dlbench.stats.verdict_words import SETTING_MARGIN as MARGIN
 from dlbench.views.causes.experiments import Case
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out

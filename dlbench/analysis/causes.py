@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
-from dlbench.analysis.late_hosts import Leaving, leaving
 from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
-from dlbench.analysis.stragglers import Waiting, saved_without_slowest, waiting, without_waits
+from dlbench.analysis.stragglers import Leaving, Waiting, leaving, saved_without_slowest, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError

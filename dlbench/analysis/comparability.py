@@ -1,4 +1,4 @@
-"""Decides which runs may be compared, and which are repeats.
+"""Decides which runs may be compared and which are repeats, and selects runs by `--where KEY=VALUE`.
 
 **Comparable** runs (`group_id`) have equal registered keys (`dlbench.records.registry`) and an equal digest of
 everything in the plan that decides what is computed and how ranks are started. **Repeats** are comparable, with equal
@@ -8,24 +8,26 @@ warning. Groups of a report have equal settings (`averaged_id`); other differenc
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dlbench.analysis.environments import facts
 from dlbench.confidential import is_secret_value
-from dlbench.records.registry import KEYS
-from dlbench.records.scan import Run
-from dlbench.specs.plan import LaunchPlan, value_text
+from dlbench.errors import UserError, nearest
+from dlbench.records.registry import KEYS, describe
+from dlbench.records.scan import LaunchedRun, Run
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
+from dlbench.units import first_of
 
 # Texts about the workload, which change nothing that is computed.
 _WORDS = {"title", "about", "notice", "sample_unit"}
-
 _STORAGE = "system.storage."
-
 NOT_SHAPING = frozenset(  # Keys of a system that do not affect the speed of runs; all others do.
     {
         # Texts, and peak rates that figures are compared with.
@@ -41,16 +43,15 @@ NOT_SHAPING = frozenset(  # Keys of a system that do not affect the speed of run
         *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
-
 NOT_SHAPING_OPTIONS = frozenset(  # Options of `system.slurm.extra` that do not affect speed, by sbatch's names.
     {
         *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
         *("wait-all-nodes", "wckey"),
     }
 )
-
-
 AFTER_INTERRUPTION = "after an interruption"  # Text for resumed runs (`Record.goes_on`).
+RunT = TypeVar("RunT", bound=LaunchedRun)
+MAX_VALUES = 12  # Values of a key that an error lists.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,3 +241,60 @@ def chosen_settings(run: Run) -> dict[str, str]:
     if series.side:
         changed |= series.sides.get(series.side, {})
     return {key: value_text(key, value) for key, value in sorted(changed.items())}
+
+
+def properties(run: LaunchedRun) -> dict[str, str]:
+    """Returns the properties of a run by which it can be selected, except tags; more of them for training runs."""
+    plan = run.plan
+    assert isinstance(plan, RunPlan | CommPlan)
+    values = {
+        "series": plan.series.id,
+        "state": run.state,
+        "ranks": str(plan.layout.ranks),
+        "nodes": str(plan.layout.nodes),
+        "system": plan.system.name,
+        "launcher": plan.system.launch.launcher,
+    }
+    if isinstance(run, Run):
+        series = run.plan.series
+        values |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
+    return values
+
+
+def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
+    """Returns the runs with all these properties, in their order.
+
+    `where`: values as text by key of `properties`, or `tag.NAME`; `name`, `option`: of the runs and the option, for
+    errors. Raises UserError: no run has such a key, or none has these values.
+    """
+    if not where:
+        return list(runs)
+    selected = [(run, properties(run)) for run in runs]
+    applied: list[str] = []
+    for key, expected in where.items():
+        values = [_value(run, run_properties, key) for run, run_properties in selected]
+        if selected and all(value is None for value in values):
+            names = set[str]().union(*(run_properties for _, run_properties in selected))
+            raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
+        if expected not in values:
+            runs_text = f"run of {name}"
+            if applied:
+                runs_text += f" with {', '.join(applied)}"
+            existing = sorted({value for value in values if value})
+            hint = "none has any value of it"
+            if existing:
+                hint = f"existing values: {first_of(existing, MAX_VALUES)}"
+            for close in difflib.get_close_matches(expected, existing, n=1):
+                hint += f"; did you mean {close}?"
+            raise UserError(f"{option} {key}={expected}: no {runs_text} has it; {hint}")
+        selected = [pair for pair, value in zip(selected, values, strict=True) if value == expected]
+        applied.append(f"{key}={expected}")
+    return [run for run, _ in selected]
+
+
+def _value(run: LaunchedRun, run_properties: Mapping[str, str], key: str) -> str | None:
+    if not key.startswith("tag."):
+        return run_properties.get(key)
+    if not isinstance(run.plan, RunPlan):
+        return ""
+    return run.plan.tags.get(key.removeprefix("tag."), "")

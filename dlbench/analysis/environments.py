@@ -1,18 +1,25 @@
-"""Compares the environments of several runs, and finds settings that make figures doubtful."""
+"""Compares environments of runs, and warns of settings and other load on the cores that make figures doubtful."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import Literal
 
-from dlbench.analysis.doubts import Severity
+from dlbench.records.comm import CommRun
 from dlbench.records.exchange import NcclTransport
-from dlbench.records.record import Record
+from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
+from dlbench.records.watch import NodeLoad
 from dlbench.specs.plan import LaunchPlan
-from dlbench.units import first_of
+from dlbench.units import counted, first_of
 
+Severity = Literal["serious", "note"]
+LOADED = 0.05  # Share of the cores' time from which other load is a warning: steps may take that much longer.
+LOAD_CODES = ("foreign-load", "steal")
+_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
 # Keys of the job, its account, the rank's place in it or the number of ranks, which differ between runs by nature.
 _EXPECTED = re.compile(
     r"host|boot_id|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT|STEP_ID)"
@@ -24,25 +31,96 @@ _EXPECTED = re.compile(
     # dlbench sets these itself: from the plan, whose settings are compared, or from the rank count.
     r"|HOROVOD_(AUTOTUNE\w*|FUSION_THRESHOLD|CYCLE_TIME|(HIERARCHICAL|TORUS)_ALLREDUCE|GLOO_TIMEOUT_SECONDS|DYNAMIC_PROCESS_SETS))"
 )
-
 # Interfaces that dlbench chooses, each a variable: ranks of one node meet at the loopback.
 _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
-
 TELLING = (  # Prefixes of keys that may explain differences of speed, the likeliest first.
     *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
     *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
-
 _TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
 """Variables, and their values that keep NCCL off the adapters."""
+
 _MAX_ADAPTERS = 6  # Adapters that are named; others are counted.
-
 NOT_SET = "not set"  # Value of a key that a run does not have.
-
 # Recorded properties of a data source that must be equal for repeats; others depend on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A warning about a figure."""
+
+    code: str  # Stable short name, for programs.
+    severity: Severity  # serious: the figure may mislead; note: the reader must know it.
+    text: str
+    runs: tuple[str, ...] = ()  # Runs that it concerns; empty if it concerns a whole comparison.
+
+
+def merged(doubts: Iterable[Doubt]) -> list[Doubt]:
+    """Merges warnings of equal code and text, with the runs of all, in the order of first appearance."""
+    by_text: dict[tuple[str, str], Doubt] = {}
+    for doubt in doubts:
+        earlier = by_text.get((doubt.code, doubt.text))
+        if earlier is not None:
+            doubt = replace(earlier, runs=(*earlier.runs, *doubt.runs))
+        by_text[doubt.code, doubt.text] = doubt
+    return list(by_text.values())
+
+
+def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
+    """Yields a warning over all runs for each node with load of other processes, and for each with steal time."""
+    others = "other processes used {amount} ({share:.0f} %): repeat on an idle machine"
+    stolen = "the hypervisor took {amount} away ({share:.0f} %, steal time): repeat on an idle host"
+    yield from _doubts(runs, LOAD_CODES[0], attrgetter("others_s"), others)
+    yield from _doubts(runs, LOAD_CODES[1], attrgetter("steal_s"), stolen)
+
+
+def loads_of(runs: Iterable[Run | CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
+    """Returns the load of the nodes of runs with a record, by run id."""
+    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
+
+
+def _doubts(
+    runs: Mapping[str, Sequence[NodeLoad]], code: str, lost_s: Callable[[NodeLoad], float | None], text: str
+) -> Iterator[Doubt]:
+    loads_by_host: dict[str, list[tuple[float, NodeLoad, str]]] = {}
+    for run_id, loads in runs.items():
+        for load in loads:
+            seconds = lost_s(load)
+            num_cores = len(load.cores)
+            if seconds is None or load.window_s <= 0:
+                continue
+            if seconds - num_cores * _RESOLUTION_S > LOADED * num_cores * load.window_s:
+                loads_by_host.setdefault(load.host, []).append((seconds / load.window_s, load, run_id))
+    for host, host_loads in loads_by_host.items():
+        used_cores, worst, _ = max(host_loads, key=itemgetter(0))
+        ids = tuple(dict.fromkeys(run_id for _, _, run_id in host_loads))
+        num_cores = len(worst.cores)
+        amount = f"{used_cores:.2g} of the {num_cores} cores of node {host}"
+        if num_cores == 1:
+            amount = f"{used_cores:.2g} of the core of node {host}"
+        if len(ids) > 1:
+            amount = f"up to {amount}"
+        share = 100 * used_cores / num_cores
+        yield Doubt(code=code, severity="serious", text=text.format(amount=amount, share=share), runs=ids)
+
+
+def crowded_hosts(record: Record) -> list[str]:
+    """Returns the hosts whose ranks compute with more threads than they have cores, in words."""
+    ranks_by_host: dict[str, list[RankResult]] = {}
+    for rank in record.ranks:
+        ranks_by_host.setdefault(rank.host, []).append(rank)
+    texts = []
+    for host, ranks in sorted(ranks_by_host.items()):
+        threads = sum(rank.threads for rank in ranks)
+        cores = set().union(*(rank.cores for rank in ranks))
+        if cores and threads > len(cores):
+            texts.append(
+                f"{threads} threads of {counted(len(ranks), 'rank')} on {counted(len(cores), 'core')} of {host}"
+            )
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Figures of a run from its step files: throughput, step times, and parts that sum to the step.
+"""Figures of a run from its step files: throughput, step times, parts that sum to the step, work for emulated ranks.
 
 Parts are arithmetic means over steps and ranks, because only means sum to the mean of the whole: `sum(parts) ==
 measured_s / steps`, to the nanosecond. The exchange phase of a single rank is part of `other`.
@@ -12,13 +12,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, UserError
 from dlbench.lazy import Times, np
+from dlbench.records.layer_profile import run_of
 from dlbench.records.record import RankResult
 from dlbench.records.rows.reader import read_alike
 from dlbench.records.rows.shared import RankRows, file_of, read_parts
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader
 from dlbench.records.scan import Run
+from dlbench.specs.plan import RunPlan
+from dlbench.units import counted, format_seconds
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 """Means over ranks of phases and the time outside of them; `imbalance`: the slowest rank's mean minus that of all."""
@@ -27,12 +30,14 @@ PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; if they differ by more, one of them is damaged.
 TOLERANCE = 0.01
-
 # Ranks that are read together, unless a node has more.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 _BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
 _KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
+UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
+REFERENCE_STEPS = 3  # Measured steps that show the time of a phase's kernels; with fewer, the last warm-up steps.
+MOST_STEPS = 256  # Steps of a rank in a plan, evenly spaced.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,11 +311,6 @@ def _disagreement(entry: RankResult, samples: int, step_ns: int) -> str:
     return ""
 
 
-UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
-
-REFERENCE_STEPS = 3  # Measured steps that show the time of a phase's kernels; with fewer, the last warm-up steps.
-
-
 def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
     """Returns the time of the kernels of one phase of one rank, nanoseconds; `UNKNOWN_NS` if no step shows it.
 
@@ -324,3 +324,29 @@ def kernel_ns(phase_ns: Times, bound_ns: Times, warmup: Times) -> int:
     if not len(reference):
         return UNKNOWN_NS
     return round(float(np.median(reference)))
+
+
+def with_recorded_work(plan: RunPlan) -> tuple[RunPlan, str | None]:
+    """Returns the plan with the steps of the run in `engine.emulated.steps_from`, of at most as many ranks as workers.
+
+    The second value is a note. Raises UserError: the run has no steps.
+    """
+    emulated = plan.engine.emulated
+    if emulated.steps_from is None:
+        return plan, None
+    key = f"engine.emulated.steps_from {emulated.steps_from}"
+    run = run_of(key, emulated.steps_from)
+    if run.state != "valid":
+        raise UserError(f"{key}: its run is {run.state}; name the folder of a valid run")
+    steps = load_steps(run)
+    ranks, num_steps = steps.step_ns.shape
+    exchange_s = float(np.median(steps.phase_ns["exchange"].min(axis=0))) / 1e9 if ranks > 1 else 0.0
+    chosen = np.linspace(0, ranks - 1, min(ranks, plan.emulated_workers)).round().astype(int)
+    work_s = (steps.step_ns - steps.phase_ns["exchange"])[chosen, :: -(-num_steps // MOST_STEPS)] / 1e9
+    note = (
+        f"engine.emulated.steps_from: {counted(len(work_s), 'rank')} of {run.plan.run_id}, own work of a step "
+        f"{format_seconds(float(np.median(work_s)))} (median), exchange {format_seconds(exchange_s)}"
+    )
+    recorded = {"work_s": tuple(map(tuple, work_s.tolist())), "exchange_s": exchange_s, "steps_from": run.plan.run_id}
+    engine = plan.engine.model_copy(update={"emulated": emulated.model_copy(update=recorded)})
+    return plan.model_copy(update={"engine": engine}), note

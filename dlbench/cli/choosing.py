@@ -59,7 +59,7 @@ def named(paths: Sequence[Path]) -> str:
 
 def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
     """Returns the training runs in run folders, folders of runs and histories that match `where`."""
-    from dlbench.analysis.selection import select
+    from dlbench.analysis.comparability import select
 
     chosen = parse_where(where, "--where")
     scan = runs_at(*paths)
@@ -84,7 +84,7 @@ def read_one_run(path: Path) -> Run:
 
 def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
     """Returns the runs of the collective benchmark that match `where`; histories contain none."""
-    from dlbench.analysis.selection import select
+    from dlbench.analysis.comparability import select
     from dlbench.records.comm import scan_comm
 
     chosen = parse_where(where, "--where")
@@ -96,7 +96,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
 def runs_at(*paths: Path) -> Scan:
     """Returns all training runs in run folders, folders of runs and histories."""
-    from dlbench.history.store import MARKER, Store
+    from dlbench.history.history import MARKER, Store
     from dlbench.records.scan import Scan, read_each, read_run, scan
 
     roots = expanded(paths)
@@ -146,7 +146,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
     """Opens the history and updates its index; messages about the index go to standard error."""
-    from dlbench.history.from_runs import open_history
+    from dlbench.history.importing import open_history
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")

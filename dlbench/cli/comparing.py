@@ -18,7 +18,7 @@ from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, re
 from dlbench.stats.verdict_words import GATE_TONES
 
 if TYPE_CHECKING:
-    from dlbench.gate.floors import Floor
+    from dlbench.gate.baseline import Floor
     from dlbench.gate.report import ComparisonReport
     from dlbench.gate.sides import GateSide
     from dlbench.gate.verdicts import Rule
@@ -340,8 +340,8 @@ def check(
     """
     _refuse_sides(baseline, candidate, paired, at_least, (*where_baseline, *where_candidate))
     prepare("check", options)
+    from dlbench.gate.baseline import parse_floor
     from dlbench.gate.comparison import compare_floors
-    from dlbench.gate.floors import parse_floor
 
     floors = [parse_floor(text) for text in at_least]
     if floors and options["detect"] >= 1:
@@ -395,7 +395,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     check_writable(output)
     chosen = parse_where(where, "--where")
     require_modules("baseline", "numpy")
-    from dlbench.analysis.sessions import MIN_SESSIONS
+    from dlbench.analysis.repeats import MIN_SESSIONS
     from dlbench.gate.baseline import baseline_of, write_baseline
     from dlbench.gate.sides import point_label, sessions_at, side_of_runs
     from dlbench.report.wording import runs_text, sessions_text

@@ -102,7 +102,7 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     Example:
       dlbench export system runs/RUN --org "My lab" -o system.json
     """
-    from dlbench.exports.system_description import to_system_description
+    from dlbench.exports.mllog import to_system_description
 
     valid_run = _read(run, output)
     write_output(to_system_description(valid_run, _statement(org, platform, status)).encode("ascii"), output)

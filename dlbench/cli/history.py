@@ -70,7 +70,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
       dlbench history import runs --store /shared/history
     """
     from dlbench.history import importing as history_import
-    from dlbench.history.store import is_there
+    from dlbench.history.history import is_there
     from dlbench.projection.ledger import bring
 
     for path in runs:
@@ -112,7 +112,7 @@ def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Imp
 
 
 def _folders(path: Path) -> list[RunFolder]:
-    from dlbench.history.store import MARKER, Store, is_there
+    from dlbench.history.history import MARKER, Store, is_there
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):
@@ -141,7 +141,7 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
       dlbench history list --where workload=resnet50 --where host=n17
     """
     from dlbench.history.entry import parse_where
-    from dlbench.history.listing import list_document, to_json
+    from dlbench.history.tables import list_document, to_json
 
     entries = open_store(store).entries(parse_where(where))
     if form == "json":
@@ -197,10 +197,10 @@ def trends(
       dlbench history trends --fail-on-regression
     """
     chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
-    from dlbench.history.acknowledgements import read_acknowledged
     from dlbench.history.document import trends_document
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import trends_of
+    from dlbench.history.history import read_acknowledged
+    from dlbench.history.tables import trends_of
 
     for name in metrics:
         if name not in by_name():
@@ -240,11 +240,11 @@ def acknowledge(trend_id: str, day: str, reason: str, store: Path | None, where:
       dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor informed"
     """
     require_modules("history acknowledge", "numpy", "scipy")
-    from dlbench.history.acknowledgements import MAX_REASON, Acknowledgement, read_acknowledged
-    from dlbench.history.acknowledgements import acknowledge as write
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import trends_of
-    from dlbench.history.words import percent_change
+    from dlbench.history.history import MAX_REASON, Acknowledgement, read_acknowledged
+    from dlbench.history.history import acknowledge as write
+    from dlbench.history.series import percent_change
+    from dlbench.history.tables import trends_of
 
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must have 1 to {MAX_REASON} characters")

@@ -435,7 +435,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     cores = len(os.sched_getaffinity(0))
     profiled = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
     if any(plan.emulated_workers > 1 for plan, _ in profiled):
-        from dlbench.analysis.recorded_work import with_recorded_work
+        from dlbench.analysis.measures import with_recorded_work
 
         profiled = [with_recorded_work(plan) for plan, _ in profiled]
     plans = [plan for plan, _ in profiled]

@@ -109,8 +109,8 @@ def report(
     history = None
     if store is not None:
         require_modules("report --history", "scipy")
-        from dlbench.history.acknowledgements import read_acknowledged
-        from dlbench.history.report import trends_of
+        from dlbench.history.history import read_acknowledged
+        from dlbench.history.tables import trends_of
 
         opened = open_store(store)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))

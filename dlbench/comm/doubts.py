@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from dlbench.analysis.core_load import LOAD_CODES, load_doubts, loads_of
-from dlbench.analysis.doubts import Doubt, Severity, merged
-from dlbench.analysis.environments import environment_doubts, network_doubts
+from dlbench.analysis.environments import (
+    LOAD_CODES,
+    Doubt,
+    Severity,
+    environment_doubts,
+    load_doubts,
+    loads_of,
+    merged,
+    network_doubts,
+)
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.comm.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.lazy import np

@@ -19,7 +19,7 @@ from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.report.table import column
 from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
-from dlbench.stats.resampling import LEAST_RUNS, resampled, stretch
+from dlbench.stats.multiplicity import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000  # Errors of messages of this size or more, as gradients have, are listed separately.
 PointKey = tuple[str, str, int]  # Id of the group, title of the series, bytes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 
 from dlbench.analysis.comparability import Condition, digest_of, system_content
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Doubt
 from dlbench.analysis.table import WithoutFigures, copy_problem
 from dlbench.lazy import np
 from dlbench.perfmodels.lines import fit_line

@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.analysis.comparability import Condition
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Doubt
 from dlbench.comm.fits import Fits, NetworkFit
 from dlbench.comm.measurements import CollectiveGroup, MeasuredGroup, Measurement, measurement, why_not
 from dlbench.lazy import np

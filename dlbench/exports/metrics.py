@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import dlbench
 from dlbench.analysis.metrics import metrics_by_run
+from dlbench.analysis.repeats import circumstances_of
 from dlbench.analysis.scaling import groups
-from dlbench.analysis.sessions import circumstances_of
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run

@@ -1,8 +1,13 @@
-"""`baseline.json`: the figures of reference runs, with keys in a fixed order so that diffs in git are readable."""
+"""What runs must reach: the figures of reference runs (`baseline.json`), and a throughput (`--at-least`).
+
+Keys of the file have a fixed order, so that diffs in git are readable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 import dlbench
-from dlbench.analysis.sessions import Circumstances
+from dlbench.analysis.repeats import Circumstances
 from dlbench.errors import MachineError, RunError, UserError
 from dlbench.gate.sides import Content, GateSide, SidePoint, SideRun, at_where, point_label
 from dlbench.records.files import json_text, write_result
@@ -22,15 +27,68 @@ from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import first_of
 
+_EXAMPLE = (
+    "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
+    "'workload=resnet50,ranks=4: 2500 images/s'"
+)
 VERSION = 1
 MAX_BYTES = 1 << 26  # Largest file that is read: a point has some kB, and no baseline has ten thousand points.
 MAX_FEW = 6  # Points with too few runs that an error names.
-
 Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
 """A figure in seconds, bytes, samples per second or joules; no measured one is smaller or larger."""
 
 _SHARED_FIELDS = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
 """Fields with the same name in a `BaselinePoint` and a `SidePoint`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The minimum throughput of one `--at-least`."""
+
+    text: str
+    rate: float  # Samples per second.
+    sample_unit: str
+    is_per_rank: bool
+    where: Mapping[str, str] = field(default_factory=dict)  # Registered properties of its points; empty: all.
+
+    @property
+    def unit(self) -> str:
+        return f"{self.sample_unit}/s/rank" if self.is_per_rank else f"{self.sample_unit}/s"
+
+    def total_rate(self, ranks: int) -> float:
+        return self.rate * ranks if self.is_per_rank else self.rate
+
+
+def parse_floor(text: str) -> Floor:
+    """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``."""
+    where, _, rate = text.rpartition(":")
+    # Digits directly followed by a single letter are 2.5k or 1e3; read as 2.5 or 1 they would always pass.
+    number = r"([0-9]{1,15}(?:\.[0-9]{1,12})?)(?:\s+|(?=[^\W\d_]{2}))"
+    match = re.fullmatch(rf"\s*{number}([^\W\d_][^/,]*)/s(/rank)?\s*", rate)
+    pairs = [part.partition("=") for part in where.split(",") if part.strip()]
+    properties = {key.strip(): value.strip() for key, _, value in pairs}
+    if match is None or not float(match[1]) or not all(properties.values()) or len(properties) != len(pairs):
+        raise UserError(f"--at-least {text}: is not a throughput; {_EXAMPLE}")
+    return Floor(
+        text=text, rate=float(match[1]), sample_unit=match[2].strip(), is_per_rank=bool(match[3]), where=properties
+    )
+
+
+def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
+    """Returns the floor of each point that has one, the highest, by the point's `id`, in samples/s of all ranks."""
+    rates: dict[int, float] = {}
+    for floor in floors:
+        selected = at_where(points, floor.where, name, "--at-least")
+        points_of_unit = [point for point in selected if point.sample_unit == floor.sample_unit]
+        if not points_of_unit:
+            measured = replace(floor, sample_unit=selected[0].sample_unit)
+            raise UserError(
+                f"--at-least {floor.text}: {selected[0].workload} counts {measured.sample_unit}, not "
+                f"{floor.sample_unit}: write NUMBER {measured.unit}"
+            )
+        for point in points_of_unit:
+            rates[id(point)] = max(floor.total_rate(point.ranks), rates.get(id(point), 0.0))
+    return rates
 
 
 def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
@@ -150,7 +208,7 @@ def read_baseline(path: Path) -> Baseline:
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise UserError(
-            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline again "
-            "with this version, or use the newer dlbench"
+            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline "
+            "again with this version, or use the newer dlbench"
         )
     return validated(path, Baseline, content)

@@ -11,10 +11,10 @@ from statistics import geometric_mean
 from typing import NoReturn
 
 from dlbench.analysis.metrics import METRICS, Metric
-from dlbench.analysis.side_by_side import group_by, match_by
+from dlbench.analysis.scaling import group_by, match_by
 from dlbench.analysis.table import RunTable
 from dlbench.errors import UserError
-from dlbench.gate.floors import Floor, floors_at
+from dlbench.gate.baseline import Floor, floors_at
 from dlbench.gate.report import FLOOR, ComparisonReport, MetricResult, PointResult, point_of, report_of
 from dlbench.gate.sides import (
     GateSide,

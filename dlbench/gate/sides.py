@@ -10,15 +10,19 @@ from statistics import median
 from typing import Any
 
 from dlbench.analysis import environments
-from dlbench.analysis.comparability import AFTER_INTERRUPTION, comparable_content, digest_of, system_content
-from dlbench.analysis.core_load import load_doubts, loads_of
-from dlbench.analysis.environments import facts, side_by_side
+from dlbench.analysis.comparability import AFTER_INTERRUPTION, comparable_content, digest_of, select, system_content
+from dlbench.analysis.environments import facts, load_doubts, loads_of, side_by_side
 from dlbench.analysis.metrics import metrics_by_run
-from dlbench.analysis.repeats import mixed_configurations, shared_nodes
+from dlbench.analysis.repeats import (
+    Circumstances,
+    circumstances_of,
+    mixed_configurations,
+    sessions_of,
+    shared_nodes,
+    wall_s,
+)
 from dlbench.analysis.repeats import named as named_values
-from dlbench.analysis.selection import select
-from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.analysis.side_by_side import group_by, last_loss, local_sgd_settings, losses_text
+from dlbench.analysis.scaling import group_by, last_loss, local_sgd_settings, losses_text
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS

@@ -26,7 +26,7 @@ from functools import lru_cache
 from statistics import fmean, harmonic_mean, stdev, variance
 from typing import Literal
 
-from dlbench.analysis.sessions import MIN_SESSIONS
+from dlbench.analysis.repeats import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey, RunKey

@@ -26,8 +26,7 @@ from pydantic import Field
 from dlbench.errors import MACHINE_ERRORS, EnvironmentLacksError, IncompleteDataError, UserError, refused
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.history import History
-from dlbench.history.importing import Candidate, ImportOutcome
-from dlbench.history.run_files import content_digest, files_of
+from dlbench.history.importing import Candidate, ImportOutcome, content_digest, files_of
 from dlbench.opening import UnfitFileError, open_file
 from dlbench.records.files import large_result, sync_folder
 from dlbench.records.folder import RunFolder

@@ -114,7 +114,7 @@ class HistoryEntry:
     environment: Mapping[str, str] = field(default_factory=dict)  # Of rank 0, and settings of the system.
     figures: Mapping[str, float] = field(default_factory=dict)  # By name of `METRICS`; may be empty.
     hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # Sorted by name.
-    content_digest: str  # SHA-256 of the files that figures are made of, see `run_files.content_digest`.
+    content_digest: str  # SHA-256 of the files that figures are made of, see `content_digest`.
 
     @property
     def key(self) -> tuple[str, int, int]:

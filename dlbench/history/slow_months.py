@@ -12,8 +12,8 @@ from typing import Literal
 from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, verdicts_of
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
+from dlbench.history.series import change_cell, day, day_if_any, evidence_text, ratio_cell
 from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_seconds_text
-from dlbench.history.words import change_cell, day, day_if_any, evidence_text, ratio_cell
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
 from dlbench.specs.hostlist import compressed

@@ -14,8 +14,7 @@ from typing import cast
 
 from dlbench.analysis.environments import NOT_SET
 from dlbench.analysis.metrics import METRICS, Metric
-from dlbench.analysis.sessions import circumstances, sessions_of
-from dlbench.history.acknowledgements import Acknowledgement
+from dlbench.analysis.repeats import circumstances, sessions_of
 from dlbench.history.change_points import (
     MIN_EFFECT,
     MIN_NIGHTS,
@@ -26,6 +25,7 @@ from dlbench.history.change_points import (
     segments,
 )
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.history import Acknowledgement
 from dlbench.history.series import Change, ChangeWord, DifferingKey, LevelStretch, NewestNights, Night, Trend
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.verdict_words import TREND

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.schedules import power_below
 from dlbench.specs.comm import NetworkModel
-from dlbench.stats.multiplicity import student_quantile
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import SEED, student_quantile
 
 PRIOR_SCALE = 0.03  # Without any observation, per square root of a doubling; see `make bench AREA=truth.projection`.
 PRIOR_POINTS = 2.0  # Observations that the prior is worth.

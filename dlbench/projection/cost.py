@@ -15,7 +15,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import SEED
 
 UNSURE = 0.01  # Share of draws that may save no time if the price of an hour saved is given.
 

@@ -30,7 +30,7 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import SEED
 
 Order = tuple[float, int]  # Share of the nodes that are shuffled, and the seed.
 

@@ -10,10 +10,9 @@ from operator import itemgetter
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
 from dlbench.analysis.comparability import averaged_id
-from dlbench.analysis.core_load import crowded_hosts
+from dlbench.analysis.environments import crowded_hosts
 from dlbench.analysis.measures import load_steps
-from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import with_train
+from dlbench.analysis.scaling import Group, Point, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import KINDS
 from dlbench.analysis.telemetry.readings import read_machine

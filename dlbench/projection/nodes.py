@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter, SlowHosts
 from dlbench.projection.refusals import LEAST_HOSTS
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import SEED
 
 SLOW_SHARE = (0.15, 8.0)
 """Assumed prior (beta distribution) of the share of slower hosts: half of all sites have almost none, one in ten has

@@ -20,7 +20,7 @@ from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Flag
 from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
 from dlbench.report.wording import percent, ranks_text
-from dlbench.stats.resampling import SEED, resampled
+from dlbench.stats.multiplicity import SEED, resampled
 
 DRAWS = 1000
 LAWS: Mapping[str, Callable[[float], float]] = {

@@ -10,7 +10,7 @@ from typing import Literal
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Flag, Refused, counts_text
 from dlbench.report.wording import percent, ranks_text
-from dlbench.stats.resampling import LEAST_RUNS
+from dlbench.stats.multiplicity import LEAST_RUNS
 
 FARTHEST = 64  # Largest projected rank count over the largest measured one.
 FAR = 8  # Rank count over the largest measured one above which a figure is flagged.

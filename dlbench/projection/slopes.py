@@ -13,7 +13,7 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS
 from dlbench.projection.ingredients import Ingredients
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import SEED
 
 MOST_SLOWED = 0.6
 """Largest increase of the backward pass, in seconds, for each second of exchange hidden in it; the prior is uniform up

@@ -28,7 +28,7 @@ from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAIN
 from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.resampling import LEAST_RUNS, SEED, stretch
+from dlbench.stats.multiplicity import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Range in which the scale of costs is searched.

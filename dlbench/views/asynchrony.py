@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlbench.analysis.comparability import digest_of
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.scaling import group_by
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import Array, np
 from dlbench.records.record import EmulationResult

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Literal
 
 import dlbench
-from dlbench.analysis.sessions import wall_s
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.repeats import wall_s
+from dlbench.analysis.scaling import group_by
 from dlbench.records.accounting import Attempt, RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section

@@ -15,7 +15,7 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.measures import PARTS, RunMeasures
 from dlbench.analysis.repeats import mixed_configurations
-from dlbench.analysis.side_by_side import Twins, twins
+from dlbench.analysis.scaling import Twins, twins
 from dlbench.records.scan import Run
 from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.json import HIDDEN

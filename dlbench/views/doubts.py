@@ -7,9 +7,16 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
-from dlbench.analysis.doubts import Doubt, Severity, merged
-from dlbench.analysis.environments import environment_doubts, facts
+from dlbench.analysis.environments import (
+    Doubt,
+    Severity,
+    crowded_hosts,
+    environment_doubts,
+    facts,
+    load_doubts,
+    loads_of,
+    merged,
+)
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.table import RunTable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import methodcaller
 
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.scaling import group_by
 from dlbench.report.document import Section, remark
 from dlbench.report.views import Views
 from dlbench.report.wording import basis_text, figure_text, place_text, span_text

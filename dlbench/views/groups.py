@@ -16,7 +16,7 @@ from dlbench.analysis.comparability import (
     group_id,
     unique_labels,
 )
-from dlbench.analysis.side_by_side import last_loss
+from dlbench.analysis.scaling import last_loss
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import KEYS, data_title, precision
 from dlbench.records.scan import Run, Scan

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.history.charts import host_charts, series_chart
-from dlbench.history.report import TrendsReport
-from dlbench.history.tables import changes_sheet, hosts_sheet, series_sheet
+from dlbench.history.document import host_charts, series_chart
+from dlbench.history.tables import TrendsReport, changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
 from dlbench.units import counted, plural
 from dlbench.views.model import Report

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.analysis.comparability import Condition
-from dlbench.analysis.doubts import Doubt
-from dlbench.analysis.environments import Difference
+from dlbench.analysis.environments import Difference, Doubt
 from dlbench.analysis.scaling import Point
 from dlbench.report.document import BaseReport, ListedRun, Missing, without_figure
 from dlbench.report.formats.json import HIDDEN, INLINE

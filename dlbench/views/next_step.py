@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from dlbench.analysis.core_load import LOAD_CODES
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import LOAD_CODES, Doubt
 from dlbench.report.wording import percent, place_text, repeat_text, sentence
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import MIN_RUNS

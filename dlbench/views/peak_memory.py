@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis import scaling
-from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import local_sgd_settings
+from dlbench.analysis.scaling import Point, local_sgd_settings
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.record import HeldMemory

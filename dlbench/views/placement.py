@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from dlbench.analysis.doubts import Severity
-from dlbench.analysis.environments import network_doubts
+from dlbench.analysis.environments import Severity, network_doubts
 from dlbench.records.record import RankResult, Record
 from dlbench.specs.plan import RunPlan
 from dlbench.units import plural

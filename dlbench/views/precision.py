@@ -8,12 +8,12 @@ from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.comparability import averaged_id
-from dlbench.analysis.scaling import Group
-from dlbench.analysis.side_by_side import (
+from dlbench.analysis.scaling import (
     ComparedFigure,
     ComparedRow,
     ComparedSet,
     Comparison,
+    Group,
     Side,
     at_last_place,
     batch_text,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from dlbench.analysis.doubts import Doubt, merged
+from dlbench.analysis.environments import Doubt, merged
 from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, remark

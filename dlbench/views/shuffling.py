@@ -8,8 +8,7 @@ from itertools import chain
 
 from dlbench.analysis import scaling
 from dlbench.analysis.comparability import averaged_id_without
-from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import ComparedFigure, ComparedRow, Comparison, at_last_place, best_at_last
+from dlbench.analysis.scaling import ComparedFigure, ComparedRow, Comparison, Point, at_last_place, best_at_last
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run

@@ -12,8 +12,7 @@ from operator import attrgetter
 from dlbench.analysis import scaling
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import averaged_id_without
-from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import ComparedFigure, ComparedRow, Comparison
+from dlbench.analysis.scaling import ComparedFigure, ComparedRow, Comparison, Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section

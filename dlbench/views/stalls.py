@@ -12,7 +12,7 @@ from typing import Any, Literal
 import dlbench
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import RunMeasures
-from dlbench.analysis.side_by_side import Twins, twins
+from dlbench.analysis.scaling import Twins, twins
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Document, Section

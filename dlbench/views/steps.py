@@ -1,5 +1,5 @@
 """The views `steps` and `ranks`: quantiles and outliers of step times (of the slowest rank) by rank count. Figures are
-means over runs of their digests (`dlbench.analysis.digest`), because the experimental unit is the run.
+means over runs of their digests (`dlbench.analysis.table`), because the experimental unit is the run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from dlbench.analysis import scaling
-from dlbench.analysis.digest import QUANTILES, OutlierStep, StepDigest
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.table import RunTable
+from dlbench.analysis.table import QUANTILES, OutlierStep, RunTable, StepDigest
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, short, tooltips

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.analysis.late_ranks import Straggler
-from dlbench.analysis.sessions import MIN_SESSIONS
-from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
+from dlbench.analysis.repeats import MIN_SESSIONS
+from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, Straggler, slow_nodes
 from dlbench.analysis.stragglers import num_slowest
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.history.change_points import MIN_NIGHTS
-from dlbench.history.report import TrendsReport
-from dlbench.history.series import Trend
-from dlbench.history.words import percent_change
+from dlbench.history.series import Trend, percent_change
+from dlbench.history.tables import TrendsReport
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row

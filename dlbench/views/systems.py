@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
 
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.scaling import group_by
 from dlbench.analysis.table import RunTable
-from dlbench.exports.mllog import Statement
-from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
+from dlbench.exports.mllog import NO_ACCELERATOR, NOT_RECORDED, Statement, system_fields
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section

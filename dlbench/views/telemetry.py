@@ -11,10 +11,9 @@ from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.scaling import group_by
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
-from dlbench.analysis.telemetry.readings import MachineReading
+from dlbench.analysis.telemetry.readings import FieldSummary, MachineReading, NodeTelemetry
 from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.analysis import scaling
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Doubt
 from dlbench.analysis.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run, Scan

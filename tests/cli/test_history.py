@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import DlbenchError
-from dlbench.history.from_runs import open_history
+from dlbench.history.importing import open_history
 from tests.support.history_factory import history_plan, write_history
 from tests.support.run_factory import Story, constant, edit_json, write_run, write_unfinished
 

@@ -13,9 +13,8 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.history.archive import ArchiveLimits, read_archive, write_archive
-from dlbench.history.from_runs import open_history
 from dlbench.history.history import History
-from dlbench.history.importing import ImportOutcome, import_runs
+from dlbench.history.importing import ImportOutcome, import_runs, open_history
 from tests.support.history_factory import tree, write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]

@@ -27,11 +27,10 @@ from dlbench.analysis.metrics import metrics_by_run
 from dlbench.analysis.table import tabulate
 from dlbench.cli.choosing import runs_at
 from dlbench.errors import RunError, UserError
-from dlbench.history import from_runs as history_entries
+from dlbench.history import importing as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
-from dlbench.history.from_runs import make_entries, open_history
 from dlbench.history.history import History
-from dlbench.history.run_files import content_digest
+from dlbench.history.importing import content_digest, make_entries, open_history
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run, scan

@@ -21,14 +21,13 @@ from click.testing import CliRunner, Result
 
 from dlbench.analysis.metrics import by_name
 from dlbench.cli import cli
-from dlbench.history.acknowledgements import Acknowledgement
 from dlbench.history.document import nodes_document, trends_document
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.report import TrendsReport, trends_of
+from dlbench.history.history import Acknowledgement
+from dlbench.history.series import change_cell, level_text
 from dlbench.history.slow_months import RECENT_DAYS, slow_months
-from dlbench.history.tables import series_sheet
+from dlbench.history.tables import TrendsReport, series_sheet, trends_of
 from dlbench.history.trends import dated, trends
-from dlbench.history.words import change_cell, level_text
 from dlbench.report.document import Rating
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.html import to_html
@@ -455,7 +454,7 @@ def test_the_report_leads_with_what_changed() -> None:
 
 
 def test_of_many_nights_the_newest_and_those_of_changes_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.history.charts.MAX_NIGHTS", 10)
+    monkeypatch.setattr("dlbench.history.document.MAX_NIGHTS", 10)
     report = of_steps(course(41, lambda night: 1.0 if night < 20 else 1.2))
     (series,) = report.series
     assert len(series.changes) == 1

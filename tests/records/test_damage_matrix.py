@@ -25,7 +25,7 @@ from dlbench.cli.streams import ending_of
 from dlbench.datasets.making.catalogue import DatasetRequest, packing, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.errors import DlbenchError, ExitCode
-from dlbench.history.acknowledgements import Acknowledgement, acknowledge
+from dlbench.history.history import Acknowledgement, acknowledge
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.records.rows.spans import STAGE
 from tests.support.collectives_factory import network

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Doubt
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.records.scan import scan

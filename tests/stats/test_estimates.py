@@ -31,11 +31,9 @@ from dlbench.stats.estimates import (
     rank_sums,
     ratio_estimate,
 )
-from dlbench.stats.factors import Combination, contrasts, key_effect, levels_of
-from dlbench.stats.multiplicity import LEVEL, POWER, repeats_for, student_quantile
+from dlbench.stats.multiplicity import LEAST_RUNS, LEVEL, POWER, repeats_for, resampled, student_quantile
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
-from dlbench.stats.resampling import LEAST_RUNS, resampled
-from dlbench.stats.verdict import Verdict, family_of, judge, judge_tests
+from dlbench.stats.verdict import Combination, Verdict, contrasts, family_of, judge, judge_tests, key_effect, levels_of
 
 
 def _keyed(values: list[float], block: str = "s") -> dict[RunKey, float]:

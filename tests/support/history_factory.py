@@ -9,9 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dlbench.history.from_runs import open_history
 from dlbench.history.history import History
-from dlbench.history.importing import Candidate, ImportOutcome, import_runs
+from dlbench.history.importing import Candidate, ImportOutcome, import_runs, open_history
 from dlbench.records.scan import run_folders
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import NOW, Story, constant, plans, write_run

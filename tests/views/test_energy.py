@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlbench.analysis import scaling
 from dlbench.analysis.table import tabulate
 from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, run_energy
-from dlbench.analysis.telemetry.integral import Curve, counter_curve, rate_curve
+from dlbench.analysis.telemetry.node_samples import Curve, counter_curve, rate_curve
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import with_accounting

@@ -9,12 +9,16 @@ from functools import reduce
 from operator import add
 from typing import Literal
 
-from dlbench.analysis.telemetry.integral import NOTHING, Amount, Curve, counter_curve, rate_curve
 from dlbench.analysis.telemetry.node_samples import (
+    NOTHING,
+    Amount,
+    Curve,
     NodeSamples,
     NodeStages,
+    counter_curve,
     node_stages,
     nodes_of,
+    rate_curve,
     read_node,
     why_not_sampled,
 )

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 
-from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
     Interval,
     NodeSamples,
+    counter_curve,
+    joined,
     measured_window,
     node_ranks,
     nodes_of,

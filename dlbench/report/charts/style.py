@@ -13,7 +13,7 @@ MEASURED = "#0b67b2"
 IDEAL = "#8a8f98"
 FORECAST = "#b0431e"  # What a law says and nobody measured: always dotted and hollow as well.
 PUBLISHED = "#6b5bb5"  # What others published of the same work.
-TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}  # By the tones of `dlbench.stats.verdict_words`.
+TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}  # By the tones of `dlbench.stats.verdict`.
 
 PART_COLOURS = {
     "input": "#e69f00",

@@ -10,8 +10,8 @@ from operator import attrgetter
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
-from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.scaling import Point
+from dlbench.analysis.slow_nodes import Straggler
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text

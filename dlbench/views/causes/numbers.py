@@ -12,9 +12,8 @@ from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS
-from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
+from dlbench.analysis.slow_nodes import SlowNodes, Straggler, main_straggler, ranking, slow_nodes
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run

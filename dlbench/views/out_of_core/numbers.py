@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
-from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import Comparison, Side, compared, group_by, with_train
+from dlbench.analysis.scaling import Comparison, Group, Point, Side, compared, group_by, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from dlbench.analysis.side_by_side import group_by
+from dlbench.analysis.scaling import group_by
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines

@@ -17,8 +17,7 @@ from operator import itemgetter
 from statistics import fmean
 
 from dlbench.analysis.comparability import planned_id
-from dlbench.analysis.scaling import Group
-from dlbench.analysis.side_by_side import group_by, pair_key, with_train
+from dlbench.analysis.scaling import Group, group_by, pair_key, with_train
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.records import record

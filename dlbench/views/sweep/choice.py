@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 from statistics import fmean, variance
 
-from dlbench.analysis.side_by_side import losses_text
+from dlbench.analysis.scaling import losses_text
 from dlbench.report.wording import basis_text, reached_text, repeat_text, sentence, times_text, times_value, units_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, gain_of_best, means_of, paired_logs
 from dlbench.stats.multiplicity import pooled_freedom, repeats_for

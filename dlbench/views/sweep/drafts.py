@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dlbench.records.scan import Run
 from dlbench.specs.plan import AxisValue, RunPlan
-from dlbench.stats.factors import Pair
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import Pair
 
 Rates = Mapping[RunKey, float]  # By repeat.
 

@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Literal, cast
 
 from dlbench.analysis.comparability import run_facts
-from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.environments import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import batch_text, group_by, local_sgd_settings
+from dlbench.analysis.scaling import batch_text, group_by, local_sgd_settings
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -22,9 +22,8 @@ from dlbench.report.wording import DASH, basis_text, percent, place_text, senten
 from dlbench.specs.plan import LadderStep
 from dlbench.specs.series import idle_steps
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, of_known, paired_logs
-from dlbench.stats.factors import Combination, KeyEffect, contrasts, key_effect, levels_of
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdict import Family, Verdict, family_of
+from dlbench.stats.verdict import Combination, Family, KeyEffect, Verdict, contrasts, family_of, key_effect, levels_of
 from dlbench.stats.verdict_words import AXIS, SETTING, SETTING_MARGIN, SETTING_MARGIN_TEXT
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from dlbench.analysis.side_by_side import last_loss, local_sgd_settings
+from dlbench.analysis.scaling import last_loss, local_sgd_settings
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.formats.json import HIDDEN
@@ -93,7 +93,7 @@ class SweptSetting:
     is_faster_per_step: bool  # Whether its throughput is higher for certain.
     adjusted_p: float | None  # Of the ratio that decides, after Holm over all comparisons; None at the baseline.
     verdict: SettingWord
-    outcome: str = field(metadata={HIDDEN: False})  # Key of `verdict` in `dlbench.stats.verdict_words`.
+    outcome: str = field(metadata={HIDDEN: False})  # Key of `verdict` in `dlbench.stats.verdict`.
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
     why: str  # Why the first run without a figure has none; empty if all have one.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Doubt
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
