@@ -24,9 +24,8 @@ from dlbench.jobs.scripts.launch import render_job, render_run_script
 from dlbench.jobs.scripts.words import RunWords
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
-from dlbench.specs.container import ContainerSpec, with_image
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system import ContainerSpec, SystemSpec, with_image
 from tests.jobs.test_run_script import plan_of
 from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT
