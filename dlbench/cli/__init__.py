@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Cluster": (
         ("preflight", "setup", "Check a system before its first run: system file, Slurm, every node."),
-        ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
+        ("submit", "run", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
         ("status", "status", "Show the state of runs, and why runs failed."),
         ("wait", "status", "Wait until all jobs of a series have finished."),
         ("logs", "status", "Print the logs of a run: job, launcher, ranks."),
@@ -62,7 +62,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("estimate", "estimate", "Estimate time to train, GPU-hours and price, from runs."),
     ),
     "Data and export": (
-        ("data", "data", "Make, pack and verify data sets."),
+        ("data", "io", "Make, pack and verify data sets."),
         ("export", "export", "Export runs as metrics, MLPerf log or system description."),
         ("setup", "setup", "Build Horovod and the image decoder for this machine."),
     ),

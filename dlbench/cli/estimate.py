@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
-from dlbench.cli.report import emit, finish, prepared, require_modules
+from dlbench.cli.report import emit, finish, named, prepared, read_runs, require_modules, runs_argument, where_option
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.data_sheets import TERA
 from dlbench.perfmodels.training_time import HOUR_S, TimeVerdict, consistency

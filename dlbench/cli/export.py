@@ -9,9 +9,17 @@ from typing import get_args
 
 import click
 
-from dlbench.cli.choosing import named, read_one_run, read_runs, runs_argument, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, value_option, write_output
-from dlbench.cli.report import check_writable, finish, require_modules
+from dlbench.cli.report import (
+    check_writable,
+    finish,
+    named,
+    read_one_run,
+    read_runs,
+    require_modules,
+    runs_argument,
+    where_option,
+)
 from dlbench.errors import ExitCode, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
 from dlbench.records.scan import Run
