@@ -1,18 +1,21 @@
-"""A real run of one rank in the process of the test."""
+"""A real run of one rank in the process of the test, and checkpoints that are waited for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from dlbench.node.cores import CoreBinding
+from dlbench.node.data.sharding import Position
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine, SingleEngine
+from dlbench.node.training.checkpoint import Progress, snapshot, write_snapshot
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.run import Rank
@@ -23,6 +26,7 @@ from tests.support.run_factory import plans
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
+PLACE = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
 
 
 def trained(
@@ -51,9 +55,6 @@ def trained(
     finally:
         context.watch.close()
     return read_run(folder.path)
-
-
-PLACE = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
 
 
 class Quiet:
@@ -89,3 +90,16 @@ def context_of(
         watchdog=watchdog or Quiet(),
         started=started,
     )
+
+
+def progress_at(step: int, **changes: Any) -> Progress:
+    """Training after some steps of one sample each."""
+    fields: dict[str, Any] = {"samples": step, "epoch": 0.0, "position": Position(), "train_s": 1.0, "wall_s": 1.0}
+    return Progress(step=step, **{**fields, "loss_scaling": {}, "evaluations": (), **changes})
+
+
+def write_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
+) -> None:
+    """Writes one as the thread of a run does."""
+    write_snapshot(path, snapshot(SingleEngine().whole_state(model, optimizer), progress, trained))

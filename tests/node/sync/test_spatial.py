@@ -24,9 +24,9 @@ from dlbench.records.scan import Run, scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.plan import RunPlan
 from tests.node.sync.test_strategies import every_plan
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
-from tests.support.volumes import write_volumes
 
 STEPS = 4
 SMALL = (
