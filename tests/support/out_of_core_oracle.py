@@ -7,8 +7,9 @@ branch is left where it cannot fit whatever follows, or cannot end before the be
 - what has left the device before the backward pass can begin must come back, one transfer after the other: the
   backward pass of block b starts no earlier than its beginning + the transfers of b and of all later ones.
 
-Both hold for every way to go on, so that the result is exact (to rounding, 1e-12 of the pass). Chains are drawn at random:
-networks of several shapes, links from slow to fast.
+Both hold for every way to go on, so that the result is exact (to rounding, 1e-12 of the pass).
+
+Chains are drawn at random: networks of several shapes, links from slow to fast.
 """
 
 from __future__ import annotations
