@@ -17,8 +17,8 @@ from dlbench.jobs import node_program
 from dlbench.records.out_of_core import MemoryProfile
 from dlbench.specs.out_of_core import MemorySpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
-from tests.support.node_answers import Answering, answer_with, one_line
 from tests.support.out_of_core_factory import MIB, RATES, a_chain, method_plans, write_memory_run
+from tests.support.programs import Answering, answer_with, one_line
 
 CHAIN = a_chain(32)
 ANSWER = MemoryProfile(

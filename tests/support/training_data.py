@@ -1,4 +1,4 @@
-"""The data of one rank among others, opened as training opens it, and readers of samples that are their own numbers."""
+"""The data of one rank among others, opened as training opens it; places of ranks; readers of numbered samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,30 @@ from dlbench.datasets.staging.samples import SampleStore
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.reader import BadSampleError, DataReader, PreparedSample, Raw
 from dlbench.node.data.sharding import Key, Position
+from dlbench.node.ranks import RankPlace
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data
 from dlbench.specs.workload import DataSpec, ModelSpec
 from tests.support.one_rank import CPU, context_of
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
+
+
+def rank_place(
+    rank: int = 0, size: int = 1, per_node: int | None = None, *, host: str | None = None, token: str = "t"
+) -> RankPlace:
+    """Where every node has `per_node` ranks, by default all; hosts are n0, n1, ... unless one is named."""
+    local = per_node or size
+    node = rank // local
+    return RankPlace(
+        rank=rank,
+        size=size,
+        local_rank=rank % local,
+        local_size=local,
+        node_rank=node,
+        num_nodes=-(-size // local),
+        host=host or f"n{node}",
+        token=token,
+    )
 
 
 def number_bytes(index: int) -> bytes:

@@ -14,7 +14,7 @@ from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import CudaTimer
 from dlbench.records.rows.steps import LAUNCHED, StepFile, read_steps
 from tests.support.cuda_events import FakeGpu, installed
-from tests.support.empty_training import Work, empty_training
+from tests.support.one_rank import Work, empty_training
 
 US, MS = 1_000, 1_000_000
 WARMUP, MEASURED = 12, 6
