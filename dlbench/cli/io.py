@@ -17,12 +17,12 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.options import FILE, InOrder, value_option
+from dlbench.cli.report import emit, require_modules
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from dlbench.cli.report import FormatName
     from dlbench.datasets.making.catalogue import BuildPlan
     from dlbench.datasets.verification import DatasetCheck
     from dlbench.perfmodels.storage_demand import Demand
@@ -277,7 +277,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.value_option(
     "--rate", None, "Without --tiers: compare with this rate, samples/s per GPU.", type=float, callback=_above_zero
 )
-@shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
+@shared.value_option("--engine", "NAME", f"With --tiers: {shared.ENGINE_NAMES} (default: the workload's).")
 @shared.value_option("--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi, srun-gloo (default: the system's).")
 @shared.value_option("--ranks-per-node", None, "With --tiers: ranks per node (default: the system's).", type=int)
 @shared.value_option("--series", "NAME", "With --tiers: name of the series (default: time and a random suffix).")
@@ -336,7 +336,6 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
-    from dlbench.cli.report import emit, require_modules
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
     plans = shared.expand_request(request)
@@ -354,14 +353,12 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     code = run_all(plans, options["out"], fail_fast=False, bar=bar, next_command=next_command)
     from dlbench.views.stalls import stalls, stalls_document
 
-    form: FormatName = "json" if as_json else "text"
-    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), form, None)
+    document = stalls_document(stalls(runs_found(plans, options["out"]).runs))
+    emit(document, "json" if as_json else "text", None)
     return int(code)
 
 
 def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json: bool) -> None:
-    from dlbench.cli.report import emit, require_modules
-
     plans = shared.expand_request(request, trains=False)
     first = plans[0]
     if first.workload.data.is_synthetic:
@@ -383,8 +380,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
         return
     require_modules("io", "numpy")
     shared.require_torch(first.system)
-    form: FormatName = "json" if as_json else "text"
-    emit(_measured(first, orders, demands), form, None)
+    emit(_measured(first, orders, demands), "json" if as_json else "text", None)
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.series import aligned
+from dlbench.cli.series import aligned, cost_lines, print_dry_run, print_sbatch_commands, resume_series, submit_rest
 from dlbench.cli.streams import os_error_words
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, IncompleteDataError, UserError
 
@@ -309,7 +309,6 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench submit bert --system my.yaml --nodes 1,2 --repeats 5 --max-node-hours 50
       dlbench submit --resume nightly --max-jobs 10
     """
-    from dlbench.cli.series import resume_series
     from dlbench.specs.series import left_out
 
     if options["workload"] is None and options["resume"] is not None:
@@ -392,8 +391,6 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
     """Prints the jobs as `--dry-run` does, with their scripts if `all_scripts`."""
-    from dlbench.cli.series import print_dry_run
-
     _note_unseen_data(campaign.plans)
     print_dry_run(campaign, out, sys.executable, all_scripts)
 
@@ -403,7 +400,6 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
 
     Raises `EnvironmentLacksError`: there is no sbatch. `UserError`: a run of that name exists. And see `submit_rest`.
     """
-    from dlbench.cli.series import cost_lines, print_commands, submit_rest
     from dlbench.jobs.campaign.completing import begin, write_only
     from dlbench.jobs.campaign.series_file import scheduler_named
     from dlbench.jobs.processes import Interruption
@@ -431,7 +427,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
         for line in cost_lines(campaign):
             click.echo(line, err=True)
         if options["write_only"]:
-            print_commands(root, series, out, write_only(root, series, scheduler, interruption.check))
+            print_sbatch_commands(root, series, out, write_only(root, series, scheduler, interruption.check))
             return
         submit_rest(root, series, options, interruption)
 
