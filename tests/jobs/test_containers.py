@@ -26,7 +26,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import ContainerSpec, SystemSpec, with_image
-from tests.jobs.test_run_script import plan_of
+from tests.jobs.test_requeue_script import plan_of
 from tests.support import apptainer_stand_in
 from tests.support.paths import ROOT
 
