@@ -67,7 +67,7 @@ def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
     from dlbench.node.training.loop import TrainingLoop
     from dlbench.node.training.progress import ProgressReporter, Watchdog
     from dlbench.records.folder import RunFolder
-    from tests.support.empty_training import empty_training
+    from tests.support.one_rank import empty_training
 
     class Measured(TrainingLoop):
         """The CPU time from the first measured step to the end of the last, with what lies between them."""

@@ -1,6 +1,6 @@
 """The planner of activations against the exact optimum, and against the clock.
 
-Chains are drawn as `tests.support.random_chains` says: networks of five shapes, links from ten times faster than the
+Chains are drawn as in `tests.support.out_of_core_oracle`: networks of five shapes, links from ten times faster than the
 pass to ten times slower, capacities from the smallest that fits. The optimum is that of keep, swap and recompute with
 the same blocks (`tests.support.out_of_core_oracle`, branch and bound, tested against trying all plans); the planner may
 also swap the input of a recomputed block, which in the second comparison the optimum may, too. Times are those of one
@@ -17,8 +17,7 @@ from typing import NamedTuple
 from benchmarks.figures import Figure, median_interval
 from dlbench.perfmodels.out_of_core.planner import fixed_plan, plan_blocks
 from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError
-from tests.support.out_of_core_oracle import DECISIONS, best_cut, best_plan
-from tests.support.random_chains import Case, random_case
+from tests.support.out_of_core_oracle import DECISIONS, Case, best_cut, best_plan, random_case
 
 CHAINS, CHAINS_MORE = 1000, 250
 """Compared with the optimum of keep, swap and recompute; and of these and recompute-swap, which takes ten times as

@@ -23,7 +23,7 @@ from dlbench.node.data.staging import NodeStaging
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from tests.support.jpeg_files import encode
+from tests.support.datasets import encode
 from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 BYTES_PER_S, FILE_BYTES = 30e6, 40 << 20

@@ -18,7 +18,7 @@ from dlbench.units import counted, first_of
 
 Severity = Literal["serious", "note"]
 LOADED = 0.05  # Share of the cores' time from which other load is a warning: steps may take that much longer.
-LOAD_CODES = ("foreign-load", "steal")
+LOAD_CODES: tuple[str, str] = ("foreign-load", "steal")
 _RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
 # Keys of the job, its account, the rank's place in it or the number of ranks, which differ between runs by nature.
 _EXPECTED = re.compile(

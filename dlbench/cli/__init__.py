@@ -1,23 +1,33 @@
-"""The command line. Each module holds the commands of one subject; heavy imports are inside the commands."""
+"""The command line. Each module holds the commands of one subject; heavy imports are inside the commands.
+
+Parameters get completions only if a shell asks, so that other commands stay fast.
+"""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import signal
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 import dlbench
-from dlbench.cli.completion import completing
 from dlbench.cli.streams import Streams, ending_of, os_error_words
-from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
+from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, UserError, nearest
 from dlbench.removed import removed_command
 
+if TYPE_CHECKING:
+    from dlbench.specs.files import Kind
+
+VARIABLE = "_DLBENCH_COMPLETE"
 GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Start": (
         ("doctor", "setup", "Check what is installed, what is missing, and how to install it."),
@@ -27,8 +37,8 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("report", "report", "Write a scaling report of runs."),
     ),
     "Cluster": (
-        ("preflight", "preflight", "Check a system before its first run: system file, Slurm, every node."),
-        ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
+        ("preflight", "setup", "Check a system before its first run: system file, Slurm, every node."),
+        ("submit", "run", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
         ("status", "status", "Show the state of runs, and why runs failed."),
         ("wait", "status", "Wait until all jobs of a series have finished."),
         ("logs", "status", "Print the logs of a run: job, launcher, ranks."),
@@ -43,7 +53,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Understand": (
         ("diagnose", "report", "Show where efficiency is lost, and what to try next."),
-        ("trace", "trace", "Write the timeline of a run for Perfetto."),
+        ("trace", "export", "Write the timeline of a run for Perfetto."),
         ("comm", "comm", "Measure collectives, fit a network model, predict."),
         ("io", "io", "Measure storage and data loading, and what input costs."),
         ("layer", "out_of_core", "Time a layer whole and at 1/p of its filters, channels and extent."),
@@ -52,7 +62,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("estimate", "estimate", "Estimate time to train, GPU-hours and price, from runs."),
     ),
     "Data and export": (
-        ("data", "data", "Make, pack and verify data sets."),
+        ("data", "io", "Make, pack and verify data sets."),
         ("export", "export", "Export runs as metrics, MLPerf log or system description."),
         ("setup", "setup", "Build Horovod and the image decoder for this machine."),
     ),
@@ -60,6 +70,84 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
 """Commands by purpose: name, module, one line of help (so that --help imports no command)."""
 
 COMMANDS: tuple[tuple[str, str, str], ...] = tuple(itertools.chain.from_iterable(GROUPS.values()))
+
+
+def _files(*kinds: Kind) -> list[str]:
+    from dlbench.specs.files import available
+
+    return list(itertools.chain.from_iterable(map(available, kinds)))
+
+
+def _given(ctx: click.Context) -> str:
+    words = (ctx.params.get(name) for name in ("workload", "subject", "name"))
+    # Click leaves arguments after an option without value unparsed.
+    return str(next(filter(None, (*words, *ctx.args)), ""))
+
+
+def _presets(ctx: click.Context) -> Iterable[str]:
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.files import find
+
+    return WorkloadFile(find("workloads", _given(ctx))).presets
+
+
+def _keys(ctx: click.Context) -> list[str]:
+    """Completes keys of the given workload (of all, if none is given) and of any system."""
+    from dlbench.specs.choices import Choices, WorkloadFile
+    from dlbench.specs.files import find
+    from dlbench.specs.problems import keys_of
+    from dlbench.specs.system import SystemSpec
+
+    workload = _given(ctx)
+    base: Mapping[str, Any] = {}
+    if workload in _files("workloads"):
+        base = WorkloadFile(find("workloads", workload)).base
+    names = [key.name for key in keys_of(Choices, base)]
+    names += [f"system.{key.name}" for key in keys_of(SystemSpec, {})]
+    return [f"{name}=" for name in dict.fromkeys(names)]
+
+
+def _series(ctx: click.Context) -> list[str]:
+    folder = Path(ctx.params.get("out") or "runs") / ".series"
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+_NAMES: dict[str, Callable[[click.Context], Iterable[str]]] = {
+    "WORKLOAD": lambda _: _files("workloads"),
+    "SUBJECT": lambda _: _files("workloads"),
+    "NAME": lambda _: _files("workloads", "systems"),
+    "SYSTEM": lambda _: _files("systems"),
+    "SERIES": _series,
+    "--system": lambda _: _files("systems"),
+    "--preset": _presets,
+    "--set": _keys,
+    "--sweep": _keys,
+}
+"""Functions that list completions, by option, or by an argument's name in capitals."""
+
+
+def completing(command: click.Command) -> click.Command:
+    """Adds completion to the parameters of a command; does nothing unless a shell asks for completions."""
+    if VARIABLE not in os.environ:
+        return command
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            completing(inner)
+    for param in command.params:
+        key = param.opts[0] if isinstance(param, click.Option) else str(param.name).upper()
+        if (names := _NAMES.get(key)) is not None:
+            param.shell_complete = partial(_complete, names)  # type: ignore[method-assign]
+    return command
+
+
+def _complete(
+    names: Callable[[click.Context], Iterable[str]], ctx: click.Context, incomplete: str
+) -> list[CompletionItem]:
+    try:
+        return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete)]
+    except DlbenchError:
+        # An incomplete word, or a broken file; the command itself reports the error.
+        return []
 
 
 class CommandGroups(click.Group):

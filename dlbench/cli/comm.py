@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import FILE, F, InOrder, decorated, size_in_bytes, value_option
 from dlbench.cli.report import (
     FormatName,
     check_writable,
     emit,
     finish,
+    named,
     note_counts,
     prepared,
+    read_comm_runs,
     report_options,
     require_modules,
+    runs_argument,
+    where_option,
 )
 from dlbench.errors import ExitCode, UserError, nearest
 
@@ -397,7 +400,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     Example:
       dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
     """
-    from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
+    from dlbench.cli.run import campaign_from, print_scripts, require_scheduler, submit_all
 
     points, points_are = shared.parse_points(nodes, ranks)
     comm_runs = runs_of(options, system=system, points=points, points_are=points_are)

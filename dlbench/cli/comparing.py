@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli import report as reports
-from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
-from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
+from dlbench.cli.report import (
+    check_writable,
+    finish,
+    format_by_suffix,
+    format_option,
+    named,
+    parse_where,
+    render,
+    require_modules,
+    runs_argument,
+    runs_at,
+    where_option,
+)
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 from dlbench.stats.verdict_words import GATE_TONES
 

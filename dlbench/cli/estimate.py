@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
-from dlbench.cli.report import emit, finish, prepared, require_modules
+from dlbench.cli.report import emit, finish, named, prepared, read_runs, require_modules, runs_argument, where_option
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.data_sheets import TERA
 from dlbench.perfmodels.training_time import HOUR_S, TimeVerdict, consistency
@@ -96,9 +95,6 @@ def whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
 def estimate(
     what: tuple[str, ...],
     where: tuple[str, ...],
-    epochs: float | None,
-    epoch_samples: int | None,
-    samples: int | None,
     price: str | None,
     deadline: float | None,
     budget: str | None,
@@ -110,6 +106,7 @@ def estimate(
     system: str | None,
     mfu: float | None,
     stated: float | None,
+    **length: Any,
 ) -> None:
     """Estimate training time, GPU-hours and price, from RUNS, from a throughput, or from the peak of a system.
 
@@ -125,19 +122,20 @@ def estimate(
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
       dlbench estimate resnet50 --system abci --ranks 64 --mfu 0.3 --epochs 90 --price "2.50 EUR"
     """
+    epochs, epoch_samples, samples = length["epochs"], length["epoch_samples"], length["samples"]
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
             raise UserError(f"{option} {value:g}: --samples {samples} sets the amount already; leave one out")
     if system is not None:
-        _by_peak(what, system, mfu, ranks, price, (epochs, epoch_samples, samples))
+        _by_peak(what, system, mfu, ranks, price, length)
         return
     if throughput is None:
         for option in given_options("mfu", "per_rank", "ranks", "efficiency", "stated"):
             raise UserError(f"{option}: only for WORKLOAD --throughput or --system; runs have a measured speed")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
-        fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
-        _estimate_runs(tuple(map(Path, what)), where, {**fields, **_costs(price, budget)}, as_json)
+        question = {**length, "deadline_s": deadline, **_costs(price, budget)}
+        _estimate_runs(tuple(map(Path, what)), where, question, as_json)
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]})")
@@ -148,7 +146,7 @@ def estimate(
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
         if value is not None and not per_rank:
             raise UserError(f"{option} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
-    _time_to_train(what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated)
+    _time_to_train(what[0], length, throughput, ranks if per_rank else None, efficiency, stated)
 
 
 def _by_peak(
@@ -157,11 +155,9 @@ def _by_peak(
     mfu: float | None,
     ranks: int | None,
     price_text: str | None,
-    length: tuple[float | None, int | None, int | None],
+    length: dict[str, Any],
 ) -> None:
-    """Prints time, GPU-hours and price of a training by its FLOPs and shares of the peak. `length`: epochs, samples of
-    an epoch, or samples.
-    """
+    """Prints time, GPU-hours and price of a training by its FLOPs and shares of the peak; `length`: see `_amount`."""
     if len(what) > 1:
         raise UserError(f"--system {system_name}: needs one WORKLOAD, not {len(what)}")
     for option in given_options(*_NOT_BY_PEAK):
@@ -181,7 +177,7 @@ def _by_peak(
     if num_held is None:
         raise UserError(f"--price {price_text}: with --system, must be of a GPU-hour or a node-hour")
     unit, own_samples, _ = _workload(what[0])
-    samples, epochs, amount = _amount(what[0], own_samples, unit, *length)
+    samples, epochs, amount = _amount(what[0], own_samples, unit, **length)
     flops = samples * epochs * workload.model.training_flops(workload.data)
     _row("training", amount)
     _row("FLOPs", f"{flops:.4g}, of the model alone; {workload.preset} preset, {precision}")
@@ -199,9 +195,7 @@ def _by_peak(
 
 def _time_to_train(
     workload: str,
-    epochs: float | None,
-    epoch_samples: int | None,
-    samples: int | None,
+    length: dict[str, Any],
     throughput: float,
     ranks: int | None,
     efficiency: float | None,
@@ -209,19 +203,15 @@ def _time_to_train(
 ) -> None:
     """Prints the time to train a workload; `ranks`: None if the throughput is that of all ranks."""
     unit, own_samples, data_set = _workload(workload)
-    per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
+    per_epoch, passes, amount = _amount(workload, own_samples, unit, **length)
     _row("training", amount)
-    if samples is None and epoch_samples:
-        _row("data set", "--epoch-samples")
-    elif samples is None:
-        _row("data set", data_set)
-    total = throughput
+    if length["samples"] is None:
+        _row("data set", "--epoch-samples" if length["epoch_samples"] else data_set)
+    total, factors = throughput, ""
     if ranks:
         total *= ranks * (efficiency or 1.0)
-        factors = f"({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})"
-        _row("throughput", f"{_count(total)} {unit}/s {factors}")
-    else:
-        _row("throughput", f"{_count(total)} {unit}/s")
+        factors = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})"
+    _row("throughput", f"{_count(total)} {unit}/s{factors}")
     _row("time to train", _time(per_epoch * passes / total))
     if stated is None:
         return

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from dlbench.analysis.metrics import FOLLOWED, METRICS, by_name
-from dlbench.cli.choosing import note, open_store
 from dlbench.cli.options import FILE, OUTPUT, InOrder, value_option, write_output
-from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.report import FormatName, emit, finish, format_option, note, open_store, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import clean, runs_text
 from dlbench.units import format_bytes, printable, utc_now

@@ -50,6 +50,7 @@ REPEATS = value_option("--repeats", "N", "Number of runs per point; the repeats 
 KEYS = value_option("--set overrides", "KEY=VALUE", "Set a key (`dlbench show` lists them), repeatable.", multiple=True)
 OUTPUT = value_option("-o --output", None, "File to write (default: standard output).", type=FILE)
 
+ENGINE_NAMES = "horovod, ddp, fsdp, pipeline, emulated or single"  # `specs.engine.ENGINES`, which would load pydantic.
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Variables with the tested commit in GitLab CI and GitHub Actions.
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
@@ -240,9 +241,7 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        value_option(
-            "--engine", "NAME", "Engine: horovod, ddp, fsdp, pipeline, emulated or single (default: the workload's)."
-        ),
+        value_option("--engine", "NAME", f"Engine: {ENGINE_NAMES} (default: the workload's)."),
         value_option("--data", "PATH|synthetic", "Data set folder, or random tensors (default: the workload's)."),
         click.option("--to-accuracy", is_flag=True, help="Train to the target quality, instead of timing steps."),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
+from dlbench.cli.report import FORMAT_MODULES, FormatName, check_writable, emit, format_by_suffix, require_modules
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.cli.report import FormatName
     from dlbench.specs.out_of_core import Chain, TransferRates
     from dlbench.specs.plan import RunPlan
     from dlbench.views.out_of_core.plan import CapacityPlan
@@ -53,8 +53,6 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
       dlbench memory plan resnet50 --batch 64 --capacity 8GiB
       dlbench memory plan runs/RUN --capacity 1GiB --batch 128
     """
-    from dlbench.cli.report import FORMAT_MODULES, check_writable, format_by_suffix, require_modules
-
     output = options["output"]
     if options["as_json"] and output is not None:
         raise UserError("--json and -o exclude each other: a file name that ends in .json selects JSON as well")
@@ -75,7 +73,6 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
             click.echo(quoted(supervised(run_plan.system.python or sys.executable, PROFILE)).encode())
             return
         capacity_plan = _of_workload(run_plan)
-    from dlbench.cli.report import emit
     from dlbench.views.out_of_core.plan import memory_plan_document
 
     emit(memory_plan_document(capacity_plan), chosen, output)
@@ -195,7 +192,6 @@ def layer(workload: str, parts: str, repeats: int, as_json: bool, **options: Any
     Example:
       dlbench layer resnet50 --layer stages.0.0.conv2 --parts 2,4,8 --set train.batch_per_rank=32
     """
-    from dlbench.cli.report import emit, require_modules
     from dlbench.jobs.node_program import PROFILE, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.records.out_of_core import LayerOrder, LayerPartTimes

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from dlbench.cli.choosing import expanded, named, where_option
 from dlbench.cli.estimate import amount_of, whole
 from dlbench.cli.options import FILE, OUTPUT, InOrder, decorated, size_in_bytes, value_option
-from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, network_option, prepared
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    expanded,
+    finish,
+    format_option,
+    named,
+    network_option,
+    prepared,
+    where_option,
+)
 from dlbench.errors import UserError
 from dlbench.removed import respelt_projection
 

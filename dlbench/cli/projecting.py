@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from dlbench.analysis import scaling
 from dlbench.analysis.slow_nodes import TO_EXCLUDE
 from dlbench.analysis.table import tabulate
-from dlbench.cli.choosing import named, open_store, read_comm_runs, read_runs
 from dlbench.cli.options import write_output
-from dlbench.cli.report import finish, require_modules
+from dlbench.cli.report import finish, named, open_store, read_comm_runs, read_runs, require_modules
 from dlbench.errors import DlbenchError, UserError
 from dlbench.projection import step
 from dlbench.projection.cost import cost_section

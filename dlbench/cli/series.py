@@ -57,7 +57,7 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
         click.echo(line.encode())
 
 
-def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
+def print_sbatch_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
     """Prints the commands that submit scripts; `written`: each job, with the id of a submitted job before it."""
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
     from dlbench.jobs.scripts.containers import joined, quoted, variable
@@ -235,7 +235,7 @@ def resume_series(options: dict[str, Any]) -> None:
             _say(f"note: {unanswered}: do not submit scripts that are in the queue already")
         with Interruption() as interruption:
             written = write_only(root, series, scheduler, interruption.check, also_written=True)
-        print_commands(root, series, out, written)
+        print_sbatch_commands(root, series, out, written)
         return
     reopened = reopen(root, series, scheduler, with_cancelled=options["cancelled"], dry_run=dry_run)
     for line in _reopened_lines(series, out, reopened):

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
-from dlbench.specs.merge import SettingLayers
+from dlbench.specs.choices import SettingLayers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.specs.sync import Fusion
 from dlbench.units import exact_bytes

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.analysis.comparability import select
-from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.options import AS_JSON, describe_point, duration, output_folder, value_option
+from dlbench.cli.report import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.series import resume_command, series_at, streams_are_one, submission_progress
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError

@@ -18,7 +18,7 @@ from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import HIDES, is_given_gpu, unusable
 from dlbench.setup.probes import ASK_HOROVOD, ask
 from dlbench.specs.comm import CommPlan
-from dlbench.specs.horovod_build import HorovodBuild
+from dlbench.specs.engine import HorovodBuild
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import SystemSpec
 

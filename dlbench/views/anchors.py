@@ -19,8 +19,8 @@ from dlbench.report.charts.style import PUBLISHED
 from dlbench.report.table import Column, Sheet, drop_empty_columns
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.base import Count, Name, Positive, Precision, Ranks, Spec
+from dlbench.specs.choices import SettingLayers, validate
 from dlbench.specs.files import read_yaml, search_path
-from dlbench.specs.merge import SettingLayers, validate
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import tags_of
 from dlbench.specs.workload import FAMILIES, TextData

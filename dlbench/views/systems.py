@@ -16,7 +16,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Pivot, Sheet, column, columns_of
 from dlbench.report.wording import runs_text
-from dlbench.specs.container import ContainerSpec
+from dlbench.specs.system import ContainerSpec
 from dlbench.units import counted, format_seconds, plural
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, ranks_of

@@ -292,6 +292,6 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_help_imports_no_library_of_data() -> None:
-    code = "import sys, dlbench.cli.data; print({'numpy', 'torch', 'h5py', 'PIL', 'rich'} & set(sys.modules))"
+    code = "import sys, dlbench.cli.io; print({'numpy', 'torch', 'h5py', 'PIL', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

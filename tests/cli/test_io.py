@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
-from tests.support.data_path_factory import data_story, reading_result
-from tests.support.node_answers import Answering, answer_with, one_line
+from tests.support.datasets import write_volumes
+from tests.support.out_of_core_factory import data_story, reading_result
 from tests.support.paths import GOLDEN
+from tests.support.programs import Answering, answer_with, one_line
 from tests.support.run_factory import constant, plans, write_run
-from tests.support.volumes import write_volumes
 
 ANSWER = """
 import json, sys

@@ -25,8 +25,7 @@ from dlbench.report.formats import terminal
 from dlbench.report.wording import clean, figure_text, optional, value_text
 from dlbench.specs.comm import NetworkModel
 from tests.support import collectives_factory as factory
-from tests.support.browser import Visit
-from tests.support.printed import assert_well_formed
+from tests.support.browser import Visit, assert_well_formed
 from tests.support.run_factory import constant, plans, write_run
 
 SMALL: dict[str, Any] = {"algorithms": "ring,recursive-doubling,leader", "sizes": "1KiB:1MiB"}

@@ -21,8 +21,7 @@ from dlbench.datasets.verification import verify
 from dlbench.errors import UserError
 from dlbench.node.data.source import files_account, open_reader, open_training, validation_path
 from dlbench.specs.plan import RunPlan
-from tests.support.datasets import write_samples
-from tests.support.jpeg_files import encode
+from tests.support.datasets import encode, write_samples
 from tests.support.run_factory import plans
 
 h5py = pytest.importorskip("h5py")

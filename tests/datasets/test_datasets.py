@@ -28,8 +28,7 @@ from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.machine import storage
 from dlbench.machine.storage import call_rates
-from tests.support.datasets import verify_manifest
-from tests.support.jpeg_files import write_tree
+from tests.support.datasets import verify_manifest, write_tree
 from tests.support.paths import DATA
 
 h5py = pytest.importorskip("h5py")

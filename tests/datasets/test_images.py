@@ -30,8 +30,7 @@ from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data.images import image_classes, open_images
 from dlbench.specs.workload import ResNetModel
-from tests.support.datasets import verify_manifest
-from tests.support.jpeg_files import encode, write_records, write_tree
+from tests.support.datasets import encode, verify_manifest, write_records, write_tree
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("google_crc32c")

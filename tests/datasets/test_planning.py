@@ -27,10 +27,8 @@ from dlbench.datasets.splits import split_names
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import UserError
 from dlbench.specs.workload import NoData
-from tests.support.datasets import write_samples
-from tests.support.jpeg_files import write_records, write_tree
+from tests.support.datasets import write_records, write_samples, write_tree, write_volumes
 from tests.support.run_factory import plans
-from tests.support.volumes import write_volumes
 
 pytest.importorskip("h5py")
 pytest.importorskip("google_crc32c")

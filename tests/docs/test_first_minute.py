@@ -25,7 +25,7 @@ from tests.analysis.test_numbers import MLX, doubts_of_network
 from tests.docs.test_docs import DOCS, FENCE
 from tests.node.test_devices import plan_of
 from tests.support.gpus import gpu_files
-from tests.support.rank_places import rank_place
+from tests.support.training_data import rank_place
 
 AREA = "## A rank's first minute on a GPU\n"
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from dlbench.analysis.comparability import group_id
 from dlbench.analysis.metrics import metrics_by_run
 from dlbench.analysis.table import tabulate
-from dlbench.cli.choosing import runs_at
+from dlbench.cli.report import runs_at
 from dlbench.errors import RunError, UserError
 from dlbench.history import importing as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where

@@ -24,11 +24,10 @@ from dlbench.jobs.scripts.containers import RunWords
 from dlbench.jobs.scripts.launch import render_job, render_run_script
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
-from dlbench.specs.container import ContainerSpec, with_image
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system import ContainerSpec, SystemSpec, with_image
 from tests.jobs.test_requeue_script import plan_of
-from tests.support import apptainer_stand_in, container_root
+from tests.support import apptainer_stand_in
 from tests.support.paths import ROOT
 
 PYTHON = "/opt/python"
@@ -214,13 +213,13 @@ def test_nothing_of_it_is_run_by_the_shell(text: str) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    return container_root.made(tmp_path / "root")
+    return apptainer_stand_in.made(tmp_path / "root")
 
 
 def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **container: Any) -> dict[str, Any]:
     """The record's environment of a run whose ranks are in a container."""
     system = tmp_path / "contained.yaml"
-    keys = {"python": sys.executable, "mounts": container_root.mounts(), **container}
+    keys = {"python": sys.executable, "mounts": apptainer_stand_in.mounts(), **container}
     content = {"format": "dlbench.system", "version": 1, "name": "contained", "title": "T", "node": {"cores": 2}}
     system.write_text(json.dumps({**content, "launch": {"launcher": launcher}, "container": keys}))
     words = ["run", "cosmoflow", "--preset", "ci", "--engine", "ddp" if ranks > 1 else "single"]
@@ -243,7 +242,7 @@ def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **contai
 def test_a_run_in_a_root_of_its_own(tmp_path: Path, image: Path) -> None:
     apptainer_stand_in.install(tmp_path)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    file = container_root.packed(image)
+    file = apptainer_stand_in.packed(image)
     found = run_contained(tmp_path, "local", 1, path, kind="apptainer", image=str(file))
     assert found["container.image"] == str(file)
     assert found["container.sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -259,7 +258,7 @@ def test_a_run_in_a_root_of_its_own(tmp_path: Path, image: Path) -> None:
 @pytest.mark.parametrize("launcher", ["local", "mpirun"])
 def test_a_run_in_apptainer(tmp_path: Path, image: Path, launcher: str) -> None:
     found = run_contained(
-        tmp_path, launcher, 2, os.environ["PATH"], kind="apptainer", image=str(container_root.packed(image))
+        tmp_path, launcher, 2, os.environ["PATH"], kind="apptainer", image=str(apptainer_stand_in.packed(image))
     )
     assert found["container.kind"] == "apptainer"
 
@@ -269,7 +268,7 @@ def test_a_run_in_apptainer(tmp_path: Path, image: Path, launcher: str) -> None:
 def test_mpirun_starts_a_container_for_each_rank(tmp_path: Path, image: Path) -> None:
     apptainer_stand_in.install(tmp_path)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    found = run_contained(tmp_path, "mpirun", 2, path, kind="apptainer", image=str(container_root.packed(image)))
+    found = run_contained(tmp_path, "mpirun", 2, path, kind="apptainer", image=str(apptainer_stand_in.packed(image)))
     assert found["container.kind"] == "apptainer"
 
 

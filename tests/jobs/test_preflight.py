@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.cli.preflight import lines_of
+from dlbench.cli.setup import lines_of
 from dlbench.jobs.preflight.check import check_command, job_of, plan_of, render_preflight, trial, wait
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch

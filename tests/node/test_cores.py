@@ -16,7 +16,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from tests.support.rank_places import rank_place
+from tests.support.training_data import rank_place
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.support.gpus import gpu_files
-from tests.support.rank_places import rank_place
+from tests.support.training_data import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
 

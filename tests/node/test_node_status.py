@@ -13,8 +13,8 @@ from dlbench.node.training import progress as node_status
 from dlbench.node.training.progress import NodeStatus
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import read_statuses, write_status
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import status
+from tests.support.training_data import rank_place
 
 
 def place(rank: int, local_size: int = 2) -> RankPlace:

@@ -36,8 +36,8 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import TrainSpec
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import NOW
+from tests.support.training_data import rank_place
 
 
 def plan_of(workload: str, **request: Any) -> RunPlan:

@@ -21,7 +21,7 @@ from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
 from dlbench.node.sync.run_store import interface_settings, meet, of_node, open_endpoint, serve_horovod
-from tests.support.rank_places import rank_place
+from tests.support.training_data import rank_place
 
 ENDPOINT = Endpoint(address="127.0.0.1", port=4711)
 

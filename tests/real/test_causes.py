@@ -17,7 +17,7 @@ import pytest
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
-from tests.support.jpeg_files import encode
+from tests.support.datasets import encode
 
 BATCH = 2
 SHORT = (

@@ -35,7 +35,7 @@ from dlbench.specs.system import SystemSpec
 from tests.support import collective_ranks
 from tests.support.forks import run_ranks
 from tests.support.paths import ROOT
-from tests.support.rank_places import rank_place
+from tests.support.training_data import rank_place
 
 TOKEN = "a-test"
 LIMIT_S = 600

@@ -25,8 +25,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
-from tests.support.run_differences import differences
-from tests.support.run_factory import constant, plans, write_run
+from tests.support.run_factory import constant, differences, plans, write_run
 
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--set", "train.batch_per_rank=2")
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3", "--set", "layout.cores_per_rank=1")

@@ -22,13 +22,13 @@ from dlbench.errors import ExitCode
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
-from tests.support.file_calls import STRACE, calls_in, periods
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench, start_forks
 from tests.support.horovod import require_horovod_over_mpi
 from tests.support.leftovers import Leftovers, interrupt
 from tests.support.run_factory import record_of
-from tests.support.volumes import write_volumes
+from tests.support.slow_storage import STRACE, calls_in, periods
 
 pytestmark = pytest.mark.slow
 

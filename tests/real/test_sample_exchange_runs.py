@@ -9,8 +9,8 @@ import pytest
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.datasets import write_volumes
 from tests.support.run_factory import record_of
-from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
 

@@ -21,7 +21,7 @@ from tests.conftest import Cli
 from tests.real.test_slurm_runs import SHORT, wait_for
 from tests.slurm_box.box import Box
 from tests.slurm_box.config import Equipment
-from tests.support import apptainer_stand_in, container_root
+from tests.support import apptainer_stand_in
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -223,7 +223,7 @@ def system_with(folder: Path, **container: object) -> Path:
     """The box's system, whose ranks are in a container; its jobs find programs where this test does."""
     content = yaml.safe_load((ROOT / "systems" / "box.yaml").read_text())
     content["slurm"]["export"] = ["PYTHONPATH", "PATH"]
-    content["container"] = {"python": sys.executable, "mounts": container_root.mounts(), **container}
+    content["container"] = {"python": sys.executable, "mounts": apptainer_stand_in.mounts(), **container}
     file = folder / "contained.yaml"
     file.write_text(yaml.safe_dump(content))
     return file
@@ -236,7 +236,7 @@ def test_ranks_of_two_nodes_train_in_a_container(cli: Cli, slurm_box: Box, tmp_p
     """In Apptainer, or, where there is none, in a stand-in that takes what `apptainer exec` takes."""
     if HAS_NO_APPTAINER:
         apptainer_stand_in.install(tmp_path)
-    image = container_root.packed(container_root.made(tmp_path / "root"))
+    image = apptainer_stand_in.packed(apptainer_stand_in.made(tmp_path / "root"))
     done = cli(
         *("submit", "cosmoflow", "--preset", "ci", "--nodes", "2", "--engine", "ddp", "--launcher", "srun-gloo"),
         *("--system", system_with(tmp_path, kind="apptainer", image=str(image)), "--data", "synthetic"),

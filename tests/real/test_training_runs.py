@@ -15,9 +15,9 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from tests.conftest import Cli
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import record_of
-from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
 

@@ -28,10 +28,10 @@ from dlbench.records.status import RankStatus, read_statuses
 from dlbench.records.watch import WatchResult
 from dlbench.specs.plan import RunPlan
 from tests.records.rows.test_spans import Seen, read_spans
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import run_forked
 from tests.support.one_rank import context_of
 from tests.support.run_factory import plans, record_of
-from tests.support.volumes import write_volumes
 
 STAGES = ["starting", "building", "warm-up", "measuring", "finishing"]
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}

@@ -30,8 +30,7 @@ from dlbench.records.status import read_statuses, write_status
 from dlbench.specs.plan import RunPlan
 from tests.support import run_factory
 from tests.support.paths import DATA
-from tests.support.run_differences import differences
-from tests.support.run_factory import Story, constant, edit_json, status, write_run, write_unfinished
+from tests.support.run_factory import Story, constant, differences, edit_json, status, write_run, write_unfinished
 from tests.support.watch_factory import clock_line, node_watch, watch_result, write_samples, write_spans
 
 FORMATS = DATA / "formats"

@@ -35,6 +35,7 @@ from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.table import text_sheet
 from dlbench.views.scaling_report import assemble, document_of
+from tests.support.browser import assert_well_formed
 from tests.support.foreign_text import (
     HOSTILE_NAME,
     hostile_plan,
@@ -42,7 +43,6 @@ from tests.support.foreign_text import (
     write_hostile_collectives,
     write_hostile_nights,
 )
-from tests.support.printed import assert_well_formed
 from tests.support.run_factory import plans
 
 BAD_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")

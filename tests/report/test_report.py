@@ -29,8 +29,8 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views import model
 from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
 from dlbench.views.scaling_report import assemble, document_of
+from tests.support.browser import assert_well_formed, csv_rows
 from tests.support.paths import GOLDEN
-from tests.support.printed import assert_well_formed, csv_rows
 from tests.support.run_factory import (
     NOW,
     Story,

@@ -1,14 +1,17 @@
-"""What tests ask of data sets and make of them by hand."""
+"""Small data sets made by hand: samples, JPEG trees, TFRecords and volumes; what tests ask of a data set."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.manifest import (
     FILES_NAME,
     NAME,
@@ -19,7 +22,7 @@ from dlbench.datasets.manifest import (
     save_manifest,
     verify_file,
 )
-from dlbench.datasets.tfrecord import example_views
+from dlbench.datasets.tfrecord import RecordWriter, encode_example, example_views
 
 
 def write_manifest(folder: Path, *, kind: str, made_with: MadeWith, counts: Mapping[str, int]) -> Manifest:
@@ -56,3 +59,52 @@ def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArr
     """
     views = example_views(payload)
     return {name: [bytes(v) for v in value] if isinstance(value, list) else value for name, value in views.items()}
+
+
+def encode(shape: tuple[int, ...], mode: str = "RGB", form: str = "JPEG", seed: int = 0, **options: Any) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def write_tree(folder: Path) -> Path:
+    """Three classes of five images, each of another size; returns the folder."""
+    for label in range(3):
+        (folder / f"class {label}").mkdir(parents=True)
+        for number in range(5):
+            data = encode((40 + 3 * number, 60 - 4 * label, 3), seed=10 * label + number)
+            (folder / f"class {label}" / f'"{number}".jpg').write_bytes(data)
+    return folder
+
+
+def write_records(tree: Path, folder: Path, per_shard: int = 4) -> Path:
+    """The images of a tree in TFRecords as TensorFlow's ImageNet scripts make them: labels count from 1."""
+    images = index_jpeg_tree(tree)
+    folder.mkdir(parents=True)
+    order = np.random.default_rng(0).permutation(images.num_samples).tolist()
+    for shard, first in enumerate(range(0, len(order), per_shard)):
+        with RecordWriter(folder / f"shard-{shard:05d}.tfrecord") as writer:
+            for index in order[first : first + per_shard]:
+                label = images.label(index)
+                features = {
+                    "image/encoded": images.read(index),
+                    "image/class/label": np.array([label + 1]),
+                    "image/class/synset": images.classes[label].encode(),
+                }
+                writer.write(encode_example(features))
+    return folder
+
+
+def write_volumes(folder: Path, num: int, seed: int, size: int = 32) -> None:
+    """One HDF5 file of `num` volumes of `size`^3 x 4 counts, and four targets each."""
+    import h5py
+
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(seed)
+    target = generator.uniform(-1, 1, (num, 4)).astype("float32")
+    with h5py.File(folder / "density-0.h5", "w") as file:
+        # A mean that the first parameter decides: something to learn, at once.
+        mean = np.exp(1 + target[:, 0])[:, None, None, None, None]
+        file["x"] = generator.poisson(mean, (num, size, size, size, 4)).astype("int16")
+        file["y"] = target

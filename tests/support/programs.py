@@ -1,17 +1,26 @@
-"""Stubs of Slurm's programs, in their place on PATH."""
+"""Programs in the place of Slurm's on PATH, and of what dlbench starts on a node; the line that a refusal ends with."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+
+from dlbench.cli.streams import ending_of
+from dlbench.errors import ExitCode
+from dlbench.jobs import node_program
 
 Program = Callable[[str, str], None]
 """Makes a program of a name that executes some lines of bash."""
+
+Answering = Callable[[str], None]
+"""Takes the text of the program, in Python."""
 
 
 @pytest.fixture
@@ -52,3 +61,17 @@ def calls(tmp_path: Path) -> list[list[str]]:
 def as_shown(script: Path) -> str:
     """A job's script as a dry run shows it: the mark by which the job is found again is made with its series."""
     return re.sub(r"^(#SBATCH --comment=\S+/)[0-9a-f]{8}$", r"\1TOKEN", script.read_text(), flags=re.MULTILINE)
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, program: Path, text: str) -> None:
+    program.write_text(text, encoding="utf-8")
+    words = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
+    monkeypatch.setattr(node_program, "supervised", lambda python, module: words)
+
+
+def one_line(result: Result, code: ExitCode = ExitCode.USAGE) -> str:
+    """What a wrong request is answered with."""
+    ending = ending_of(result.exception)
+    assert ending.code == code
+    assert "\n" not in ending.line
+    return ending.line

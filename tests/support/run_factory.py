@@ -13,6 +13,7 @@ from typing import Any
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
+from dlbench.records.registry import KEYS
 from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.steps import LAUNCHED, PHASES, StepWriter
 from dlbench.records.scan import Run
@@ -24,9 +25,16 @@ from tests.support.paths import DATA
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 MS = 1_000_000
-
 StepTimes = Callable[[int, int], tuple[Sequence[int], int]]
 """Rank and step -> nanoseconds of each phase (in the order of `PHASES`) and of the rest of the step."""
+
+BOX: dict[str, Any] = {"workload": "cosmoflow", "preset": "ci", "system": "box", "points": (1,), "points_are": "nodes"}
+"""What is asked of `plans` for a small series of jobs."""
+
+WORKLOAD = DATA / "report-workload.yaml"
+QUALITY_WORKLOAD = DATA / "quality-workload.yaml"
+LAUNCH_MS = {"input": 1.0, "h2d": 0.0, "forward": 12.0, "backward": 20.0, "exchange": 0.0, "optimizer": 6.0}
+"""What the kernels of a step take alone, where `write_launch_bound` makes it."""
 
 
 @dataclass(kw_only=True)
@@ -88,12 +96,6 @@ class Training:
     predictor_value: float = 0.1
     eval_samples: int = 100
     metric: str = "top1"
-
-
-BOX: dict[str, Any] = {"workload": "cosmoflow", "preset": "ci", "system": "box", "points": (1,), "points_are": "nodes"}
-"""What is asked of `plans` for a small series of jobs."""
-WORKLOAD = DATA / "report-workload.yaml"
-QUALITY_WORKLOAD = DATA / "quality-workload.yaml"
 
 
 def plans(**request: Any) -> list[RunPlan]:
@@ -375,10 +377,6 @@ def autotune_result(**changes: Any) -> dict[str, Any]:
     }
 
 
-LAUNCH_MS = {"input": 1.0, "h2d": 0.0, "forward": 12.0, "backward": 20.0, "exchange": 0.0, "optimizer": 6.0}
-"""What the kernels of a step take alone, where `write_launch_bound` makes it."""
-
-
 def write_launch_bound(out: Path, waits_ms: Callable[[RunPlan], Sequence[float]], **request: Any) -> list[RunPlan]:
     """A weak series on GPUs whose devices wait for their host in every measured step; the last warm-up shows it.
 
@@ -451,3 +449,12 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 def _utc(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """Why two runs must not be compared: each differing key with both values; empty if they may."""
+    return [
+        f"{key.title}: {key.value(one) or 'none'} against {key.value(other) or 'none'}"
+        for key in KEYS
+        if key.comparable and key.value(one) != key.value(other)
+    ]

@@ -8,23 +8,33 @@
 An ext4 file system in memory, on a loop device that the blkio controller (cgroup v1) throttles for all processes of
 this process's cgroup: those that it starts, too. Writing is not throttled, nor is what the page cache has. A guard
 process unmounts it also where the test is killed.
+
+`calls_in` says how often ranks call the file system that their run's folder is on, as strace(1) of them tells it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dlbench.errors import RunError
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run
 from tests.slurm_box import host
 
+STRACE = ("strace", "-f", "-qq", "-y", "-ttt", "-e", "trace=%file", "-e", "signal=none")
+_CALL = re.compile(r"^\d+ +(\d+\.\d+) (\w+)\((.*)$")
+_FOLDER = re.compile(r"(?:AT_FDCWD|\d+)<([^>]*)>")
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 __all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_no_storage"]
-
 MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
 CONTROLLER = Path("/sys/fs/cgroup/blkio")
 _READ_LIMIT = "blkio.throttle.read_bps_device"
@@ -40,6 +50,40 @@ if subprocess.run(["umount", mount], **quiet).returncode:
 subprocess.run(["losetup", "-d", device], **quiet)
 os.rmdir(mount)
 """
+
+
+def calls_in(trace: Path, shared: Sequence[Path]) -> list[tuple[float, str, str]]:
+    """Time (seconds since 1970), call and path of each call on one of the folders."""
+    roots = tuple(f"{root}/" for root in shared)
+    found = []
+    for line in trace.read_text(encoding="utf-8", errors="replace").splitlines():
+        told = _CALL.match(line)
+        if told is None:
+            continue
+        for path in _paths(told[3].partition(", [")[0] if told[2].startswith("execve") else told[3]):
+            if f"{path}/".startswith(roots):
+                found.append((float(told[1]), told[2], path))
+                break
+    return found
+
+
+def _paths(arguments: str) -> Iterable[str]:
+    """Absolute paths of a call's arguments; a relative one belongs to the folder that stands before it."""
+    folder = _FOLDER.search(arguments)
+    texts = _TEXT.findall(arguments)
+    for text in texts or [""]:
+        yield text if text.startswith("/") else os.path.normpath(f"{folder[1] if folder else ''}/{text}")
+
+
+def periods(run: Run, rank: int) -> tuple[float, float, float]:
+    """When a rank's first step began, and its first measured one, and when the last ended: seconds since 1970."""
+    # The trace has the clock of the day, steps have CLOCK_MONOTONIC; one machine has all nodes.
+    offset_s = time.time() - time.monotonic()
+    steps = read_steps(RunFolder(run.folder.path).steps(rank)).steps
+    measured = steps[steps["warmup"] == 0]
+    end_ns = measured["start_ns"][-1] + measured["step_ns"][-1]
+    first, begin, end = (float(ns) / 1e9 + offset_s for ns in (steps["start_ns"][0], measured["start_ns"][0], end_ns))
+    return first, begin, end
 
 
 def why_no_storage() -> str | None:

@@ -1,20 +1,96 @@
-"""The data of one rank among others, opened as training opens it, of a model and a data set alone."""
+"""The data of one rank among others, opened as training opens it; places of ranks; readers of numbered samples."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from dlbench.datasets.staging.samples import SampleStore
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.data.sharding import Position
+from dlbench.node.data.reader import BadSampleError, DataReader, PreparedSample, Raw
+from dlbench.node.data.sharding import Key, Position
+from dlbench.node.ranks import RankPlace
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data
 from dlbench.specs.workload import DataSpec, ModelSpec
 from tests.support.one_rank import CPU, context_of
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
+
+
+def rank_place(
+    rank: int = 0, size: int = 1, per_node: int | None = None, *, host: str | None = None, token: str = "t"
+) -> RankPlace:
+    """Where every node has `per_node` ranks, by default all; hosts are n0, n1, ... unless one is named."""
+    local = per_node or size
+    node = rank // local
+    return RankPlace(
+        rank=rank,
+        size=size,
+        local_rank=rank % local,
+        local_size=local,
+        node_rank=node,
+        num_nodes=-(-size // local),
+        host=host or f"n{node}",
+        token=token,
+    )
+
+
+def number_bytes(index: int) -> bytes:
+    """What is stored of a sample: longer for some than for others."""
+    return str(index).encode() * (1 + index % 7)
+
+
+class NumberReader(DataReader):
+    """Samples with their number in them, of four classes in the order of storage; some may be unreadable."""
+
+    def __init__(self, num_samples: int, bad: frozenset[int] = frozenset()) -> None:
+        self.num_samples, self._bad = num_samples, bad
+
+    def fetch(self, index: int, out: object = None) -> Raw:
+        if index in self._bad:
+            raise BadSampleError(f"{self.name(index)}: unreadable")
+        return Raw(number_bytes(index))
+
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
+        assert data == number_bytes(key[1])
+        return PreparedSample({"number": np.array(key[1])})
+
+    def num_bytes(self, index: int) -> int:
+        return len(number_bytes(index))
+
+    def labels(self) -> NDArray[np.int32] | None:
+        return (np.arange(self.num_samples, dtype=np.int32) * 4) // self.num_samples
+
+    def name(self, index: int) -> str:
+        return f"number {index}"
+
+    def files(self) -> list[Path]:
+        return []
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class StoreReader(NumberReader):
+    """The same from a store."""
+
+    def __init__(self, store: SampleStore) -> None:
+        super().__init__(1000)
+        self._store = store
+
+    def fetch(self, index: int, out: object = None) -> Raw:
+        data = self._store.get(index)
+        if data is None:
+            raise BadSampleError(f"{self.name(index)}: not there")
+        return Raw(data, "local")
 
 
 def data_context(

@@ -20,7 +20,7 @@ from dlbench.views.readers import GroupReading
 from dlbench.views.scaling_report import assemble, document_of, scaling_views
 from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text
-from tests.support.data_path_factory import (
+from tests.support.out_of_core_factory import (
     MB,
     REAL,
     audit_epoch,

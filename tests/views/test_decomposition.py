@@ -32,9 +32,9 @@ from dlbench.views.decomposition import (
 )
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import constant, edit_json, plans, write_run, write_unfinished
-from tests.support.volumes import write_volumes
 
 DATA = "/data/pictures"
 REAL: Mapping[str, float] = dict(zip(PHASES, (10.0, 0.0, 30.0, 50.0, 20.0, 5.0), strict=True))

@@ -17,7 +17,7 @@ from dlbench.views.decomposition import decompositions
 from dlbench.views.model import Report
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stalls import stalls
-from tests.support.data_path_factory import REAL, reading_result
+from tests.support.out_of_core_factory import REAL, reading_result
 from tests.support.run_factory import Story, constant, plans, write_run
 
 RATES = {"throughput_per_s", "samples_per_s", "baseline_throughput_per_s"}

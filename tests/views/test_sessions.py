@@ -19,7 +19,7 @@ from dlbench.views.decomposition import decompositions
 from dlbench.views.model import Report
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
-from tests.support.data_path_factory import REAL, reading_result, shuffle_result, staging_result
+from tests.support.out_of_core_factory import REAL, reading_result, shuffle_result, staging_result
 from tests.support.run_factory import MS, Story, Training, exchange_result, plans, quality_plans, write_run, write_sweep
 from tests.support.watch_factory import write_samples
 

@@ -12,7 +12,7 @@ from dlbench.errors import UserError
 from dlbench.records.scan import scan
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.stalls import StallPart, Stalls, stalls, stalls_document
-from tests.support.data_path_factory import REAL, read_epoch, write_tiers
+from tests.support.out_of_core_factory import REAL, read_epoch, write_tiers
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import plans
 

@@ -32,7 +32,7 @@ from dlbench.views.time_to_train import (
     answers,
     held_by,
 )
-from tests.support.printed import csv_rows
+from tests.support.browser import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
     Story,

@@ -29,9 +29,8 @@ from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
-from tests.support.jpeg_files import encode, write_tree
-from tests.support.sample_readers import NumberReader
-from tests.support.training_data import training_data
+from tests.support.datasets import encode, write_tree
+from tests.support.training_data import NumberReader, training_data
 
 h5py = pytest.importorskip("h5py")
 Image = pytest.importorskip("PIL.Image")

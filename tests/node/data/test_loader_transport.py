@@ -16,7 +16,7 @@ from dlbench.node.data.loader import Ledger, LoadedSource
 from dlbench.node.data.loader_transport import LoaderContext, Slots, WorkerSlots
 from dlbench.node.data.reader import BatchReader, Fetched, PreparedSample, Raw
 from dlbench.node.data.sharding import Key, ShardedOrder
-from tests.support.sample_readers import NumberReader
+from tests.support.training_data import NumberReader
 
 FULL = "unable to allocate shared memory(shm) for file </torch_7_8_0>: No space left on device (28)"
 

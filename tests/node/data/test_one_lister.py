@@ -40,13 +40,11 @@ from dlbench.records.registry import data_title
 from dlbench.records.scan import read_run
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
-from tests.support.datasets import write_manifest
-from tests.support.jpeg_files import write_tree
+from tests.support.datasets import write_manifest, write_tree, write_volumes
 from tests.support.leftovers import Leftovers
 from tests.support.paths import ROOT
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.training_data import data_context
-from tests.support.volumes import write_volumes
 
 RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
 COSMOFLOW = CosmoFlowModel(family="cosmoflow", input_size=32, conv_channels=(4, 4), dense_sizes=(8,))

@@ -13,7 +13,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.read_audit import Audited, ReadAudit, doubtful_epochs
 from dlbench.node.data.sharding import HeldOrder, Key, Position, ShardedOrder
-from tests.support.sample_readers import NumberReader
+from tests.support.training_data import NumberReader
 
 RANKS, BATCH = 3, 4
 Partition = Literal["shuffled", "contiguous"]

@@ -29,8 +29,8 @@ from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
-from tests.support.sample_readers import NumberReader
-from tests.support.volumes import write_volumes
+from tests.support.datasets import write_volumes
+from tests.support.training_data import NumberReader
 
 CPU = torch.device("cpu")
 SAMPLES, BYTES = 20, 4096

@@ -20,7 +20,7 @@ from dlbench.node.data import sample_exchange as exchange_module
 from dlbench.node.data.reader import NotArrivedError
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange, lost_mark
 from dlbench.node.data.sharding import HeldOrder
-from tests.support.sample_readers import NumberReader, StoreReader, number_bytes
+from tests.support.training_data import NumberReader, StoreReader, number_bytes
 
 LIMIT_S = 60.0
 

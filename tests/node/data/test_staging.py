@@ -37,12 +37,10 @@ from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.system import TierSpec
-from tests.support.datasets import write_manifest
-from tests.support.jpeg_files import write_tree
+from tests.support.datasets import write_manifest, write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of
-from tests.support.rank_places import rank_place
-from tests.support.training_data import data_context
+from tests.support.training_data import data_context, rank_place
 
 pytest.importorskip("PIL.Image")
 

@@ -24,8 +24,8 @@ from dlbench.node.training.precision import Kernels
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel
-from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.forked_runs import planned
+from tests.support.one_rank import progress_at, write_checkpoint
 from tests.support.text_batches import BERT, LENGTH, UNPADDED, text_batch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -30,7 +30,7 @@ from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, snapshot
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
-from tests.support.checkpoints import progress_at, write_checkpoint
+from tests.support.one_rank import progress_at, write_checkpoint
 from tests.support.run_factory import plans
 
 OPTIMIZERS = {

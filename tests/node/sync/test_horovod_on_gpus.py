@@ -18,8 +18,8 @@ from dlbench.node.sync.horovod import report
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.records.folder import RunFolder
 from tests.support.cuda_events import stand_in_cuda
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
+from tests.support.training_data import rank_place
 
 __all__ = ["stand_in_cuda"]
 

@@ -28,9 +28,9 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.rank_memory import memory_problem
 from dlbench.specs.requests import Request
 from tests.node.sync.test_strategies import every_plan
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
-from tests.support.volumes import write_volumes
 
 STEPS = 4
 SMALL = (

@@ -32,10 +32,10 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
+from tests.support.datasets import write_volumes
 from tests.support.forked_runs import planned, run_forked
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
-from tests.support.volumes import write_volumes
 
 SHORT = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "watch.sampler=false")
 ALIKE = (*SHORT, "--set", "measure.warmup_steps=3")

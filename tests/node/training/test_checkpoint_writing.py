@@ -35,9 +35,8 @@ from dlbench.node.training.checkpoint import (
 )
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.records.scan import Run
-from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.forks import run_ranks
-from tests.support.one_rank import trained
+from tests.support.one_rank import progress_at, trained, write_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import CudaTimer
 from dlbench.records.rows.steps import LAUNCHED, StepFile, read_steps
-from tests.support.empty_training import Work, empty_training
-from tests.support.fake_gpu import FakeGpu, installed
+from tests.support.cuda_events import FakeGpu, installed
+from tests.support.one_rank import Work, empty_training
 
 US, MS = 1_000, 1_000_000
 WARMUP, MEASURED = 12, 6

@@ -18,7 +18,7 @@ from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.training.initial_weights import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
-from tests.support.checkpoints import progress_at, write_checkpoint
+from tests.support.one_rank import progress_at, write_checkpoint
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]

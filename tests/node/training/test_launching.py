@@ -18,7 +18,7 @@ from dlbench.analysis.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
 from dlbench.records.rows.steps import LAUNCHED, PHASES
-from tests.support.fake_gpu import FakeGpu, installed
+from tests.support.cuda_events import FakeGpu, installed
 
 US = 1_000
 MS = 1_000_000

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dlbench.cli import cli
 from dlbench.node.training import layer_parts
 from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, PartTimes
-from tests.support.node_answers import answer_with, one_line
+from tests.support.programs import answer_with, one_line
 from tests.support.run_factory import plans
 
 

@@ -35,7 +35,7 @@ from dlbench.node.training.noise_scale import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.pauses import Pauses
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
-from tests.support.checkpoints import progress_at, write_checkpoint
+from tests.support.one_rank import progress_at, write_checkpoint
 from tests.support.one_rank import trained as run_of_one_rank
 from tests.support.paths import DATA
 from tests.support.run_factory import plans, record_of

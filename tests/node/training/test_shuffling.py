@@ -21,9 +21,9 @@ from dlbench.node.training.checkpoint import (
 from dlbench.node.training.run_record import sample_summary, shuffled
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
-from tests.support.checkpoints import progress_at, write_checkpoint
+from tests.support.one_rank import progress_at, write_checkpoint
 from tests.support.run_factory import plans
-from tests.support.sample_readers import NumberReader
+from tests.support.training_data import NumberReader
 
 
 def plan_of(ranks: int = 2, shuffle: str = "local", **data: Any) -> RunPlan:

@@ -34,8 +34,8 @@ from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
+from tests.support.training_data import rank_place
 
 SECOND = 1_000_000_000
 WAIT_S = 60.0

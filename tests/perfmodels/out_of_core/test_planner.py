@@ -17,8 +17,7 @@ from dlbench.perfmodels.out_of_core.search import DoesNotFitError, allowed, fits
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.specs.out_of_core import Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 from tests.perfmodels.out_of_core.chains import DECISIONS, chains, drawn_chain, equal_chain, link, links, unit
-from tests.support.out_of_core_oracle import best_cut, best_plan, cuts
-from tests.support.random_chains import random_case
+from tests.support.out_of_core_oracle import best_cut, best_plan, cuts, random_case
 
 WAYS = ((True, True), (True, False), (False, True))
 FIXED: tuple[tuple[Recompute, Swap], ...] = (

@@ -20,7 +20,7 @@ from dlbench.report.wording import DASH
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec
 from dlbench.views.scaling_report import assemble
-from tests.support.data_path_factory import reading_result
+from tests.support.out_of_core_factory import reading_result
 from tests.support.run_factory import (
     Story,
     constant,

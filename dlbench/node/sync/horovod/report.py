@@ -20,8 +20,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.timeline import TimelineSummary
 from dlbench.records.exchange import AutotuneResult, ExchangeResult
 from dlbench.records.record import Setting
-from dlbench.specs.engine import HorovodSettings
-from dlbench.specs.horovod_build import REMEDY, HorovodBuild
+from dlbench.specs.engine import REMEDY, HorovodBuild, HorovodSettings
 from dlbench.specs.sync import Fusion
 from dlbench.units import counted, exact_bytes
 
