@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of, standing_fields
+from dlbench.comm.wording import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of, standing_fields
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors

@@ -1,6 +1,6 @@
 """Predicted times of collectives on a fitted network, step by step, all ranks in step (bulk-synchronous).
 
-A step takes as long as its most loaded port or link (`dlbench.perfmodels.patterns`), by Hockney's alpha and beta, plus
+A step takes as long as its most loaded port or link (`dlbench.perfmodels.topology`), by Hockney's alpha and beta, plus
 gamma for every byte that its busiest rank adds: for messages of one size, their time under max-min fair sharing.
 """
 
@@ -16,7 +16,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
-    from dlbench.perfmodels.patterns import Load
+    from dlbench.perfmodels.topology import Load
 
 
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
@@ -120,7 +120,7 @@ def features(  # noqa: PLR0913  # A collective has this many properties.
     """Returns how often each cost of the network counts in a prediction, for its most loaded ports and links.
     `num_bytes` is the size of each rank's whole buffer; other arguments as for `algorithms.schedule`.
     """
-    from dlbench.perfmodels.patterns import Sharing, summarise
+    from dlbench.perfmodels.topology import Sharing, summarise
 
     elements = whole_elements(num_bytes, element_bytes)
     if not elements:

@@ -16,9 +16,9 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
-from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
+from dlbench.perfmodels.topology import Sharing
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.perfmodels.closed_forms import closed_form
 

@@ -19,8 +19,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted, watched_layers
-from dlbench.projection.strategies.network import Groups
+from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, as_counted, watched_layers
 from dlbench.projection.strategies.table import INNER, STRATEGIES, StrategyCase, best, cut
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.specs.choices import WorkloadFile, choose

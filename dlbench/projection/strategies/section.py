@@ -13,8 +13,15 @@ from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Target
-from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, counted, gamma, limit, watched_layers
-from dlbench.projection.strategies.network import scaled
+from dlbench.projection.strategies.layers import (
+    ELEMENT_BYTES,
+    LayerTimes,
+    counted,
+    gamma,
+    limit,
+    scaled,
+    watched_layers,
+)
 from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, StrategyCase, StrategyRow, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section

@@ -21,8 +21,7 @@ from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, sc
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.stages import cut, passed
-from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
-from dlbench.projection.strategies.network import Groups, MessagePrice, Prices
+from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, MessagePrice, Prices, as_counted
 from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
