@@ -87,12 +87,12 @@ def test_fewer_than_three_batches_without_a_noise_scale_are_refused_with_the_com
     assert why_no_epochs(target({}, noise_scale=100.0)) is not None
 
 
-DRAWS = 500
+COST_DRAWS = 500
 
 
 def targets(*steps: tuple[int, float], noise: float = 1e-3) -> list[Target]:
     rng = np.random.default_rng(3)
-    drawn = [step * np.exp(noise * rng.standard_normal(DRAWS)) for _, step in steps]
+    drawn = [step * np.exp(noise * rng.standard_normal(COST_DRAWS)) for _, step in steps]
     return [
         replace(hand_made.target(ranks, step), drawn={"step": one})
         for (ranks, step), one in zip(steps, drawn, strict=True)

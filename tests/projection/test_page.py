@@ -1,5 +1,5 @@
-"""What a projection looks like: one screen of text, a page, tables, JSON, and what it never leaves out. Every refusal and
-every flag has a planted case that the projection itself tells, with what would mend it.
+"""What a projection looks like: one screen of text, a page, tables, JSON, and what it never leaves out. Every refusal
+and every flag has a planted case that the projection itself tells, with what would mend it.
 """
 
 from __future__ import annotations

@@ -233,37 +233,54 @@ class StrategyCase:
         """Returns groups of ranks; layers with equal messages are priced once."""
         return Groups(self.layout, self.network, size, stride, self._prices)
 
-    def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
-        limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
-        if name in ("serial", *INNER):
-            limit, by = limit_of_group, reason or "one rank"
-        return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
-
     def _row(self, name: str, size: int, limit_of_group: int, reason: str, tensor: int = 1) -> StrategyRow:
         """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason.
         `tensor`: ranks that share each layer of a model that is also shared otherwise.
         """
-        inner, ranks = name.removeprefix("data+"), {"serial": 1}.get(name, self.layout.ranks)
-        replicas = ranks // size
-        row = replace(self._limited(name, replicas, limit_of_group, reason), tensor_ranks=tensor)
+        replicas = {"serial": 1}.get(name, self.layout.ranks) // size
+        limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
+        if name in ("serial", *INNER):
+            limit, by = limit_of_group, reason or "one rank"
+        row = StrategyRow(
+            strategy=name,
+            ranks=self.layout.ranks,
+            replicas=replicas,
+            tensor_ranks=tensor,
+            limit=limit,
+            bound_by=by,
+        )
         if size > limit_of_group:
             return replace(row, refused=f"{size} ranks share a model, at most {limit_of_group} ({reason}) can")
         if replicas > self.batch:
             return replace(row, refused=f"{replicas} replicas with a batch of {self.batch}; at most one per sample")
         batch = -(-self.batch // replicas)
-        model = self._model(inner, size, batch, tensor)
+        model = self._model(name.removeprefix("data+"), size, batch, tensor)
         if model is None:
             return replace(row, refused=f"no grid of {size} ranks divides the extents {self._extents}")
-        summed = self._groups(replicas, size)
-        if inner == "spatial":
-            summed = self._groups(ranks)
+        if name == "out-of-core":
+            plan, note = self._planned(batch)
+            if plan is None:
+                return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
+            pass_s, peak_bytes = plan.predicted.pass_s, plan.predicted.peak_bytes
+            model = replace(model, compute_s=pass_s, memory_bytes=peak_bytes, notes=(note,))
+        row = self._priced(row, model, size, batch)
+        if self.memory_limit is None:
+            return row
+        if row.memory_bytes > self.memory_limit:
+            return replace(row, fits=False, bound_by="memory")
+        return replace(row, fits=True)
+
+    def _priced(self, row: StrategyRow, model: GroupModel, size: int, batch: int) -> StrategyRow:
+        """Returns the row with the figures of a group's model, of the exchange between groups, and of updates."""
+        name, replicas, ranks, memory = row.strategy, row.replicas, self.layout.ranks, model.memory_bytes
+        is_spatial = name in ("spatial", "data+spatial")
+        summed = self._groups(ranks) if is_spatial else self._groups(replicas, size)
         sent, exposed = self._overlapped(model, summed)
-        compute, memory, notes = model.compute_s, model.memory_bytes, model.notes
-        weight_bytes = WEIGHT_BYTES * self._weights
+        weight_bytes, notes = WEIGHT_BYTES * self._weights, model.notes
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = weight_bytes * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
-        if inner == "spatial":
+        if is_spatial:
             bytes_sent = model.sent_bytes or None
         update = self.times.update_s * sum(model.weights) / self._weights
         if name == "zero-1":
@@ -280,17 +297,15 @@ class StrategyCase:
             sent = exposed = summed.seconds("allreduce", values * weight_bytes, WEIGHT_BYTES) / self.average_every
             bytes_sent = 2 * values * once / self.average_every
             notes = (f"an average every {self.average_every} updates; its effect on the loss is not modelled",)
-        elif name == "out-of-core":
-            plan, note = self._planned(batch)
-            if plan is None:
-                return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
-            compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
-            notes = (note,)
-        memory = self._counted_memory(name, size, batch) or memory
-        return self._with_fit(
+        slabs = size if is_spatial and self.cuts_depth else 1
+        if self.counted is not None and (slabs > 1 or name in ("serial", "data", "zero-1", "fsdp")):
+            memory = as_counted(
+                self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs
+            )
+        return replace(
             row,
-            step_s=compute + update + model.communication_s + exposed + self.rest_s,
-            compute_s=compute + update,
+            step_s=model.compute_s + update + model.communication_s + exposed + self.rest_s,
+            compute_s=model.compute_s + update,
             communication_s=model.communication_s + sent,
             exposed_s=model.communication_s + exposed,
             memory_bytes=memory,
@@ -301,22 +316,6 @@ class StrategyCase:
             sent_bytes=bytes_sent,
             notes=notes,
         )
-
-    def _counted_memory(self, name: str, size: int, batch: int) -> float | None:
-        """Returns bytes of a rank by the memory that runs counted; None if there is none for the strategy."""
-        slabs = size if self.cuts_depth and name in ("spatial", "data+spatial") else 1
-        if self.counted is None or (slabs == 1 and name not in ("serial", "data", "zero-1", "fsdp")):
-            return None
-        ranks = self.layout.ranks
-        return as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs)
-
-    def _with_fit(self, row: StrategyRow, **figures: Any) -> StrategyRow:
-        row = replace(row, **figures)
-        if self.memory_limit is None:
-            return row
-        if row.memory_bytes > self.memory_limit:
-            return replace(row, fits=False, bound_by="memory")
-        return replace(row, fits=True)
 
     def _model(self, inner: str, size: int, batch: int, tensor: int) -> GroupModel | None:
         if inner in ("filter", "channel"):
@@ -474,13 +473,12 @@ class StrategyCase:
 
     def _tensor(self, size: int, batch: int) -> GroupModel:
         """Returns the model of tensor (Shoeybi et al., Megatron-LM (2019), section 3): heads and features are split."""
-        groups, summed = self._groups(size), 0.0
+        groups = self._groups(size)
         shares, messages = self._tensor_parts(groups, batch)
-        forward_s = sum(message.seconds for message in messages)
-        for layer in self.layers:
-            if layer.tensor == "row":
-                summed += 2 * batch * layer.outputs * self.activation_bytes
-        model = self._divided(batch, shares, forward_s, messages, groups)
+        model = self._divided(batch, shares, sum(message.seconds for message in messages), messages, groups)
+        summed = sum(
+            2 * batch * layer.outputs * self.activation_bytes for layer in self.layers if layer.tensor == "row"
+        )
         return replace(model, sent_bytes=2 * (1 - 1 / size) * summed)
 
     def _tensor_parts(self, groups: Groups, samples: float) -> tuple[list[LayerShare], list[MessagePrice]]:
