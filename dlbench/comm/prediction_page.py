@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from dlbench.comm.predictions import CABLES, LayoutPrediction, Predictions, Price, usable_series
 from dlbench.comm.wording import COLLECTIVE_TITLES, RATE_SHARE, largest_text, ranges_text
-from dlbench.perfmodels.extrapolation import PRIOR_SCALE
+from dlbench.perfmodels.predictions import PRIOR_SCALE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import optional, percent

@@ -34,9 +34,8 @@ class ClockEvent:
 
 
 def drawn_times(work_s: Sequence[Sequence[float]], seed: str) -> WorkTime:
-    """Returns draws from recorded times by rank: worker w has those of rank w modulo their number.
-
-    Each worker has its own random numbers, so that its k-th time is the same under all policies.
+    """Returns draws from recorded times by rank: worker w has those of rank w modulo their number. Each worker has its
+    own random numbers, so that its k-th time is the same under all policies.
     """
     generators: dict[int, random.Random] = {}
 

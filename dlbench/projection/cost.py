@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from dlbench.lazy import Array, np
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, model_error
 from dlbench.perfmodels.lines import relative_pairs
+from dlbench.perfmodels.predictions import PRIOR_POINTS, PRIOR_SCALE, Miss, model_error
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
 from dlbench.projection.ingredients import BatchFigures, Ingredients, QualityFigures
 from dlbench.projection.projected import Band, Refused, Target, figure, refused

@@ -14,8 +14,7 @@ from itertools import chain, product
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, Times, np, npt
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, free_running
-from dlbench.perfmodels.predictions import STAND_INS
+from dlbench.perfmodels.predictions import PRIOR_POINTS, STAND_INS, free_running
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
     FASTEST,

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from dlbench.errors import UserError
 from dlbench.lazy import Array, np
 from dlbench.opening import read_named, why_unreadable
-from dlbench.perfmodels.extrapolation import Miss, model_error
 from dlbench.perfmodels.lines import relative_pairs
+from dlbench.perfmodels.predictions import Miss, model_error
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.projected import MIN_POINTS, Flag, flagged, reasons, usable_points
 from dlbench.records.folder import MAX_JSON

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlbench.lazy import Array, np
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, model_error
+from dlbench.perfmodels.predictions import PRIOR_POINTS, Miss, ModelError, model_error
 from dlbench.projection.cost import own_work
 from dlbench.projection.costs import LIBRARY, WITHOUT_MODEL, Costs, host_growth, slowed_by_hidden
 from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at

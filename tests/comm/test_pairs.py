@@ -103,7 +103,7 @@ def test_costs_of_a_level_are_those_planted(tmp_path: Path) -> None:
     for level_costs in found.costs:
         assert level_costs.alpha.value == pytest.approx(ALPHA[level_costs.level] * 1.02)
         assert level_costs.beta.value == pytest.approx(BETA[level_costs.level] * 1.02)
-        assert cost.alpha.low < cost.alpha.value < cost.alpha.high  # type: ignore[operator]
+        assert level_costs.alpha.low < level_costs.alpha.value < level_costs.alpha.high  # type: ignore[operator]
     assert all(one.beside is None and one.factor is None for one in found.figures)
     (figure,) = [f for f in found.figures if (f.pair, f.way, f.at.num_bytes) == ("0:2", "window", 2**20)]
     assert figure.at.time.value == pytest.approx((ALPHA["across"] + 2**20 * BETA["across"]) * 1.02)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dlbench.perfmodels.extrapolation import Miss, model_error, network_error, network_factors
 from dlbench.perfmodels.lines import best_merge, hybrid_threshold, merged
+from dlbench.perfmodels.predictions import Miss, model_error, network_error, network_factors
 from dlbench.specs.comm import FittedRange, LargestHeldOut, LineCost, Residual, SizeBias
 from tests.support import collectives_factory as factory
 

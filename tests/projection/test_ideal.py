@@ -133,6 +133,7 @@ def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the
 
 
 P40 = "project spec resnet50 --preset full --system p40-roce --to"
+BOTH = "project spec resnet50 --preset full --system abci --system p40-roce"
 
 
 def system_of(name: str) -> SystemSpec:
@@ -248,15 +249,17 @@ def test_settings_replace_those_of_the_preset() -> None:
         (f"{P40} 8 --set train.batch_per_rank=0", "--set: train.batch_per_rank: must be a whole number of 1 or more"),
         (f"{P40} 8 --set train.seed=3", "--set train.seed: has no effect on a projection by data sheet, which reads "),
         (f"{P40} 8 --set train.batch_per_rank", "must be key=value"),
+        (f"{BOTH} --to 8 --system abci", "--system abci p40-roce abci: needs one system, or two with different names"),
+        (f"{BOTH} --to 8 --price-per-node-hour 9EUR", "1 prices for 2 systems"),
+        (f"{BOTH} --to 8 --price-per-node-hour 9EUR --price-per-node-hour 9CHF", "must have one currency"),
+        (f"{BOTH} --to 8 --samples 0", "--samples '0': must be a number above zero"),
+        (f"{BOTH} --to 8 --strategy tensor", "none of these strategies fits"),
     ],
 )
 def test_what_a_data_sheet_cannot_say_is_refused_in_a_line(command: str, why: str) -> None:
     done = run(command)
     assert done.exit_code != 0
     assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
-
-
-BOTH = "project spec resnet50 --preset full --system abci --system p40-roce"
 
 
 def case_of(system: str, **changes: Any) -> IdealCase:
@@ -301,22 +304,6 @@ def test_a_cost_is_nodes_times_steps_and_energy_needs_the_power_of_a_node(tmp_pa
     assert (unknown["kwh"], unknown["price"]) == (None, None)
     assert "Energy of p40-roce: device.node_watts is missing" in " ".join(run(f"{BOTH} --to 64 --full").output.split())
     assert "53,809,014 images (the schedule's)" in run(f"{P40} 8").output
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (["--system", "abci"], "--system abci p40-roce abci: needs one system, or two with different names"),
-        (["--price-per-node-hour", "9 EUR"], "1 prices for 2 systems"),
-        (["--price-per-node-hour", "9 EUR", "--price-per-node-hour", "9 CHF"], "must have one currency"),
-        (["--samples", "0"], "--samples '0': must be a number above zero"),
-        (["--strategy", "tensor"], "none of these strategies fits"),
-    ],
-)
-def test_what_two_systems_cannot_be_asked_is_a_line(more: list[str], why: str) -> None:
-    done = run(f"{BOTH} --to 8", *more)
-    assert done.exit_code != 0
-    assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
 
 
 def test_runs_are_projected_to_one_system() -> None:

@@ -70,7 +70,7 @@ def case_of(
     parts = _mean_parts(anchor)
     if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs times of forward, backward and update, which these runs did not record")
-    gathered_s = parts.pop("gather")
+    gathered_s, per_node, per_leaf = parts.pop("gather"), ingredients.per_node, ingredients.nodes_per_leaf
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held_share, held_from = gamma(layers, plan, record)
     limit_bytes, most_from = limit(memory_limit, system or plan.system)
@@ -84,7 +84,7 @@ def case_of(
             watched=watched,
         ),
         network=scaled(network, cost_scale),
-        layout=_layout(ingredients),
+        layout=Layout(ranks=anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node),
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
@@ -106,11 +106,6 @@ def case_of(
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
-
-
-def _layout(ingredients: Ingredients) -> Layout:
-    per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
-    return Layout(ranks=ingredients.anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node)
 
 
 def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
@@ -246,7 +241,7 @@ def _sheets(rows: Sequence[StrategyRow], kind: str) -> tuple[Sheet[Any], Sheet[A
         title="Step by strategy",
         columns=(),
         rows=[
-            (row.strategy, ranks_text(row.ranks), _step_text(row))
+            (row.strategy, ranks_text(row.ranks), "no fit" if row.fits is False else format_seconds(row.step_s))
             for row in shown_rows
             if row.measured_s is None and not row.refused
         ],
@@ -262,10 +257,6 @@ def _sheets(rows: Sequence[StrategyRow], kind: str) -> tuple[Sheet[Any], Sheet[A
         is_shown=lambda row: any(row is shown_row for shown_row in shown_rows),
     )
     return steps, strategies
-
-
-def _step_text(row: StrategyRow) -> str:
-    return "no fit" if row.fits is False else format_seconds(row.step_s)
 
 
 def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:

@@ -44,9 +44,8 @@ class Live:
 
 
 def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
-    """The peak of a pass in which every transfer has ended before anything else begins, and nothing comes back early.
-
-    A tensor is named by what it is: `in 3` is the input of unit 3, `saved 3` what its forward pass keeps.
+    """The peak of a pass in which every transfer has ended before anything else begins, and nothing comes back early. A
+    tensor is named by what it is: `in 3` is the input of unit 3, `saved 3` what its forward pass keeps.
     """
     live = Live(chain.state_bytes + chain.outside_bytes)
     units = chain.units
