@@ -32,7 +32,9 @@ class TimeVerdict:
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
-    group_size: int | None  # The usual node size nearest to `speed_factor`, if all ranks may be so many times as fast.
+    group_size: (
+        int | None
+    )  # The usual node size nearest to `speed_factor`, if all ranks may be that many times as fast.
 
     @property
     def group_s(self) -> float | None:

@@ -36,10 +36,9 @@ from dlbench.perfmodels.topology import (
 )
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
 from tests.perfmodels.closed_forms import closed_form
-from tests.perfmodels.test_collectives import FEW_SIZES, measured
+from tests.perfmodels.test_collectives import FEW_SIZES, NAMES, measured
 from tests.support.schedule_walk import walked
 
-NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
 CHUNKED = ("hierarchical", "chain", "double-binary-tree")
 LINKS = st.sampled_from([None, 1, 2, 3])
 
@@ -146,18 +145,10 @@ def test_a_message_beyond_a_leaf_loads_its_node_and_the_uplinks() -> None:
     assert predict("allreduce", "ring", size, LEAVES, ring) == pytest.approx(14 * (3 + 1000))
     # Where neighbours of the ring lie below different switches, each uplink carries the flows of both of its nodes.
     shared = network(free, level(2.0, 1.0, 1), level(3.0, 1.0, 1))
-    seconds = {
-        leaves: predict("allreduce", "ring", size, replace(LEAVES, leaves=leaves), shared)
-        for leaves in ((0, 0, 1, 1), (1, 1, 0, 0), (0, 1, 0, 1), (0, 1, 1, 0))
-    }
-    assert seconds == pytest.approx(
-        {
-            (0, 0, 1, 1): 14 * (3 + 1000),
-            (1, 1, 0, 0): 14 * (3 + 1000),
-            (0, 1, 0, 1): 14 * (3 + 2000),
-            (0, 1, 1, 0): 14 * (3 + 1000),
-        }
-    )
+    num_bytes = {(0, 0, 1, 1): 1000, (1, 1, 0, 0): 1000, (0, 1, 0, 1): 2000, (0, 1, 1, 0): 1000}
+    for leaves, of_a_link in num_bytes.items():
+        placed = replace(LEAVES, leaves=leaves)
+        assert predict("allreduce", "ring", size, placed, shared) == pytest.approx(14 * (3 + of_a_link))
 
 
 @pytest.mark.parametrize(("links", "phi"), [(None, 1.0), (1, 4.0), (2, 2.0), (3, 4 / 3), (8, 1.0)])

@@ -5,19 +5,22 @@ and every flag has a planted case that the projection itself tells, with what wo
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dlbench.projection.cost import cost_section
-from dlbench.projection.ingredients import BatchFigures, Ingredients, PointFigures, QualityFigures, StorageSupply
-from dlbench.projection.page import (
-    ProjectionReport,
-    document_of,
-    measured_points,
-    projected_group,
+from dlbench.projection.ingredients import (
+    BatchFigures,
+    Ingredients,
+    PointFigures,
+    QualityFigures,
+    RunFigures,
+    StorageSupply,
 )
+from dlbench.projection.page import ProjectionReport, document_of, measured_points, projected_group
 from dlbench.projection.page import projection_chart as chart_of
 from dlbench.projection.projected import FLAGS, REFUSALS, Flag, Projection, Refused
 from dlbench.projection.spec_machine import elsewhere
@@ -49,45 +52,36 @@ STRONG = {"scaling": "strong"}
 BATCHES = {"batches": tuple(BatchFigures(batch_per_rank=b, own_work_s=(0.003 * b,)) for b in (32, 128))}
 
 
-def runs_of(point: PointFigures, count: int = 5, **changes: Any) -> PointFigures:
+def with_runs(point: PointFigures, change: Callable[[int, RunFigures], dict[str, Any]]) -> PointFigures:
+    """The point with other fields of each run, by its number."""
+    runs = [run.model_copy(update=change(number, run)) for number, run in enumerate(point.runs)]
+    return point.model_copy(update={"runs": tuple(runs)})
+
+
+def runs_of(point: PointFigures, count: int = 5, growth: float = 0.0, **changes: Any) -> PointFigures:
     """The point with fewer runs, or other ones; `step_s` grows from run to run."""
-    growth = changes.pop("growth", 0.0)
-    runs = [
-        run.model_copy(update={"step_s": run.step_s * (1 + n * growth), **changes}) for n, run in enumerate(point.runs)
-    ]
-    return point.model_copy(update={"runs": tuple(runs[:count])})
+    changed = with_runs(point, lambda number, run: {"step_s": run.step_s * (1 + number * growth), **changes})
+    return changed.model_copy(update={"runs": changed.runs[:count]})
 
 
 def with_more(seconds: float) -> PointFigures:
     """The anchor with so much more exchange, of which its messages know nothing."""
-    return ANCHOR.model_copy(
-        update={
-            "runs": tuple(
-                run.model_copy(
-                    update={
-                        "step_s": run.step_s + seconds,
-                        "parts": {**run.parts, "exchange": run.parts["exchange"] + seconds},
-                    }
-                )
-                for run in ANCHOR.runs
-            )
-        }
-    )
+
+    def longer(_: int, run: RunFigures) -> dict[str, Any]:
+        parts = {**run.parts, "exchange": run.parts["exchange"] + seconds}
+        return {"step_s": run.step_s + seconds, "parts": parts}
+
+    return with_runs(ANCHOR, longer)
+
+
+def bent(point: PointFigures) -> PointFigures:
+    step_s = 0.1 + 0.002 * (point.nodes - 1) ** 2
+    return with_runs(point, lambda number, _: {"step_s": step_s + number * 1e-5, "parts": {}})
 
 
 UNEXPLAINED = with_more(1.5)
 BUSY = ANCHOR.model_copy(update={"core_use": 0.2})
-BENT = tuple(
-    point.model_copy(
-        update={
-            "runs": tuple(
-                run.model_copy(update={"step_s": 0.1 + 0.002 * (point.nodes - 1) ** 2 + number * 1e-5, "parts": {}})
-                for number, run in enumerate(point.runs)
-            )
-        }
-    )
-    for point in SOUND.points
-)
+BENT = tuple(map(bent, SOUND.points))
 
 
 def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) -> Projection:

@@ -37,6 +37,8 @@ _CONSEQUENCE = (
 )
 LEAST_ACCURACY = 0.8  # Accuracy for data at measured points needed to name the fastest strategy.
 PROJECTED = "the step is the projection's"
+FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
+STAGES = ("bubble", "imbalance")
 
 
 def chosen(name_or_all: str) -> tuple[str, ...]:
@@ -320,8 +322,6 @@ def _basis(row: StrategyRow) -> str:
     return "ideal" if row.is_ideal else "model only"
 
 
-FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
-STAGES = ("bubble", "imbalance")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),

@@ -17,10 +17,10 @@ from itertools import chain, groupby, product
 from operator import add, attrgetter, le
 from typing import NamedTuple, Self
 
+from dlbench.perfmodels.asynchrony import cut, passed
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.perfmodels.stages import cut, passed
 from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, MessagePrice, Prices, as_counted
 from dlbench.report.table import column
 from dlbench.report.wording import percent
@@ -35,11 +35,12 @@ AVERAGE_EVERY = 8  # Default of the updates between two averages of local SGD.
 
 FILTER_COLLECTIVES: tuple[Collective, Collective] = ("all-gather", "allreduce")  # Of outputs, and input gradients.
 INNER = ("spatial", "pipeline", "filter", "channel", "tensor")  # Strategies that share a model; each may be with data.
+WITH_TENSOR = ("fsdp+tensor", "data+pipeline+tensor")  # Strategies of three factors.
 STRATEGIES = (
     *("serial", "data", "zero-1", "fsdp", "out-of-core", "local-sgd"),
     *INNER,
     *(f"data+{name}" for name in INNER),
-    *("fsdp+tensor", "data+pipeline+tensor"),
+    *WITH_TENSOR,
 )
 
 
@@ -146,10 +147,11 @@ class StrategyCase:
         return tuple(chain.from_iterable(map(self._rows, strategies)))
 
     def _rows(self, name: str) -> Iterator[StrategyRow]:
-        inner, ranks, group = name.removeprefix("data+"), self.layout.ranks, self.layout.group_size
-        if name in ("fsdp+tensor", "data+pipeline+tensor"):
-            yield from self._rows_with_tensor(name)
-            return
+        """Yields the rows of a strategy: with data or shards outermost one for each grouping of the ranks. Of three
+        factors tensor is inside a node, then pipeline.
+        """
+        ranks, group = self.layout.ranks, self.layout.group_size
+        inner = "tensor" if name in WITH_TENSOR else name.removeprefix("data+")
         if inner not in INNER:
             yield self._row(name, 1, 1, "")
             return
@@ -157,36 +159,30 @@ class StrategyCase:
         row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
         if not limit:
             yield replace(row, refused=reason)
-        elif name == inner:
+            return
+        if name == inner:
             yield self._row(name, ranks, limit, reason)
-        else:
-            sizes = [n for n in range(2, ranks) if ranks % n == 0 and (group % n == 0 or n % group == 0) and n <= limit]
-            yield from (self._row(name, size, limit, reason) for size in sizes)
-            if not sizes:
-                why = f"no group of 2 to {limit} ranks ({reason}) divides {ranks} ranks and nodes of {group}"
-                yield replace(row, limit=self.batch * limit, bound_by=f"batch x {reason}", refused=why)
-
-    def _rows_with_tensor(self, name: str) -> Iterator[StrategyRow]:
-        """Yields the rows of three factors: tensor inside a node, then pipeline, and data or shards outermost."""
-        ranks, group = self.layout.ranks, self.layout.group_size
-        heads, reason = self._most("tensor")
-        row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
-        stage_counts, most_of_group = range(1, 2), ranks - 1
+            return
+        most_of_group, other_factors, tensor_factors = ranks - 1, range(2, min(limit, ranks) + 1), [1]
+        refused = f"no group of 2 to {limit} ranks ({reason}) divides {ranks} ranks and nodes of {group}"
+        refusal = replace(row, limit=self.batch * limit, bound_by=f"batch x {reason}", refused=refused)
+        if name in WITH_TENSOR:
+            refusal = replace(row, refused=f"no such groups divide {ranks} ranks and nodes of {group}")
+            tensor_factors = [n for n in range(2, min(limit, group) + 1) if group % n == 0]
+            other_factors = range(1, 2)
         if name == "data+pipeline+tensor":
-            stage_counts, most_of_group = range(2, len(self._blocks) + 1), ranks
-            reason = f"blocks x {reason}"
-        factors = product(range(2, min(heads, group) + 1), stage_counts)
-        sizes = [(tensor * stages, tensor) for tensor, stages in factors if group % tensor == 0]
+            most_of_group, other_factors = ranks, range(2, len(self._blocks) + 1)
+            limit, reason = limit * len(self._blocks), f"blocks x {reason}"
+        sizes = [(tensor * other, tensor) for tensor, other in product(tensor_factors, other_factors)]
         sizes = [
             (size, tensor)
             for size, tensor in sizes
             if size <= most_of_group and ranks % size == 0 and (group % size == 0 or size % group == 0)
         ]
         if not sizes:
-            why = f"no such groups divide {ranks} ranks and nodes of {group}" if heads else row.bound_by
-            yield replace(row, refused=why)
+            yield refusal
         for size, tensor in sizes:
-            yield self._row(name, size, heads * stage_counts[-1], reason, tensor)
+            yield self._row(name, size, limit, reason, tensor)
 
     def _most(self, inner: str) -> tuple[int, str]:
         """Returns the most ranks of a group and the limiting factor; 0: the strategy is impossible, and the reason."""
