@@ -28,9 +28,9 @@ from dlbench.comm.fits import Scope, fit_of
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
-from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.topology import Sharing
 from dlbench.records.comm import CommRun, scan_comm
 from tests.slurm_box.box import Box
 

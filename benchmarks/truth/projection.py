@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.figures import Figure
-from dlbench.perfmodels.extrapolation import ModelError, model_error
+from dlbench.perfmodels.predictions import ModelError, model_error
 from dlbench.projection import costs
 from dlbench.projection import nodes as node_module
 from dlbench.projection import step as module

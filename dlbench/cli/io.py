@@ -25,7 +25,7 @@ from dlbench.units import counted, format_bytes
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
     from dlbench.datasets.verification import DatasetCheck
-    from dlbench.perfmodels.storage_demand import Demand
+    from dlbench.perfmodels.data_sheets import Demand
     from dlbench.report.document import Document
     from dlbench.specs.plan import RunPlan
     from dlbench.specs.requests import Request
@@ -429,7 +429,7 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
-    from dlbench.perfmodels.storage_demand import PUBLISHED, Demand
+    from dlbench.perfmodels.data_sheets import PUBLISHED, Demand
 
     if options["rate"] is not None:
         return (Demand(accelerator="accelerator", samples_per_s=options["rate"], source="--rate"),)

@@ -245,7 +245,7 @@ def project_points(
       dlbench project points series.csv --to 32
     """
     from dlbench.cli import projecting
-    from dlbench.projection.series_file import read_points
+    from dlbench.projection.points_only import read_points
 
     question = projecting.question_of(to)
     check_writable(ingredients)

@@ -8,13 +8,12 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from dlbench.comm.choice import STAY_WITHIN, Best
 from dlbench.comm.costs import COST_WORDS, COSTS, Cost, sheet_of
 from dlbench.comm.fits import NetworkFit, PredictionErrors
 from dlbench.comm.measurements import MeasuredGroup, Measurement, Rejected, rate
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.report import TITLE, CollectivesReport, GroupReport, RunRow
-from dlbench.comm.wording import fit_caption, per_byte_text
+from dlbench.comm.wording import STAY_WITHIN, Best, fit_caption, per_byte_text
 from dlbench.report.charts.chart import Chart, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, scatter
 from dlbench.report.charts.style import RANK_COLOURS, WIDE

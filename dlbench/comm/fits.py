@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from dlbench.analysis.comparability import system_content
 from dlbench.analysis.environments import side_by_side
@@ -130,21 +130,20 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
 
 
 def fit_one(
-    table: CollectiveTable, *, fitted_to: Literal["median", "minimum"] = "median", where: str, **chosen: Any
-) -> NetworkFit:
-    """Returns the fit of `_fit_one` to the median or the minimum of each point."""
-    if fitted_to == "minimum":
-        table = at_minimum(table)
-    fit = _fit_one(table, where=where, **chosen)
-    return replace(fit, network=fit.network.model_copy(update={"fitted_to": fitted_to}))
-
-
-def _fit_one(
-    table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
+    table: CollectiveTable,
+    *,
+    system: str | None,
+    transport: str | None,
+    dtype: str | None,
+    fitted: str,
+    where: str,
+    fitted_to: Literal["median", "minimum"] = "median",
 ) -> NetworkFit:
     """Returns the fit for a file (`*.network.json`), or only lines if only libraries were measured. Options may be None
-    if the runs have one value, or fp32. `where`: the name of the runs in errors.
+    if the runs have one value, or fp32. `where`: the name of the runs in errors; `fitted_to`: the time of each point.
     """
+    if fitted_to == "minimum":
+        table = at_minimum(table)
     if table.pairs and not table.groups:
         raise IncompleteDataError(f"{where}: has only pairs of ranks, and costs are fitted to collectives")
     if not table.groups:
@@ -169,13 +168,21 @@ def _fit_one(
     scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
     fits = fit_all(table, fitted=fitted, only=scope)
     if fits.fits:
-        return fits.fits[0]
+        (fit,) = fits.fits
+        return replace(fit, network=fit.network.model_copy(update={"fitted_to": fitted_to}))
     if modelled:
         raise IncompleteDataError(f"{where}: {fits.unfitted[0]}")
     lines = lines_of(table, scope)
     if not lines:
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
-    network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=tuple(run_ids), fitted=fitted)
+    network = NetworkModel(
+        system=chosen,
+        transport=carrier,
+        collectives=lines,
+        sources=tuple(run_ids),
+        fitted=fitted,
+        fitted_to=fitted_to,
+    )
     return NetworkFit(**vars(scope), network=network)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dlbench.comm.choice import RATE_SHARE
 from dlbench.comm.predictions import CABLES, LayoutPrediction, Predictions, Price, usable_series
-from dlbench.comm.wording import COLLECTIVE_TITLES, largest_text, ranges_text
-from dlbench.perfmodels.extrapolation import PRIOR_SCALE
+from dlbench.comm.wording import COLLECTIVE_TITLES, RATE_SHARE, largest_text, ranges_text
+from dlbench.perfmodels.predictions import PRIOR_SCALE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import optional, percent

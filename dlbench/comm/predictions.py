@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of, standing_fields
+from dlbench.comm.wording import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of, standing_fields
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
-from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
 from dlbench.perfmodels.lines import fit_line
-from dlbench.perfmodels.predictions import features
+from dlbench.perfmodels.predictions import doublings_beyond, features, network_error, network_factors
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.topology import Cables
 from dlbench.perfmodels.topology import seconds as topology_seconds

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -178,8 +179,6 @@ def _patterns(
     def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
         return _ring(teams, n, parts, phases, lumped)
 
-    if algorithm == DEDICATED_SERVERS:
-        return _there_and_back(_to_dedicated(p, n, servers))
     # Generators: only the steps of the one that is returned are computed.
     steps: dict[str, Iterator[Pattern]] = {
         "allreduce naive": _everything(layout, n, lumped),
@@ -191,9 +190,10 @@ def _patterns(
         "allreduce shifted-halving-doubling": _folded(p, n, _shifted),
         "allreduce direct": _there_and_back(_to_servers(layout, n, p, lumped)),
         "allreduce parameter-server": _there_and_back(_to_servers(layout, n, servers, lumped)),
+        f"allreduce {DEDICATED_SERVERS}": _there_and_back(_to_dedicated(p, n, servers)),
         "allreduce hierarchical": _hierarchical(groups, n, chunks, lumped),
         # To the first rank of each group, ring of these, from it in the group (Jia et al. 2018).
-        "allreduce leader": _chained(
+        "allreduce leader": chain(
             ring("scatter", groups),
             (pattern.backwards() for pattern in _from_first(groups, n)),
             ring("both", groups.T[:1]),
@@ -208,10 +208,10 @@ def _patterns(
         "all-gather direct": _back(_to_servers(layout, n, p, lumped)),
         "broadcast binomial-tree": _back(_binomial_reduce(p, n)),
         "broadcast chain": _chain(layout, n, chunks, lumped),
-        "broadcast scatter-all-gather": _chained(_binomial_scatter(p, n), ring("gather")),
+        "broadcast scatter-all-gather": chain(_binomial_scatter(p, n), ring("gather")),
         "reduce binomial-tree": _binomial_reduce(p, n),
         # For long vectors (Rabenseifner 2004).
-        "reduce scatter-gather": _chained(ring("scatter"), _back(_binomial_scatter(p, n))),
+        "reduce scatter-gather": chain(ring("scatter"), _back(_binomial_scatter(p, n))),
         "scatter binomial-tree": _binomial_scatter(p, n),
         "scatter linear": _from_first(ranks, n),
         "gather binomial-tree": _back(_binomial_scatter(p, n)),
@@ -249,11 +249,6 @@ def _begin(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers
 
 def _cut(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers:
     return np.asarray(elements // parts + (index < elements % parts))
-
-
-def _chained(*phases: Iterator[Pattern]) -> Iterator[Pattern]:
-    for phase in phases:
-        yield from phase
 
 
 def _there_and_back(phase: Iterator[Pattern]) -> Iterator[Pattern]:
@@ -299,7 +294,7 @@ def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> 
     patterns: list[list[Pattern]] = []  # Of each chunk; if all are equal, of the first only.
     for chunk in range(1 if is_equal else chunks):
         length, begin = int(_cut(elements, chunks, chunk)), _begin(elements, chunks, chunk)
-        rings = _chained(
+        rings = chain(
             _ring(groups, length, 1, "scatter", is_equal),
             _ring(groups.T, length, groups.shape[1], "both", is_equal),
             _ring(groups, length, 1, "gather", is_equal),

@@ -1,5 +1,7 @@
-"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give. Figures with
-structured sparsity count half. fp32 is IEEE arithmetic; tf32 is TF32 in matrix products.
+"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give (figures with
+structured sparsity count half; fp32 is IEEE arithmetic; tf32 is TF32 in matrix products); and the samples per second
+that an accelerator can train on, with the bytes of a sample: those of MLPerf Storage, which replaces computing by a
+pause (DLIO; Devarajan et al., CCGrid 2021).
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from dataclasses import dataclass
 
 TERA = 1e12
 _UNCHECKED = "; not checked against the maker's own copy"
-
 _HOPPER_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
 _HOPPER_NVL = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5}
 _HOPPER_PAPER = "NVIDIA H100 Tensor Core GPU Architecture, white paper, table 2 (dense)"
@@ -22,7 +23,6 @@ _B200_BRIEF = "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)"
 _MI250X_SHEET = "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)"
 _MI300X_PAGE = "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix"
 _MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
-
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (
     (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not say"),
     (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
@@ -30,6 +30,9 @@ _AMBIGUOUS: tuple[tuple[str, str], ...] = (
     (r"A100|A100-SXM4|H100|GH200", "the name does not say which variant of the product it is"),
     (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
 )
+_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
+_DLIO = "DLIO benchmark, configs/workload"
+"""In github.com/argonne-lcf/dlio_benchmark; its files of ResNet-50 have other batches and are not used."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,47 @@ def _plain(device: str) -> str:
     for maker in ("NVIDIA ", "Tesla ", "AMD "):
         name = name.removeprefix(maker)
     return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The samples and bytes per second that one accelerator needs for one workload."""
+
+    accelerator: str
+    samples_per_s: float
+    sample_bytes: float | None = None  # Stored bytes of a sample of the published data set; None without one.
+    source: str  # Source of the figures, in words.
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bytes per second with samples of the published size."""
+        if self.sample_bytes is None:
+            return None
+        return self.samples_per_s * self.sample_bytes
+
+
+def _published(
+    accelerator: str, *, sample_bytes: float, batch: int, step_s: float, file: str, folder: str = _STORAGE
+) -> Demand:
+    """Returns a demand of batch / step time: `reader.batch_size` over `train.computation_time` of the file."""
+    return Demand(
+        accelerator=accelerator,
+        samples_per_s=batch / step_s,
+        sample_bytes=sample_bytes,
+        source=f"{folder}/{file}: batch {batch} per {step_s:g} s, samples of {sample_bytes:,.0f} bytes",
+    )
+
+
+PUBLISHED: dict[str, tuple[Demand, ...]] = {
+    "resnet": (
+        _published("H100", sample_bytes=114_660.07, batch=400, step_s=0.224, file="resnet50_h100.yaml"),
+        _published("A100", sample_bytes=114_660.07, batch=400, step_s=0.435, file="resnet50_a100.yaml"),
+    ),
+    "cosmoflow": (
+        _published("H100", sample_bytes=2_828_486, batch=1, step_s=0.00350, file="cosmoflow_h100.yaml"),
+        _published("A100", sample_bytes=2_828_486, batch=1, step_s=0.00551, file="cosmoflow_a100.yaml"),
+        _published("V100", sample_bytes=2_828_486, batch=1, step_s=0.00936, file="cosmoflow_v100.yaml"),
+    ),
+    "bert": (_published("V100", sample_bytes=2_500, batch=48, step_s=0.968, file="bert_v100.yaml", folder=_DLIO),),
+}
+"""By model family, the fastest first."""

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from dlbench.errors import UserError
 from dlbench.lazy import Array, Flags, np, npt
 from dlbench.perfmodels.lines import reweighted
-from dlbench.perfmodels.patterns import ONE_LINK, Sharing, summarise
 from dlbench.perfmodels.predictions import whole_elements
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.topology import ONE_LINK, Sharing, summarise
 from dlbench.specs.comm import (
     LEVELS,
     Collective,

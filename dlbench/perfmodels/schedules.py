@@ -131,10 +131,8 @@ def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> i
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The division of ranks into groups, nodes and leaf switches.
-
-    Rank r is in group `r // group_size`, on node `r // node_size`, below leaf switch `r // leaf_size`, or that of its
-    node in `leaves`.
+    """The division of ranks into groups, nodes and leaf switches. Rank r is in group `r // group_size`, on node `r //
+    node_size`, below leaf switch `r // leaf_size`, or that of its node in `leaves`.
     """
 
     ranks: int

@@ -32,7 +32,9 @@ class TimeVerdict:
     stated_s: float  # Seconds that were stated.
     needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
-    group_size: int | None  # The usual node size nearest to `speed_factor`, if all ranks may be so many times as fast.
+    group_size: (
+        int | None
+    )  # The usual node size nearest to `speed_factor`, if all ranks may be that many times as fast.
 
     @property
     def group_s(self) -> float | None:
@@ -45,9 +47,8 @@ class TimeVerdict:
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
-    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time can all be true.
-
-    All are above zero; the two times may differ by the share `tolerance`, 0.05 for figures of two digits.
+    """Returns whether a throughput (samples/s, all ranks), an amount of training and a time can all be true. All are
+    above zero; the two times may differ by the share `tolerance`, 0.05 for figures of two digits.
     """
     expected_s = samples * epochs / throughput
     factor = expected_s / seconds
@@ -80,9 +81,8 @@ class TrainingLength:
 
 
 def training_length_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
-    """Returns the length of a full training: the schedule's, or else the limit of the quality; None if not known.
-
-    Both are those at the plan's global batch. Lengths in epochs are not known without `epoch_samples`.
+    """Returns the length of a full training: the schedule's, or else the limit of the quality; None if not known. Both
+    are those at the plan's global batch. Lengths in epochs are not known without `epoch_samples`.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:

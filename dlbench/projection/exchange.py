@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from dlbench.errors import UserError
 from dlbench.lazy import Array, np
-from dlbench.perfmodels import overlap
-from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.lines import best_merge, fit_line, merged
 from dlbench.perfmodels.predictions import Features, features
 from dlbench.perfmodels.schedules import Layout, level_chunks
 from dlbench.records.exchange import ExchangeResult
@@ -183,7 +182,7 @@ def _fused(
         if high > low:
             grid = [round(low * (high / low) ** (i / (_GRID - 1))) for i in range(_GRID)]
             line = fit_line("merging", ranks, grid, [seconds(size) for size in grid])
-        groups = overlap.best_merge(sizes, ready, line)
+        groups = best_merge(sizes, ready, line)
     elif fusion.bytes is None:
         raise NoModelError(f"fusion {fusion} has no model")
     else:
@@ -197,7 +196,7 @@ def _fused(
             counts[-1] += 1
             filled_bytes += size
         groups = counts
-    merged_sizes, merged_ready = overlap.merged(groups, sizes, ready)
+    merged_sizes, merged_ready = merged(groups, sizes, ready)
     return list(merged_sizes), list(merged_ready)
 
 

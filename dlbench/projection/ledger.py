@@ -22,7 +22,7 @@ from pydantic import Field
 import dlbench
 from dlbench.errors import UserError, refused
 from dlbench.opening import folder_below, parse_json, read_bytes, why_unreadable
-from dlbench.perfmodels.extrapolation import Miss
+from dlbench.perfmodels.predictions import Miss
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import QUANTILES, Projection
 from dlbench.records.files import write_atomic

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter, SlowHosts
-from dlbench.projection.refusals import LEAST_HOSTS
+from dlbench.projection.projected import LEAST_HOSTS
 from dlbench.stats.multiplicity import SEED
 
 SLOW_SHARE = (0.15, 8.0)

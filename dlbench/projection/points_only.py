@@ -1,4 +1,5 @@
-"""Extrapolates measured step times to more ranks, without a model of the step: T(p) = c0 ideal(p) + c1 x(p).
+"""Reads a table of runs (`dlbench project points FILE`: separated by tabs, semicolons or commas) as `Ingredients`, and
+extrapolates measured step times to more ranks, without a model of the step: T(p) = c0 ideal(p) + c1 x(p).
 
 x is one of `LAWS` of k, the nodes (in one node: ranks over those of the smallest point); ideal is 1 under weak and 1/k
 under strong scaling. Each draw takes a law by its prior times the likelihood of the points (Gelman et al., Bayesian
@@ -8,20 +9,34 @@ a straight line gave 20 to 420 % too long steps at 8 to 16 times the ranks, loga
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
+from pydantic import ValidationError
+
+from dlbench.errors import UserError
 from dlbench.lazy import Array, np
-from dlbench.perfmodels.extrapolation import Miss, model_error
+from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.lines import relative_pairs
-from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.projected import Flag
-from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
+from dlbench.perfmodels.predictions import Miss, model_error
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
+from dlbench.projection.projected import MIN_POINTS, Flag, flagged, reasons, usable_points
+from dlbench.records.folder import MAX_JSON
 from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.base import MAX_RANKS
+from dlbench.specs.problems import problem_of
 from dlbench.stats.multiplicity import SEED, resampled
 
+COUNTS = ("ranks", "nodes", "batch_per_rank")
+_COUNT = re.compile(r"[1-9]\d{0,6}(\.0+)?|[1-9]\d{0,2}(,\d{3}){1,2}", re.ASCII)  # 8, 8.0 or 1,024
+# 0.12, 1.2e-1 or 14,919.9; a comma alone is refused, as it may be a decimal point.
+_FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 DRAWS = 1000
 LAWS: Mapping[str, Callable[[float], float]] = {
     "a logarithm": math.log2,
@@ -32,18 +47,136 @@ LAWS: Mapping[str, Callable[[float], float]] = {
     "a square": lambda k: (k - 1) ** 2,
 }
 """Growth of the time beyond the ideal with the nodes k, 0 for a single one, by name."""
+
 PRIOR = (0.39, 0.39, 0.02, 0.03, 0.03, 0.14)
 """Prior probability of each law. Runs may hide a square that is large at four times the ranks: with a smaller prior,
 bands do not cover such series (`make bench AREA=truth.points`)."""
+
 NUM_FLAT = 2  # Laws that grow no faster than the logarithm: the first ones.
 UPWARDS = 0.5  # Probability of growth above the logarithm from which a figure is flagged.
 UNEXPLAINED = (0.001, 0.005, 0.03)
 """Unexplained errors of a point (standard deviation, logarithm), equally likely a priori: some per mille in clean runs,
 1 to 4 % in published series of large machines."""
+
 OVERHEAD = 0.3  # Prior standard deviation of the overhead of the largest point, as a share of its step.
 LAW_SCALE = 0.015
 """Prior error of a law per square root of a doubling: less than `PRIOR_SCALE`, as the law and the unexplained error are
 drawn separately."""
+
+
+def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
+    """Returns the series of a file."""
+    rows, left_out = _rows(path)
+    points: dict[int, dict[str, int]] = {}
+    runs: dict[int, dict[str, RunFigures]] = {}
+    for where, row in rows:
+        counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
+        ranks = counts["ranks"]
+        point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
+        for name, count in counts.items():
+            if count != point[name]:
+                raise UserError(f"{where}: {name} {count:,}: earlier rows have {point[name]:,} at {ranks:,} ranks")
+        if row["run"] in steps:
+            raise UserError(f"{where}: run {row['run']!r}: appears twice at {ranks:,} ranks; give one row for each run")
+        steps[row["run"]] = _run(where, row, counts)
+    batches = {point.get("batch_per_rank", 0) for point in points.values()}
+    if scaling == "strong":
+        batches = {point.get("batch_per_rank", 0) * ranks for ranks, point in points.items()}
+    if len(batches) > 1:
+        raise UserError(
+            f"{path}: batch_per_rank differs between rank counts, which is not weak scaling; with --scaling strong "
+            "ranks x batch_per_rank must be equal"
+        )
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes = (f"Columns that were left out: {', '.join(left_out)}.",)
+    content = {
+        "title": path.name,
+        "source": str(path),
+        "scaling": scaling,
+        "points": [{**points[ranks], "runs": tuple(runs[ranks].values())} for ranks in sorted(points)],
+        "notes": notes,
+    }
+    try:
+        return Ingredients.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: nodes: {problem_of(Ingredients, error)}") from None
+
+
+def _count(where: str, name: str, text: str) -> int:
+    if _COUNT.fullmatch(text):
+        count = int(text.partition(".")[0].replace(",", ""))
+        if 1 <= count <= MAX_RANKS:
+            return count
+    raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
+
+
+def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
+    """Returns the rows by column, each with its file and line, and the columns that are left out."""
+    try:
+        text = read_named(path, MAX_JSON).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a table: {why_unreadable(error)}") from None
+    table = list(_cells(path, text.splitlines()))
+    if len(table) < 2:
+        raise UserError(f"{path}: contains no runs; give a line with the names of columns and a line for each run")
+    (first, header), *data = table
+    used = _used(first, header)
+    for where, cells in data:
+        if len(cells) != len(header):
+            raise UserError(
+                f"{where}: has {len(cells)} values, but the header has {len(header)} columns; put a value with a "
+                "comma in double quotes"
+            )
+    left_out = [name or "a column without a name" for name in header if name not in used]
+    rows: list[tuple[str, Mapping[str, str]]] = []
+    for where, cells in data:
+        row = dict(zip(header, cells, strict=True))
+        rows.append((where, {name: row[name] for name in used}))
+    return rows, left_out
+
+
+def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    data_lines = ["" if line.lstrip().startswith("#") else line for line in lines]
+    header = next((line for line in data_lines if line.strip()), "")
+    delimiter = next((mark for mark in "\t;" if mark in header), ",")
+    reader = csv.reader(data_lines, delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield f"{path}: line {reader.line_num}", [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _used(where: str, header: list[str]) -> list[str]:
+    used = ["ranks", "nodes", "run", "step_s"]
+    if "samples_per_s" in header and "step_s" not in header:
+        used[-1:] = ["samples_per_s", "batch_per_rank"]
+    elif "batch_per_rank" in header:
+        used.append("batch_per_rank")
+    wrong = [name for name in used if header.count(name) != 1]
+    if wrong:
+        raise UserError(
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must appear once; instead of "
+            "step_s samples_per_s with batch_per_rank is possible (step_s = ranks x batch_per_rank / samples_per_s)"
+        )
+    return used
+
+
+def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:
+    name = "step_s" if "step_s" in row else "samples_per_s"
+    text = row[name]
+    value = float(text.replace(",", "")) if _FIGURE.fullmatch(text) else 0.0
+    if not value:
+        raise UserError(f"{where}: {name} {text!r}: must be a number above 0, with a decimal point")
+    step_s = value
+    if name == "samples_per_s":
+        step_s = counts["ranks"] * counts["batch_per_rank"] / value
+    try:
+        return RunFigures(run_id=row["run"], step_s=step_s)
+    except ValidationError as error:
+        raise UserError(f"{where}: {name} {text!r}: {problem_of(RunFigures, error)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

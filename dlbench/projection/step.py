@@ -15,17 +15,32 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlbench.lazy import Array, np
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, model_error
-from dlbench.projection.batch import own_work
-from dlbench.projection.costs import LIBRARY, Costs
+from dlbench.perfmodels.predictions import PRIOR_POINTS, Miss, ModelError, model_error
+from dlbench.projection.cost import own_work
+from dlbench.projection.costs import LIBRARY, WITHOUT_MODEL, Costs, host_growth, slowed_by_hidden
 from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
-from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Projection, Refused, StepPart, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
-from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
+from dlbench.projection.projected import (
+    LEAST_EXPLAINED,
+    PARTS,
+    SCALE,
+    SMALL,
+    UNEXPLAINED,
+    Band,
+    Flag,
+    HeldOut,
+    Projection,
+    Refused,
+    StepPart,
+    Target,
+    flagged,
+    flags,
+    reasons,
+    refused,
+)
 from dlbench.report.wording import percent
 from dlbench.specs.sync import GROUPED
 from dlbench.stats.multiplicity import LEAST_RUNS, SEED, stretch

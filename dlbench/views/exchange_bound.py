@@ -1,7 +1,7 @@
 """A lower bound of the exposed exchange after the backward pass, by the overlap model.
 
 Inputs are the measured times at which gradients were ready, and a line for the time of a message. The bound is that of
-the best way to merge neighbouring gradients (`dlbench.perfmodels.overlap`). If a run did better, the model is
+the best way to merge neighbouring gradients (`dlbench.perfmodels.lines`). If a run did better, the model is
 contradicted: no bound.
 """
 
@@ -18,8 +18,7 @@ from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import np
-from dlbench.perfmodels import overlap
-from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.lines import best_merge, fit_line, merged
 from dlbench.projection.exchange import last_end
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
@@ -168,8 +167,8 @@ def _run_bound(point: Point, result: ExchangeResult, waiting_s: float) -> RunBou
 
     candidates = []
     for line in lines:
-        groups = overlap.best_merge(sizes, ready_s, line)
-        candidates.append((exposed_s(*overlap.merged(groups, sizes, ready_s), line), len(groups), line))
+        groups = best_merge(sizes, ready_s, line)
+        candidates.append((exposed_s(*merged(groups, sizes, ready_s), line), len(groups), line))
     best_s, num_messages, line = min(candidates, key=itemgetter(0, 1))
     as_ran_s = None
     messages_ready_s = [message.ready_s for message in result.of_gradients if message.ready_s is not None]

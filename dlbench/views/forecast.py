@@ -18,8 +18,7 @@ from dlbench.projection.page import (
     refusals,
     target_columns,
 )
-from dlbench.projection.projected import Projection, Target, figure
-from dlbench.projection.refusals import MIN_POINTS
+from dlbench.projection.projected import MIN_POINTS, Projection, Target, figure
 from dlbench.projection.step import project
 from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Section

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 import dlbench
-from dlbench.perfmodels.storage_demand import Demand
+from dlbench.perfmodels.data_sheets import Demand
 from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, reader

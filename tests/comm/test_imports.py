@@ -1,5 +1,4 @@
 """`dlbench comm import`: tables as nccl-tests and OSU's micro-benchmarks print them, in several versions, become costs.
-
 Times are those of planted costs, rounded as the programs round them, so that the costs are known.
 """
 

@@ -16,14 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli
-from dlbench.comm import choice, measurements
+from dlbench.comm import measurements, wording
 from dlbench.comm.costs import cost
-from dlbench.comm.doubts import group_doubts
 from dlbench.comm.fits import NetworkFit, fit_all, fit_one
 from dlbench.comm.measurements import CollectiveGroup, MeasuredSeries, Measurement, SeriesName
 from dlbench.comm.prediction_page import layout_text, predictions_document, times_sheet
 from dlbench.comm.predictions import PredictionRequest, predict_all
-from dlbench.comm.report import assemble
+from dlbench.comm.report import assemble, group_doubts
 from dlbench.comm.wording import fit_caption
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
@@ -254,7 +253,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
 )
 def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]]) -> None:
     group = group_with({f"a{index}": values for index, values in enumerate(times)})
-    ranges = choice.ranges_of(choice.best(group))
+    ranges = wording.ranges_of(wording.best(group))
     seconds = {(row.series.title, row.num_bytes): row.time.value for s in group.series for row in s.rows}
     covered = [size for one in ranges for size in group.sizes if one.low <= size <= one.high]
     assert covered == list(group.sizes)
@@ -264,12 +263,12 @@ def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]
         for size in (size for size in group.sizes if one.low <= size <= one.high):
             least = min(value for (_, num_bytes), value in seconds.items() if num_bytes == size)
             for name in (one.title,) if one.title else one.tied:
-                assert seconds[name, size] <= least * (1 + choice.STAY_WITHIN) * (1 + 1e-9)
+                assert seconds[name, size] <= least * (1 + wording.STAY_WITHIN) * (1 + 1e-9)
 
 
 def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
     group = group_with({"ring": [1.0, 2.0, 4.0, 8.0], "direct": [2.0, 1.95, 4.1, 6.0]})
-    assert [(one.low, one.high, one.title, one.tied) for one in choice.ranges_of(choice.best(group))] == [
+    assert [(one.low, one.high, one.title, one.tied) for one in wording.ranges_of(wording.best(group))] == [
         (1024, 1024, "ring over mpi", ()),
         (2048, 4096, "", ("direct over mpi", "ring over mpi")),
         (8192, 8192, "direct over mpi", ()),
@@ -280,9 +279,9 @@ def test_few_runs_have_no_winner_and_scatter_hides_one(tmp_path: Path) -> None:
     """Four runs are too few for any; of five that scatter by more than the lead no algorithm is recommended."""
     asked: dict[str, Any] = {"algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB,64MiB"}
     factory.write_comm_series(tmp_path / "four", factory.Story(noise=0.001), repeats=4, **asked)
-    assert {one.title for one in choice.ranges_of(choice.best(only(tmp_path / "four")))} == {""}
+    assert {one.title for one in wording.ranges_of(wording.best(only(tmp_path / "four")))} == {""}
     factory.write_comm_series(tmp_path / "five", factory.Story(noise=0.001), repeats=5, **asked)
-    assert [one.title for one in choice.ranges_of(choice.best(only(tmp_path / "five")))] == [
+    assert [one.title for one in wording.ranges_of(wording.best(only(tmp_path / "five")))] == [
         "recursive-doubling over torch-gloo",
         "ring over torch-gloo",
     ]

@@ -32,10 +32,7 @@ def simulated(settings: EmulatedSettings, work: list[list[int]], exchange: int) 
     """What happens at each whole moment, by the definitions: (moment, "start", worker), or the workers of an update."""
     cycles = [itertools.cycle(own) for own in work]
     start_at, ends_at = dict.fromkeys(range(WORKERS), 0), dict[int, int]()
-    done, answered = (
-        [0] * WORKERS,
-        [0] * WORKERS,
-    )  # Gradients of each worker that arrived; clocks that it has behind it.
+    done, answered = [0] * WORKERS, [0] * WORKERS  # Gradients of a worker that arrived; clocks that it has behind it.
     pending: dict[int, list[int]] = {}
     said: list[tuple[object, ...]] = []
     teams = {worker: list(range(WORKERS)) for worker in range(WORKERS)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
-from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
+from dlbench.perfmodels.topology import Sharing
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.perfmodels.closed_forms import closed_form
 
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
+COUNTED_NAMES: list[tuple[Collective, str]] = [*NAMES, ("allreduce", "dedicated-servers")]
 KIB, MIB = 2**10, 2**20
 
 
@@ -45,11 +47,12 @@ SHAPED = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 4e-8)))
 # --- counts and closed forms -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COUNTED_NAMES)
 @pytest.mark.parametrize("ranks", [2, 3, 5, 6, 8, 12, 17])
 def test_counters_equal_the_closed_forms(name: tuple[Collective, str], ranks: int) -> None:
     """Steps and bytes, exactly."""
-    several = range(1, ranks + 1) if name[1] == "parameter-server" else (None,)
+    counts_of_servers = {"parameter-server": range(1, ranks + 1), "dedicated-servers": range(1, ranks)}
+    several = counts_of_servers.get(name[1], (None,))
     for group_size, shards in [(g, k) for g in range(1, ranks + 1) if ranks % g == 0 for k in several]:
         layout = Layout(ranks=ranks, group_size=group_size)
         elements = 2 * ranks * 2 ** (ranks.bit_length() - 1) * (shards or 1)  # every algorithm's parts are whole
@@ -65,13 +68,14 @@ def test_counters_equal_the_closed_forms(name: tuple[Collective, str], ranks: in
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COUNTED_NAMES)
 @pytest.mark.parametrize("ranks", [2, 3, 6, 8, 13])
 @pytest.mark.parametrize("shared_link", [True, False])
 def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: int, shared_link: bool) -> None:
     """Start-ups, bytes and bytes added, each priced alone, on one level and, for grouped ones, on both."""
-    num_bytes, shards = 64 * MIB, 2 if name[1] == "parameter-server" else None
-    for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
+    num_bytes, servers = 64 * MIB, {"parameter-server": {2}, "dedicated-servers": {1, min(2, ranks - 1), ranks - 1}}
+    divisors = [g for g in range(1, ranks + 1) if ranks % g == 0]
+    for group_size, shards in product(divisors, servers.get(name[1], {None})):
         if name[1] not in GROUPED_ALGORITHMS and group_size != ranks:
             continue
         layout = Layout(ranks=ranks, group_size=group_size)
@@ -91,25 +95,11 @@ def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: i
             assert predict(*name, num_bytes, layout, priced, shards=shards) == pytest.approx(float(expected))
 
 
-@pytest.mark.parametrize(("ranks", "servers"), [(2, None), (5, 1), (8, 2), (9, 3), (6, 5)])
-def test_dedicated_servers_cost_what_their_closed_form_says(ranks: int, servers: int | None) -> None:
-    """With one server and p workers 2 p n beta, which a server beside a worker does with p - 1."""
-    name: tuple[Collective, str] = ("allreduce", "dedicated-servers")
-    layout, num_bytes = Layout(ranks=ranks, group_size=ranks), 4 * 60 * ranks
-    form = closed_form(*name, layout, shards=servers)
-    assert form is not None
-    counted = counts(*name, layout, num_bytes // 4, 4, shards=servers)
-    assert ({rank.steps for rank in counted}, max(rank.bytes_sent for rank in counted)) == ({2}, num_bytes * form.sent)
-    one, byte, free = (level((None, alpha, beta)) for alpha, beta in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
-    for priced, expected in (
-        (network(one, None), form.starts),
-        (network(byte, None), form.along * num_bytes),
-        (network(free, None, gamma=1.0), form.added * num_bytes),
-    ):
-        assert predict(*name, num_bytes, layout, priced, shards=servers) == pytest.approx(float(expected))
-    if servers in (None, 1):
-        beside = predict("allreduce", "parameter-server", num_bytes, layout, network(byte, None), shards=1)
-        assert predict(*name, num_bytes, layout, network(byte, None)) == pytest.approx(beside)
+def test_one_dedicated_server_costs_what_one_beside_a_worker_does() -> None:
+    """With p workers 2 p n beta, which a server beside a worker does with p - 1."""
+    layout, byte = Layout(ranks=5, group_size=5), network(level((None, 0.0, 1.0)), None)
+    beside = predict("allreduce", "parameter-server", 1200, layout, byte, shards=1)
+    assert predict("allreduce", "dedicated-servers", 1200, layout, byte) == pytest.approx(beside)
 
 
 @given(

@@ -14,7 +14,7 @@ from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import UserError
 from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.refusals import reasons
+from dlbench.projection.projected import reasons
 from dlbench.projection.step import project
 from dlbench.records.scan import scan
 from dlbench.specs.comm import Level, NetworkModel, Piece

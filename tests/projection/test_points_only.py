@@ -14,9 +14,8 @@ import pytest
 
 from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.points_only import points_only
+from dlbench.projection.points_only import points_only, read_points
 from dlbench.projection.projected import Band
-from dlbench.projection.series_file import read_points
 from dlbench.projection.step import project
 
 Scaling = Literal["weak", "strong"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.analysis.causes import CAUSES
-from dlbench.perfmodels.extrapolation import Miss
+from dlbench.perfmodels.predictions import Miss
 from dlbench.projection.costs import LIBRARY
 from dlbench.projection.exchange import Cycle, ExchangeMethod, messages_of
 from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, StorageSupply

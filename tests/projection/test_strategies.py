@@ -19,8 +19,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted, watched_layers
-from dlbench.projection.strategies.network import Groups
+from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, as_counted, watched_layers
 from dlbench.projection.strategies.table import INNER, STRATEGIES, StrategyCase, best, cut
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.specs.choices import WorkloadFile, choose
@@ -50,6 +49,7 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 
 
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
+HEADS = max(layer.heads for layer in BERT)
 
 
 def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> Any:
@@ -66,10 +66,30 @@ def cost(collective: Collective, ranks: int, elements: float) -> float:
     return one.steps * ALPHA + one.bytes_sent * elements / BATCH * BETA
 
 
+def blocks_of(layers: tuple[Layer, ...]) -> list[list[int]]:
+    return [[n for n, layer in enumerate(layers) if layer.block == block] for block in range(layers[-1].block + 1)]
+
+
+def stages_of(layers: tuple[Layer, ...], times: LayerTimes, count: int) -> list[list[int]]:
+    """The layers of each stage of a pipeline that is cut where stages take equally long."""
+    blocks = blocks_of(layers)
+    work = [sum(times.forward[n] + times.backward[n] for n in block) for block in blocks]
+    return [[n for block in blocks[first:last] for n in block] for first, last in cut(work, count)]
+
+
+def uneven_times(layers: tuple[Layer, ...], unit_s: float, update_s: float) -> LayerTimes:
+    numbers = range(len(layers))
+    return LayerTimes(
+        forward=tuple(unit_s * (1 + n % 3) for n in numbers),
+        backward=tuple(unit_s * (2 + n % 5) for n in numbers),
+        update_s=update_s,
+    )
+
+
 def by_counts(strategy: str, ranks: int) -> float:
     """Communication of a step of a CosmoFlow: what table 3 of the publication sums up."""
     weights = sum(layer.weights for layer in COSMOFLOW)
-    blocks = [sum(one.weights for one in COSMOFLOW if one.block == number) for number in range(COSMOFLOW[-1].block + 1)]
+    blocks = [sum(COSMOFLOW[n].weights for n in block) for block in blocks_of(COSMOFLOW)]
     products = [layer for layer in COSMOFLOW if layer.is_product]
     if strategy == "serial":
         return 0.0
@@ -101,9 +121,8 @@ def test_communication_is_that_of_the_schedules_counts(strategy: str, ranks: int
 
 
 def test_a_tensor_parallel_layer_sums_four_times_what_enters_it() -> None:
-    heads = max(layer.heads for layer in BERT)
     length, hidden = BERT[3].inputs // BERT[4].channels, BERT[4].channels
-    for ranks in range(2, heads + 1):
+    for ranks in range(2, HEADS + 1):
         (row,) = rows_of(BERT, ranks, "tensor")
         encoders = sum(layer.name.endswith("output_norm") for layer in BERT)
         by_hand = 4 * encoders * cost("allreduce", ranks, BATCH * length * hidden)
@@ -177,17 +196,10 @@ def test_a_pipeline_takes_what_an_event_simulation_of_gpipe_takes(ranks: int, ba
     piece = Piece(alpha_s=ALPHA * slow, beta_s_per_byte=BETA * slow)
     used = network().model_copy(update={"inside": Level(pieces=(piece,))})
     layers = COSMOFLOW
-    times = LayerTimes(
-        forward=tuple(1e-3 * (1 + n % 3) for n in range(len(layers))),
-        backward=tuple(1e-3 * (2 + n % 5) for n in range(len(layers))),
-        update_s=0.0,
-    )
+    times = uneven_times(layers, 1e-3, 0.0)
     (row,) = rows_of(layers, ranks, "pipeline", times=times, network=used, batch=batch, slots=0)
     parts = int(row.notes[0].split()[0])
-    numbers = range(layers[-1].block + 1)
-    blocks = [[n for n, layer in enumerate(layers) if layer.block == number] for number in numbers]
-    work = [sum(times.forward[n] + times.backward[n] for n in block) for block in blocks]
-    stages = [[n for block in blocks[first:last] for n in block] for first, last in cut(work, ranks)]
+    stages = stages_of(layers, times, ranks)
     share = batch / parts
     sends = [ALPHA * slow + share * layers[stage[-1]].outputs * 4 * BETA * slow for stage in stages[:-1]]
     forward, backward = (
@@ -214,28 +226,17 @@ def test_the_bubble_of_equal_stages_is_that_of_the_formula(ranks: int, batch: in
     assert "GPipe: activations of all parts" in row.notes[-1]
 
 
-def uneven_times() -> LayerTimes:
-    numbers = range(len(BERT))
-    return LayerTimes(
-        forward=tuple(1e-9 * (1 + n % 3) for n in numbers),
-        backward=tuple(1e-9 * (2 + n % 5) for n in numbers),
-        update_s=0.5,
-    )
-
-
 def tensor_share(layer: Layer) -> float:
     return 0.5 if layer.tensor else 1.0
 
 
 def test_three_factors_are_a_pipeline_of_tensor_parallel_stages_and_an_exchange_between_replicas() -> None:
-    times, batch, stages_count, replicas = uneven_times(), 32, 2, 2
+    times, batch, stages_count, replicas = uneven_times(BERT, 1e-9, 0.5), 32, 2, 2
     rows = rows_of(BERT, 8, "data+pipeline+tensor", times=times, batch=batch * replicas)
     (row,) = (row for row in rows if (row.replicas, row.tensor_ranks) == (replicas, 2))
     parts = int(row.notes[0].split()[0])
     samples = batch / parts
-    blocks = [[n for n, layer in enumerate(BERT) if layer.block == number] for number in range(BERT[-1].block + 1)]
-    work = [sum(times.forward[n] + times.backward[n] for n in block) for block in blocks]
-    stages = [[n for block in blocks[first:last] for n in block] for first, last in cut(work, stages_count)]
+    stages = stages_of(BERT, times, stages_count)
     halves = []
     for half in (times.forward, times.backward):
         computed = [samples * sum(half[n] * tensor_share(BERT[n]) for n in stage) for stage in stages]
@@ -269,12 +270,9 @@ def test_three_factors_are_a_pipeline_of_tensor_parallel_stages_and_an_exchange_
 
 
 def test_fsdp_over_tensor_gathers_the_shares_of_layers_and_sums_their_outputs() -> None:
-    (row,) = rows_of(BERT, 8, "fsdp+tensor", times=uneven_times(), batch=64)
+    (row,) = rows_of(BERT, 8, "fsdp+tensor", times=uneven_times(BERT, 1e-9, 0.5), batch=64)
     assert (row.replicas, row.tensor_ranks) == (4, 2)
-    blocks = [
-        sum(layer.weights * tensor_share(layer) for layer in BERT if layer.block == number)
-        for number in range(BERT[-1].block + 1)
-    ]
+    blocks = [sum(BERT[n].weights * tensor_share(BERT[n]) for n in block) for block in blocks_of(BERT)]
     inner, root = blocks[1:-1], blocks[0] + blocks[-1]
     gathers = sum(2 * cost("all-gather", 4, block) + cost("reduce-scatter", 4, block) for block in inner)
     gathers += cost("all-gather", 4, root) + cost("reduce-scatter", 4, root)
@@ -318,7 +316,6 @@ def test_a_cut_has_the_least_largest_part(work: list[float], data: st.DataObject
     assert [found[0][0], *(end for _, end in found)] in every
 
 
-HEADS = max(layer.heads for layer in BERT)
 EDGES = [
     (COSMOFLOW, "data", 24, "batch"),
     (COSMOFLOW, "zero-1", 24, "batch"),

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dlbench.perfmodels.algorithms import schedule
-from dlbench.perfmodels.patterns import Flows, Load, Sharing, Starts, StepLoads
 from dlbench.perfmodels.schedules import Layout, Schedule, Transfer
+from dlbench.perfmodels.topology import Flows, Load, Sharing, Starts, StepLoads
 from dlbench.specs.comm import Collective, LevelName
 
 

@@ -13,8 +13,15 @@ from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Target
-from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, counted, gamma, limit, watched_layers
-from dlbench.projection.strategies.network import scaled
+from dlbench.projection.strategies.layers import (
+    ELEMENT_BYTES,
+    LayerTimes,
+    counted,
+    gamma,
+    limit,
+    scaled,
+    watched_layers,
+)
 from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, StrategyCase, StrategyRow, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -30,6 +37,8 @@ _CONSEQUENCE = (
 )
 LEAST_ACCURACY = 0.8  # Accuracy for data at measured points needed to name the fastest strategy.
 PROJECTED = "the step is the projection's"
+FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
+STAGES = ("bubble", "imbalance")
 
 
 def chosen(name_or_all: str) -> tuple[str, ...]:
@@ -63,7 +72,7 @@ def case_of(
     parts = _mean_parts(anchor)
     if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs times of forward, backward and update, which these runs did not record")
-    gathered_s = parts.pop("gather")
+    gathered_s, per_node, per_leaf = parts.pop("gather"), ingredients.per_node, ingredients.nodes_per_leaf
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held_share, held_from = gamma(layers, plan, record)
     limit_bytes, most_from = limit(memory_limit, system or plan.system)
@@ -77,7 +86,7 @@ def case_of(
             watched=watched,
         ),
         network=scaled(network, cost_scale),
-        layout=_layout(ingredients),
+        layout=Layout(ranks=anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node),
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
@@ -99,11 +108,6 @@ def case_of(
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
-
-
-def _layout(ingredients: Ingredients) -> Layout:
-    per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
-    return Layout(ranks=ingredients.anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node)
 
 
 def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
@@ -239,7 +243,7 @@ def _sheets(rows: Sequence[StrategyRow], kind: str) -> tuple[Sheet[Any], Sheet[A
         title="Step by strategy",
         columns=(),
         rows=[
-            (row.strategy, ranks_text(row.ranks), _step_text(row))
+            (row.strategy, ranks_text(row.ranks), "no fit" if row.fits is False else format_seconds(row.step_s))
             for row in shown_rows
             if row.measured_s is None and not row.refused
         ],
@@ -255,10 +259,6 @@ def _sheets(rows: Sequence[StrategyRow], kind: str) -> tuple[Sheet[Any], Sheet[A
         is_shown=lambda row: any(row is shown_row for shown_row in shown_rows),
     )
     return steps, strategies
-
-
-def _step_text(row: StrategyRow) -> str:
-    return "no fit" if row.fits is False else format_seconds(row.step_s)
 
 
 def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
@@ -322,8 +322,6 @@ def _basis(row: StrategyRow) -> str:
     return "ideal" if row.is_ideal else "model only"
 
 
-FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
-STAGES = ("bubble", "imbalance")
 COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", "ranks"),
     Column("strategy", "Strategy", "strategy", text=_named),

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, groupby, product
 from operator import add, attrgetter, le
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from dlbench.perfmodels.asynchrony import cut, passed
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.perfmodels.stages import cut, passed
-from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted
-from dlbench.projection.strategies.network import Groups, MessagePrice, Prices
+from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, MessagePrice, Prices, as_counted
 from dlbench.report.table import column
 from dlbench.report.wording import percent
 from dlbench.specs.comm import Collective, NetworkModel
@@ -36,11 +35,12 @@ AVERAGE_EVERY = 8  # Default of the updates between two averages of local SGD.
 
 FILTER_COLLECTIVES: tuple[Collective, Collective] = ("all-gather", "allreduce")  # Of outputs, and input gradients.
 INNER = ("spatial", "pipeline", "filter", "channel", "tensor")  # Strategies that share a model; each may be with data.
+WITH_TENSOR = ("fsdp+tensor", "data+pipeline+tensor")  # Strategies of three factors.
 STRATEGIES = (
     *("serial", "data", "zero-1", "fsdp", "out-of-core", "local-sgd"),
     *INNER,
     *(f"data+{name}" for name in INNER),
-    *("fsdp+tensor", "data+pipeline+tensor"),
+    *WITH_TENSOR,
 )
 
 
@@ -147,10 +147,11 @@ class StrategyCase:
         return tuple(chain.from_iterable(map(self._rows, strategies)))
 
     def _rows(self, name: str) -> Iterator[StrategyRow]:
-        inner, ranks, group = name.removeprefix("data+"), self.layout.ranks, self.layout.group_size
-        if name in ("fsdp+tensor", "data+pipeline+tensor"):
-            yield from self._rows_with_tensor(name)
-            return
+        """Yields the rows of a strategy: with data or shards outermost one for each grouping of the ranks. Of three
+        factors tensor is inside a node, then pipeline.
+        """
+        ranks, group = self.layout.ranks, self.layout.group_size
+        inner = "tensor" if name in WITH_TENSOR else name.removeprefix("data+")
         if inner not in INNER:
             yield self._row(name, 1, 1, "")
             return
@@ -158,36 +159,30 @@ class StrategyCase:
         row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
         if not limit:
             yield replace(row, refused=reason)
-        elif name == inner:
+            return
+        if name == inner:
             yield self._row(name, ranks, limit, reason)
-        else:
-            sizes = [n for n in range(2, ranks) if ranks % n == 0 and (group % n == 0 or n % group == 0) and n <= limit]
-            yield from (self._row(name, size, limit, reason) for size in sizes)
-            if not sizes:
-                why = f"no group of 2 to {limit} ranks ({reason}) divides {ranks} ranks and nodes of {group}"
-                yield replace(row, limit=self.batch * limit, bound_by=f"batch x {reason}", refused=why)
-
-    def _rows_with_tensor(self, name: str) -> Iterator[StrategyRow]:
-        """Yields the rows of three factors: tensor inside a node, then pipeline, and data or shards outermost."""
-        ranks, group = self.layout.ranks, self.layout.group_size
-        heads, reason = self._most("tensor")
-        row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
-        stage_counts, most_of_group = range(1, 2), ranks - 1
+            return
+        most_of_group, other_factors, tensor_factors = ranks - 1, range(2, min(limit, ranks) + 1), [1]
+        refused = f"no group of 2 to {limit} ranks ({reason}) divides {ranks} ranks and nodes of {group}"
+        refusal = replace(row, limit=self.batch * limit, bound_by=f"batch x {reason}", refused=refused)
+        if name in WITH_TENSOR:
+            refusal = replace(row, refused=f"no such groups divide {ranks} ranks and nodes of {group}")
+            tensor_factors = [n for n in range(2, min(limit, group) + 1) if group % n == 0]
+            other_factors = range(1, 2)
         if name == "data+pipeline+tensor":
-            stage_counts, most_of_group = range(2, len(self._blocks) + 1), ranks
-            reason = f"blocks x {reason}"
-        factors = product(range(2, min(heads, group) + 1), stage_counts)
-        sizes = [(tensor * stages, tensor) for tensor, stages in factors if group % tensor == 0]
+            most_of_group, other_factors = ranks, range(2, len(self._blocks) + 1)
+            limit, reason = limit * len(self._blocks), f"blocks x {reason}"
+        sizes = [(tensor * other, tensor) for tensor, other in product(tensor_factors, other_factors)]
         sizes = [
             (size, tensor)
             for size, tensor in sizes
             if size <= most_of_group and ranks % size == 0 and (group % size == 0 or size % group == 0)
         ]
         if not sizes:
-            why = f"no such groups divide {ranks} ranks and nodes of {group}" if heads else row.bound_by
-            yield replace(row, refused=why)
+            yield refusal
         for size, tensor in sizes:
-            yield self._row(name, size, heads * stage_counts[-1], reason, tensor)
+            yield self._row(name, size, limit, reason, tensor)
 
     def _most(self, inner: str) -> tuple[int, str]:
         """Returns the most ranks of a group and the limiting factor; 0: the strategy is impossible, and the reason."""
@@ -234,37 +229,54 @@ class StrategyCase:
         """Returns groups of ranks; layers with equal messages are priced once."""
         return Groups(self.layout, self.network, size, stride, self._prices)
 
-    def _limited(self, name: str, replicas: int, limit_of_group: int, reason: str) -> StrategyRow:
-        limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
-        if name in ("serial", *INNER):
-            limit, by = limit_of_group, reason or "one rank"
-        return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
-
     def _row(self, name: str, size: int, limit_of_group: int, reason: str, tensor: int = 1) -> StrategyRow:
         """Returns the row for groups of `size` ranks, of which a model can use `limit_of_group` for that reason.
         `tensor`: ranks that share each layer of a model that is also shared otherwise.
         """
-        inner, ranks = name.removeprefix("data+"), {"serial": 1}.get(name, self.layout.ranks)
-        replicas = ranks // size
-        row = replace(self._limited(name, replicas, limit_of_group, reason), tensor_ranks=tensor)
+        replicas = {"serial": 1}.get(name, self.layout.ranks) // size
+        limit, by = self.batch * limit_of_group, " x ".join(filter(None, ["batch", reason]))
+        if name in ("serial", *INNER):
+            limit, by = limit_of_group, reason or "one rank"
+        row = StrategyRow(
+            strategy=name,
+            ranks=self.layout.ranks,
+            replicas=replicas,
+            tensor_ranks=tensor,
+            limit=limit,
+            bound_by=by,
+        )
         if size > limit_of_group:
             return replace(row, refused=f"{size} ranks share a model, at most {limit_of_group} ({reason}) can")
         if replicas > self.batch:
             return replace(row, refused=f"{replicas} replicas with a batch of {self.batch}; at most one per sample")
         batch = -(-self.batch // replicas)
-        model = self._model(inner, size, batch, tensor)
+        model = self._model(name.removeprefix("data+"), size, batch, tensor)
         if model is None:
             return replace(row, refused=f"no grid of {size} ranks divides the extents {self._extents}")
-        summed = self._groups(replicas, size)
-        if inner == "spatial":
-            summed = self._groups(ranks)
+        if name == "out-of-core":
+            plan, note = self._planned(batch)
+            if plan is None:
+                return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
+            pass_s, peak_bytes = plan.predicted.pass_s, plan.predicted.peak_bytes
+            model = replace(model, compute_s=pass_s, memory_bytes=peak_bytes, notes=(note,))
+        row = self._priced(row, model, size, batch)
+        if self.memory_limit is None:
+            return row
+        if row.memory_bytes > self.memory_limit:
+            return replace(row, fits=False, bound_by="memory")
+        return replace(row, fits=True)
+
+    def _priced(self, row: StrategyRow, model: GroupModel, size: int, batch: int) -> StrategyRow:
+        """Returns the row with the figures of a group's model, of the exchange between groups, and of updates."""
+        name, replicas, ranks, memory = row.strategy, row.replicas, self.layout.ranks, model.memory_bytes
+        is_spatial = name in ("spatial", "data+spatial")
+        summed = self._groups(ranks) if is_spatial else self._groups(replicas, size)
         sent, exposed = self._overlapped(model, summed)
-        compute, memory, notes = model.compute_s, model.memory_bytes, model.notes
-        weight_bytes = WEIGHT_BYTES * self._weights
+        weight_bytes, notes = WEIGHT_BYTES * self._weights, model.notes
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = weight_bytes * (1 - 1 / replicas)
         bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
-        if inner == "spatial":
+        if is_spatial:
             bytes_sent = model.sent_bytes or None
         update = self.times.update_s * sum(model.weights) / self._weights
         if name == "zero-1":
@@ -281,17 +293,15 @@ class StrategyCase:
             sent = exposed = summed.seconds("allreduce", values * weight_bytes, WEIGHT_BYTES) / self.average_every
             bytes_sent = 2 * values * once / self.average_every
             notes = (f"an average every {self.average_every} updates; its effect on the loss is not modelled",)
-        elif name == "out-of-core":
-            plan, note = self._planned(batch)
-            if plan is None:
-                return replace(row, bound_by="memory" if self.memory_limit else row.bound_by, refused=note)
-            compute, memory = plan.predicted.pass_s, plan.predicted.peak_bytes
-            notes = (note,)
-        memory = self._counted_memory(name, size, batch) or memory
-        return self._with_fit(
+        slabs = size if is_spatial and self.cuts_depth else 1
+        if self.counted is not None and (slabs > 1 or name in ("serial", "data", "zero-1", "fsdp")):
+            memory = as_counted(
+                self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs
+            )
+        return replace(
             row,
-            step_s=compute + update + model.communication_s + exposed + self.rest_s,
-            compute_s=compute + update,
+            step_s=model.compute_s + update + model.communication_s + exposed + self.rest_s,
+            compute_s=model.compute_s + update,
             communication_s=model.communication_s + sent,
             exposed_s=model.communication_s + exposed,
             memory_bytes=memory,
@@ -302,22 +312,6 @@ class StrategyCase:
             sent_bytes=bytes_sent,
             notes=notes,
         )
-
-    def _counted_memory(self, name: str, size: int, batch: int) -> float | None:
-        """Returns bytes of a rank by the memory that runs counted; None if there is none for the strategy."""
-        slabs = size if self.cuts_depth and name in ("spatial", "data+spatial") else 1
-        if self.counted is None or (slabs == 1 and name not in ("serial", "data", "zero-1", "fsdp")):
-            return None
-        ranks = self.layout.ranks
-        return as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks, slabs=slabs)
-
-    def _with_fit(self, row: StrategyRow, **figures: Any) -> StrategyRow:
-        row = replace(row, **figures)
-        if self.memory_limit is None:
-            return row
-        if row.memory_bytes > self.memory_limit:
-            return replace(row, fits=False, bound_by="memory")
-        return replace(row, fits=True)
 
     def _model(self, inner: str, size: int, batch: int, tensor: int) -> GroupModel | None:
         if inner in ("filter", "channel"):
@@ -475,13 +469,12 @@ class StrategyCase:
 
     def _tensor(self, size: int, batch: int) -> GroupModel:
         """Returns the model of tensor (Shoeybi et al., Megatron-LM (2019), section 3): heads and features are split."""
-        groups, summed = self._groups(size), 0.0
+        groups = self._groups(size)
         shares, messages = self._tensor_parts(groups, batch)
-        forward_s = sum(message.seconds for message in messages)
-        for layer in self.layers:
-            if layer.tensor == "row":
-                summed += 2 * batch * layer.outputs * self.activation_bytes
-        model = self._divided(batch, shares, forward_s, messages, groups)
+        model = self._divided(batch, shares, sum(message.seconds for message in messages), messages, groups)
+        summed = sum(
+            2 * batch * layer.outputs * self.activation_bytes for layer in self.layers if layer.tensor == "row"
+        )
         return replace(model, sent_bytes=2 * (1 - 1 / size) * summed)
 
     def _tensor_parts(self, groups: Groups, samples: float) -> tuple[list[LayerShare], list[MessagePrice]]:

@@ -20,7 +20,7 @@ from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least
 from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for, mean_over_ranks
-from dlbench.perfmodels.overlap import best_merge
+from dlbench.perfmodels.lines import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting

@@ -20,8 +20,7 @@ from dlbench.node.sync.groups import Communicators, GroupRanks, RankGroup, RankG
 from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
-from dlbench.perfmodels.lines import fit_line
-from dlbench.perfmodels.overlap import hybrid_threshold
+from dlbench.perfmodels.lines import fit_line, hybrid_threshold
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, block, level_chunks
 from dlbench.records.comm import read_network

@@ -19,7 +19,7 @@ from dlbench.node.sync.engine import Batch, WholeState, settings_of
 from dlbench.node.sync.pipeline.stage import NetworkPart, TimedStage, unit_seconds
 from dlbench.node.sync.timing import clock_for, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
-from dlbench.perfmodels.stages import cut
+from dlbench.perfmodels.asynchrony import cut
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting, StageTimes
